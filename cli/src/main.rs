@@ -1,0 +1,2 @@
+//! The carrack command.
+fn main() {}
