@@ -1,1 +1,30 @@
-//! Transports.
+//! What talks to hardware and to other processes, and the lock-free structures. All the unsafe code of
+//! Carrack is here, in the leaf modules that need it.
+//!
+//! In the order in which a message passes through:
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`contract`] | what every transport promises: [`Transport`](contract::Transport), [`Domain`](contract::Domain), [`Device`](contract::Device), [`Link`](contract::Link) |
+//! | [`mem`] | memory and its kinds, the one copy function, packets and their pools |
+//! | [`gpu`] | GPUs behind one trait: none, simulated |
+//! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
+//! | [`fd_channel`] | Unix sockets that carry file descriptors |
+//! | [`sync`] | rings, queues, free lists: model-checked |
+//!
+//! This crate knows links, memory and operations. It knows nothing of tags, matching, protocols or
+//! completion objects: those are the runtime's (UCX's cut between UCT and UCP).
+
+#![warn(clippy::cast_possible_truncation)]
+
+#[cfg(not(loom))]
+pub mod clock;
+#[cfg(not(loom))]
+pub mod contract;
+#[cfg(not(loom))]
+pub mod fd_channel;
+pub mod gpu;
+pub mod mem;
+#[cfg(not(loom))]
+pub mod shm;
+pub mod sync;

@@ -1,0 +1,95 @@
+//! Settings that are one word out of a few.
+
+/// A closed set of words.
+pub(super) trait Choice: Copy + PartialEq + 'static {
+    /// Each value with its word, in the order in which they are named to the user.
+    const ALL: &'static [(&'static str, Self)];
+
+    /// The words.
+    fn words() -> impl Iterator<Item = &'static str> {
+        Self::ALL.iter().map(|(word, _)| *word)
+    }
+
+    /// The value that a word stands for, in whatever case it is written.
+    fn from_word(text: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .find(|(word, _)| word.eq_ignore_ascii_case(text))
+            .map(|(_, value)| *value)
+    }
+
+    /// The word that stands for this value.
+    fn word(&self) -> &'static str {
+        // Every value is in `ALL` (a test walks over them); the empty word is for the compiler.
+        Self::ALL
+            .iter()
+            .find(|(_, value)| value == self)
+            .map_or("", |(word, _)| *word)
+    }
+}
+
+/// A transport that `CARRACK_TRANSPORT` can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransportChoice {
+    /// `loopback`: to the process itself.
+    Loopback,
+    /// `shm`: shared memory, to the processes of the same node.
+    Shm,
+}
+
+impl Choice for TransportChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("loopback", Self::Loopback), ("shm", Self::Shm)];
+}
+
+/// What `CARRACK_GPU` can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GpuChoice {
+    /// `auto`: the GPUs that are there.
+    Auto,
+    /// `none`: no GPU, even if there is one.
+    None,
+    /// `fake`: simulated devices, for tests on a machine without a GPU.
+    Fake,
+}
+
+impl Choice for GpuChoice {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("none", Self::None), ("fake", Self::Fake)];
+}
+
+macro_rules! display_as_word {
+    ($($choice:ty),+) => {$(
+        impl std::fmt::Display for $choice {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    )+};
+}
+
+display_as_word!(TransportChoice, GpuChoice);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_is_displayed_as_the_word_that_stands_for_it() {
+        assert_eq!(
+            [TransportChoice::Loopback, TransportChoice::Shm].map(|c| c.to_string()),
+            ["loopback", "shm"]
+        );
+        assert_eq!(
+            [GpuChoice::Auto, GpuChoice::None, GpuChoice::Fake].map(|c| c.to_string()),
+            ["auto", "none", "fake"]
+        );
+    }
+
+    #[test]
+    fn a_word_may_be_written_in_capitals_and_another_stands_for_nothing() {
+        assert_eq!(GpuChoice::from_word("FAKE"), Some(GpuChoice::Fake));
+        assert_eq!(GpuChoice::from_word("cuda"), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! What can be wrong with settings. All of it is reported at once, each fault with what to write instead.
+
+use thiserror::Error;
+
+use super::report::Origin;
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SettingFault {
+    /// A `CARRACK_*` variable that nobody reads: most likely a slip, which would otherwise go unnoticed.
+    #[error("{variable} is not a variable of Carrack; {}", advice(nearest.as_deref()))]
+    Unknown {
+        /// The variable, as found.
+        variable: String,
+        /// The known variable that is most like it, if one is.
+        nearest: Option<&'static str>,
+    },
+    /// A value that cannot be read.
+    #[error(
+        "{} cannot be read; expected {expected}, for example {example}",
+        assignment(name, origin, value)
+    )]
+    Malformed {
+        /// The setting's name.
+        name: &'static str,
+        /// Where the value comes from.
+        origin: Origin,
+        /// The value, as found.
+        value: String,
+        /// The form that was expected.
+        expected: String,
+        /// A value that would be accepted.
+        example: String,
+    },
+    /// A value that can be read, but is not allowed.
+    #[error(
+        "{} is not allowed; expected {expected}, for example {example}",
+        assignment(name, origin, value)
+    )]
+    OutOfRange {
+        /// The setting's name.
+        name: &'static str,
+        /// Where the value comes from.
+        origin: Origin,
+        /// The value, as found.
+        value: String,
+        /// The range that was expected.
+        expected: String,
+        /// A value that would be accepted.
+        example: String,
+    },
+}
+
+/// Everything that is wrong with the settings, in the table's order, then the unknown variables by name.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{}", one_a_line(faults))]
+pub struct SettingsError {
+    pub(super) faults: Vec<SettingFault>,
+}
+
+impl SettingsError {
+    /// The faults; there is at least one.
+    pub fn faults(&self) -> &[SettingFault] {
+        &self.faults
+    }
+}
+
+fn advice(nearest: Option<&str>) -> String {
+    match nearest {
+        Some(known) => format!("did you mean {known}?"),
+        None => String::from("unset it, or see `carrack info` for those that there are"),
+    }
+}
+
+/// The value as whoever wrote it would find it again.
+fn assignment(name: &str, origin: &Origin, value: &str) -> String {
+    match origin {
+        Origin::Environment(variable) => format!("{variable}={value}"),
+        Origin::Builder | Origin::Default => format!("setting {name} = {value} ({origin})"),
+    }
+}
+
+fn one_a_line(faults: &[SettingFault]) -> String {
+    faults
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("\n")
+}

@@ -1,0 +1,278 @@
+//! Forms: how a value is written in a variable, what range it has, and how it is shown.
+
+use std::time::Duration;
+
+use super::choice::Choice;
+use super::size::parse_size;
+
+/// Why a form refuses a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It cannot be read as a value of this form.
+    Malformed,
+    /// It can be read, but is not one of those that are allowed.
+    OutOfRange,
+}
+
+/// How the values of one setting are written and which of them are allowed.
+pub(super) trait Form<T> {
+    /// What is expected, range included, as it follows "expected".
+    fn expected(&self) -> String;
+    /// A value that is accepted.
+    fn example(&self) -> String;
+    /// Reads a value, without checking its range.
+    fn parse(&self, text: &str) -> Result<T, Refusal>;
+    /// Checks the range; for values of the program as well as those read.
+    fn check(&self, value: &T) -> Result<(), Refusal>;
+    /// Writes a value such that `parse` reads it back.
+    fn show(&self, value: &T) -> String;
+}
+
+/// A whole number of something, counted.
+pub(super) struct Count {
+    unit: &'static str,
+    least: usize,
+    most: usize,
+    power_of_two: bool,
+}
+
+impl Count {
+    pub(super) const fn of(unit: &'static str, least: usize, most: usize) -> Self {
+        Self {
+            unit,
+            least,
+            most,
+            power_of_two: false,
+        }
+    }
+
+    pub(super) const fn power_of_two(mut self) -> Self {
+        self.power_of_two = true;
+        self
+    }
+}
+
+impl Form<usize> for Count {
+    fn expected(&self) -> String {
+        let power = if self.power_of_two { ", a power of two" } else { "" };
+        format!(
+            "a number of {}{power}, from {} to {}",
+            self.unit, self.least, self.most
+        )
+    }
+
+    fn example(&self) -> String {
+        // Halfway on a logarithmic scale: neither of the extremes is advice.
+        let bits = (self.least.max(1).ilog2() + self.most.max(1).ilog2()).div_ceil(2);
+        (1_usize << bits).clamp(self.least, self.most).to_string()
+    }
+
+    fn parse(&self, text: &str) -> Result<usize, Refusal> {
+        parse_digits(text)
+    }
+
+    fn check(&self, value: &usize) -> Result<(), Refusal> {
+        let fits =
+            (self.least..=self.most).contains(value) && (!self.power_of_two || value.is_power_of_two());
+        if fits { Ok(()) } else { Err(Refusal::OutOfRange) }
+    }
+
+    fn show(&self, value: &usize) -> String {
+        value.to_string()
+    }
+}
+
+/// A number of bytes, which may be written with a unit.
+pub(super) struct Bytes(Count);
+
+impl Bytes {
+    pub(super) const fn between(least: usize, most: usize) -> Self {
+        Self(Count::of("bytes", least, most))
+    }
+
+    pub(super) const fn power_of_two(self) -> Self {
+        Self(self.0.power_of_two())
+    }
+}
+
+impl Form<usize> for Bytes {
+    fn expected(&self) -> String {
+        format!("{}; K, M and G are units of 1024", self.0.expected())
+    }
+
+    fn example(&self) -> String {
+        self.0.example()
+    }
+
+    fn parse(&self, text: &str) -> Result<usize, Refusal> {
+        parse_size(text).map_err(|_| Refusal::Malformed)
+    }
+
+    fn check(&self, value: &usize) -> Result<(), Refusal> {
+        self.0.check(value)
+    }
+
+    fn show(&self, value: &usize) -> String {
+        self.0.show(value)
+    }
+}
+
+/// A time, written as a whole number of microseconds.
+pub(super) struct Micros {
+    least: u64,
+    most: u64,
+}
+
+impl Micros {
+    pub(super) const fn between(least: u64, most: u64) -> Self {
+        Self { least, most }
+    }
+}
+
+impl Form<Duration> for Micros {
+    fn expected(&self) -> String {
+        format!(
+            "a whole number of microseconds, from {} to {}",
+            self.least, self.most
+        )
+    }
+
+    fn example(&self) -> String {
+        self.most.min(self.least.max(50)).to_string()
+    }
+
+    fn parse(&self, text: &str) -> Result<Duration, Refusal> {
+        parse_digits(text).map(Duration::from_micros)
+    }
+
+    fn check(&self, value: &Duration) -> Result<(), Refusal> {
+        let range = Duration::from_micros(self.least)..=Duration::from_micros(self.most);
+        if range.contains(value) {
+            Ok(())
+        } else {
+            Err(Refusal::OutOfRange)
+        }
+    }
+
+    fn show(&self, value: &Duration) -> String {
+        // A program may set a fraction of a microsecond; shown rounded down, it is still near the truth.
+        value.as_micros().to_string()
+    }
+}
+
+/// Digits and nothing else: `from_str` would also take a sign. Too many digits are a number all the same, and so
+/// out of range rather than malformed; every range ends far below the greatest number.
+fn parse_digits<N: std::str::FromStr + Saturated>(text: &str) -> Result<N, Refusal> {
+    let text = text.trim();
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Refusal::Malformed);
+    }
+    Ok(text.parse().unwrap_or(N::GREATEST))
+}
+
+/// What stands for a number with more digits than its type can hold.
+trait Saturated {
+    const GREATEST: Self;
+}
+
+impl Saturated for usize {
+    const GREATEST: Self = Self::MAX;
+}
+
+impl Saturated for u64 {
+    const GREATEST: Self = Self::MAX;
+}
+
+/// One word out of a few.
+pub(super) struct Word;
+
+impl<C: Choice> Form<C> for Word {
+    fn expected(&self) -> String {
+        format!("one of {}", C::words().collect::<Vec<_>>().join(", "))
+    }
+
+    fn example(&self) -> String {
+        C::words().last().unwrap_or_default().to_owned()
+    }
+
+    fn parse(&self, text: &str) -> Result<C, Refusal> {
+        C::from_word(text.trim()).ok_or(Refusal::Malformed)
+    }
+
+    fn check(&self, _: &C) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn show(&self, value: &C) -> String {
+        value.word().to_owned()
+    }
+}
+
+/// Several words out of a few, none of them twice, in order of preference.
+pub(super) struct List;
+
+impl<C: Choice> Form<Vec<C>> for List {
+    fn expected(&self) -> String {
+        let words = C::words().collect::<Vec<_>>().join(", ");
+        format!("one or more of {words}, each once, separated by commas, the preferred one first")
+    }
+
+    fn example(&self) -> String {
+        C::words().collect::<Vec<_>>().join(",")
+    }
+
+    fn parse(&self, text: &str) -> Result<Vec<C>, Refusal> {
+        text.split(',')
+            .map(|word| C::from_word(word.trim()).ok_or(Refusal::Malformed))
+            .collect()
+    }
+
+    fn check(&self, value: &Vec<C>) -> Result<(), Refusal> {
+        let twice = value
+            .iter()
+            .enumerate()
+            .any(|(at, choice)| value[..at].contains(choice));
+        if value.is_empty() || twice {
+            Err(Refusal::OutOfRange)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn show(&self, value: &Vec<C>) -> String {
+        value.iter().map(C::word).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Any text; whoever uses it checks it.
+pub(super) struct Text {
+    example: &'static str,
+}
+
+impl Text {
+    pub(super) const fn such_as(example: &'static str) -> Self {
+        Self { example }
+    }
+}
+
+impl Form<String> for Text {
+    fn expected(&self) -> String {
+        format!("text such as {}", self.example)
+    }
+
+    fn example(&self) -> String {
+        self.example.to_owned()
+    }
+
+    fn parse(&self, text: &str) -> Result<String, Refusal> {
+        Ok(text.to_owned())
+    }
+
+    fn check(&self, _: &String) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn show(&self, value: &String) -> String {
+        value.clone()
+    }
+}

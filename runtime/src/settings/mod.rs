@@ -1,0 +1,48 @@
+//! Every setting of the runtime, in one typed place.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `table` | **the settings**: name, type, variable, form, default and doc line, one entry each |
+//! | `declare` | the macro that turns the table into [`Settings`] and [`SettingsBuilder`] |
+//! | `resolve` | precedence: program, environment, default |
+//! | `form` | how a value is written, checked and shown |
+//! | `choice` | the settings that are one word, or several, out of a few |
+//! | `size` | sizes in bytes, such as `8KiB` |
+//! | `variables` | the `CARRACK_*` variables found, and which known one an unknown one is nearest to |
+//! | `error` | what can be wrong, said all at once |
+//! | `report` | which value holds and where it came from, for `carrack info` |
+//!
+//! A value set in the program wins over the environment, and the environment over the default:
+//!
+//! ```
+//! use carrack::settings::{Origin, Settings};
+//!
+//! let vars = [("CARRACK_PACKET_SIZE", "4KiB"), ("CARRACK_BACKLOG", "64")];
+//! let settings = Settings::builder().backlog(16).build_from_vars(vars)?;
+//! assert_eq!(settings.packet_size(), 4096); // the environment's
+//! assert_eq!(settings.backlog(), 16); // the program's
+//! assert_eq!(settings.queue_length(), 4096); // the default
+//!
+//! let line = settings.describe().into_iter().find(|line| line.name == "packet_size");
+//! assert_eq!(line.map(|line| line.origin), Some(Origin::Environment("CARRACK_PACKET_SIZE")));
+//! # Ok::<(), carrack::settings::SettingsError>(())
+//! ```
+
+mod choice;
+mod declare;
+mod error;
+mod form;
+mod report;
+mod resolve;
+mod size;
+mod table;
+mod variables;
+
+#[cfg(test)]
+mod tests;
+
+pub use choice::{GpuChoice, TransportChoice};
+pub use error::{SettingFault, SettingsError};
+pub use report::{Origin, SettingLine};
+pub use size::{SizeError, parse_size};
+pub use table::{RESERVED, Reserved, Settings, SettingsBuilder};

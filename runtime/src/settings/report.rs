@@ -1,0 +1,57 @@
+//! Which value holds, and where it came from.
+
+use std::fmt;
+
+/// Where a value came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// Nobody chose it.
+    Default,
+    /// This variable of the environment.
+    Environment(&'static str),
+    /// The program, through a [`SettingsBuilder`](super::SettingsBuilder).
+    Builder,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.pad("default"),
+            Self::Environment(variable) => f.pad(variable),
+            Self::Builder => f.pad("set by the program"),
+        }
+    }
+}
+
+/// A setting as `carrack info` prints it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettingLine {
+    /// The setting's name, which is also its accessor and its setter.
+    pub name: &'static str,
+    /// The variable that sets it.
+    pub variable: &'static str,
+    /// The value that holds, written as the variable would have it.
+    pub value: String,
+    /// Where that value came from.
+    pub origin: Origin,
+    /// The values that are allowed, in words.
+    pub expected: String,
+    /// What it is for, in one sentence.
+    pub doc: &'static str,
+}
+
+/// A value with its origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sourced<T> {
+    pub(super) value: T,
+    pub(super) origin: Origin,
+}
+
+impl<T> Sourced<T> {
+    pub(super) fn by_default(value: T) -> Self {
+        Self {
+            value,
+            origin: Origin::Default,
+        }
+    }
+}

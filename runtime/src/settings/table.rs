@@ -1,0 +1,84 @@
+//! The table of settings. Adding one is adding an entry here: the field, the accessor, the builder's
+//! setter, the variable and the line of `carrack info` all come from it.
+
+use std::time::Duration;
+
+use super::choice::{GpuChoice, TransportChoice};
+use super::declare::settings;
+use super::form::{Bytes, Count, List, Micros, Text, Word};
+
+settings! {
+    /// Transports that may be used, the preferred one first.
+    transports: Vec<TransportChoice>, seen as &[TransportChoice],
+        "CARRACK_TRANSPORT", List,
+        vec![TransportChoice::Loopback, TransportChoice::Shm];
+
+    /// Bytes of a packet; a longer message goes by rendezvous.
+    packet_size: usize,
+        "CARRACK_PACKET_SIZE", Bytes::between(256, 64 << 10).power_of_two(), 8 << 10;
+
+    /// Packets that a pool may grow to.
+    packets_max: usize,
+        "CARRACK_PACKETS_MAX", Count::of("packets", 16, 1 << 20), 1024;
+
+    /// 64-byte slots of a shared-memory ring.
+    shm_slots: usize,
+        "CARRACK_SHM_SLOTS", Count::of("slots", 8, 64 << 10).power_of_two(), 256;
+
+    /// Packet-sized chunks of a shared-memory link, for each direction.
+    shm_chunks: usize,
+        "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
+
+    /// Entries of a completion queue that is made without a length of its own.
+    queue_length: usize,
+        "CARRACK_QUEUE_LENGTH", Count::of("entries", 2, 1 << 20).power_of_two(), 4096;
+
+    /// Operations that the backlog of a peer holds before a post fails.
+    backlog: usize,
+        "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
+
+    /// How long a waiting thread spins before it sleeps.
+    spin: Duration,
+        "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);
+
+    /// Which GPUs are looked for; `auto` finds none in this version.
+    gpu: GpuChoice,
+        "CARRACK_GPU", Word, GpuChoice::Auto;
+
+    /// Simulated devices that the fake GPU has.
+    fake_gpus: usize,
+        "CARRACK_FAKE_GPUS", Count::of("devices", 1, 16), 2;
+
+    /// Events that one call of progress takes from a device.
+    poll_batch: usize,
+        "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
+
+    /// What the carrack command logs, as a filter of the tracing crate.
+    log: String, seen as &str,
+        "CARRACK_LOG", Text::such_as("carrack=debug"), String::from("warn");
+}
+
+/// A `CARRACK_*` variable that is not a setting: somebody else reads it, and [`Settings`] lets it pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reserved {
+    /// The variable.
+    pub variable: &'static str,
+    /// Who sets it, and what for.
+    pub doc: &'static str,
+}
+
+/// The variables by which the launcher tells a rank who it is. They are read by the bootstrap.
+pub const RESERVED: &[Reserved] = &[
+    Reserved {
+        variable: "CARRACK_RANK",
+        doc: "Rank of this process; set by the launcher.",
+    },
+    Reserved {
+        variable: "CARRACK_SIZE",
+        doc: "Number of ranks of the job; set by the launcher.",
+    },
+    Reserved {
+        variable: "CARRACK_BOOTSTRAP_FD",
+        doc: "Descriptor of the socket to the launcher; set by the launcher.",
+    },
+];

@@ -1,0 +1,27 @@
+//! Which operations a transport can do, on which memory, up to which size.
+
+use crate::mem::MemKind;
+
+/// What a domain's links can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Largest active message that needs no packet at either end, in bytes.
+    pub am_inline: usize,
+    /// Largest active message whose bytes are copied within the call ([`Op::AmCopied`](super::Op::AmCopied)), in bytes.
+    pub am_copied: usize,
+    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in bytes; 0 when it takes none.
+    pub am_owned: usize,
+    /// Whether `AmOwned` takes buffers on a GPU. Others are staged through a host packet by the runtime.
+    pub am_from_device: bool,
+    /// Whether arrivals can be put into packets on a GPU. Where not, the runtime lands them there.
+    pub am_to_device: bool,
+    /// Whether a link can itself hold back an operation until a GPU's event has fired.
+    pub orders_on_events: bool,
+}
+
+impl Caps {
+    /// Whether an active message of `len` bytes in memory of `kind` can be submitted as it is.
+    pub fn takes_am(&self, kind: MemKind, len: usize) -> bool {
+        if kind.is_host() { len <= self.am_copied.max(self.am_owned) } else { self.am_from_device && len <= self.am_owned }
+    }
+}

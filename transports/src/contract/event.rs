@@ -1,0 +1,242 @@
+//! What polling a device yields.
+
+use super::{Header, OpToken, PeerId};
+use crate::gpu::GpuError;
+use crate::mem::{Buffer, CopyError, MemRef, Packet, Place, SmallBytes};
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Something that happened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// An operation that was posted is over.
+    Completion {
+        /// Which one.
+        token: OpToken,
+        /// The buffer that it had taken.
+        buffer: Buffer,
+        /// How it ended.
+        outcome: Result<(), OpFailure>,
+    },
+    /// A message came in.
+    Arrived {
+        /// From whom.
+        from: PeerId,
+        /// The sender's header.
+        header: Header,
+        /// Its bytes.
+        payload: Payload,
+    },
+    /// A peer has answered: its link is up.
+    Connected {
+        /// Which peer.
+        peer: PeerId,
+    },
+    /// A peer is known to be gone. Everything that it had sent before has been yielded already.
+    PeerDown {
+        /// Which peer.
+        peer: PeerId,
+        /// How it went.
+        cause: DownCause,
+    },
+}
+
+/// A message's bytes, wherever the transport has them.
+#[derive(Debug)]
+pub enum Payload {
+    /// A few bytes, in place.
+    Small(SmallBytes),
+    /// In a packet of the device's source.
+    Packet(Packet),
+    /// In memory of the sender's, which the sender could still change: to be copied out, and given back
+    /// by dropping it.
+    Loan(Loan),
+}
+
+impl Payload {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Small(bytes) => bytes.as_slice().len(),
+            Self::Packet(packet) => packet.len(),
+            Self::Loan(loan) => loan.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, for the copy function.
+    pub fn view(&self) -> MemRef<'_> {
+        match self {
+            Self::Small(bytes) => MemRef::host(bytes.as_slice()),
+            Self::Packet(packet) => packet.view(),
+            Self::Loan(loan) => loan.view(),
+        }
+    }
+}
+
+/// Where a loan goes when it is dropped.
+pub trait Lender: Send + Sync {
+    /// The piece may be used again.
+    fn give_back(&self, piece: u32);
+}
+
+/// Bytes that still lie in memory which the sender can write: never seen as a slice, only copied out.
+pub struct Loan {
+    ptr: *const u8,
+    len: u32,
+    piece: u32,
+    lender: Arc<dyn Lender>,
+}
+
+// SAFETY: the bytes are only read by the copy function, from any thread; the lender is Send and Sync.
+unsafe impl Send for Loan {}
+// SAFETY: as above.
+unsafe impl Sync for Loan {}
+
+impl Loan {
+    /// # Safety
+    /// `len` bytes at `ptr` are host memory that stays mapped while `lender` lives.
+    pub unsafe fn new(ptr: *const u8, len: u32, piece: u32, lender: Arc<dyn Lender>) -> Self {
+        Self { ptr, len, piece, lender }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes, for the copy function.
+    pub fn view(&self) -> MemRef<'_> {
+        // SAFETY: promised when it was made; the lender is kept alive by this loan.
+        unsafe { MemRef::from_raw(self.ptr, self.len(), Place::Host) }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.lender.give_back(self.piece);
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loan(piece {}, {} B)", self.piece, self.len)
+    }
+}
+
+/// How an operation failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpFailure {
+    /// The peer went before the operation was over.
+    #[error("the peer is gone: {0}")]
+    Down(DownCause),
+    /// A copy failed.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The event that the operation waited for failed.
+    #[error("the event that the operation was ordered after failed: {0}")]
+    Event(GpuError),
+    /// The device was closed first.
+    #[error("the device was closed before the operation was over")]
+    Closed,
+}
+
+/// How a peer went.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DownCause {
+    /// It closed its device in order.
+    #[error("it has closed its device")]
+    Closed,
+    /// Its process is dead, or its end of the connection is.
+    #[error("its process is gone ({0})")]
+    Gone(String),
+    /// It broke the protocol; what it wrote cannot be trusted.
+    #[error("it broke the protocol: {0}")]
+    Protocol(String),
+    /// It would not let this rank in.
+    #[error("it refused the connection: {0}")]
+    Refused(String),
+}
+
+/// Where polls put what they find: a list that the caller owns and uses again.
+#[derive(Debug)]
+pub struct Batch {
+    events: Vec<Event>,
+    limit: usize,
+}
+
+impl Batch {
+    /// A list for up to `limit` events; allocates once.
+    pub fn new(limit: usize) -> Self {
+        Self { events: Vec::with_capacity(limit.max(1)), limit: limit.max(1) }
+    }
+
+    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something off a ring.
+    #[inline]
+    pub fn push(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Whether the limit is reached.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.events.len() >= self.limit
+    }
+
+    /// Events in it.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// The events, in order.
+    #[inline]
+    pub fn events_mut(&mut self) -> &mut [Event] {
+        &mut self.events
+    }
+
+    /// Takes the events out, in order.
+    #[inline]
+    pub fn drain(&mut self) -> std::vec::Drain<'_, Event> {
+        self.events.drain(..)
+    }
+}
+
+/// What a poll came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Polled {
+    /// Events were found.
+    Some,
+    /// Nothing was there.
+    Idle,
+    /// Another thread is polling this device.
+    Busy,
+}
+
+/// Whether one may sleep.
+#[derive(Debug)]
+pub enum Armed<'a> {
+    /// No: there is something already, or another thread is polling. Poll again.
+    Ready,
+    /// Yes: the descriptor becomes readable when there is something. Then, or when tired of
+    /// waiting, disarm and poll.
+    Wait(BorrowedFd<'a>),
+}

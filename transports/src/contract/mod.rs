@@ -1,0 +1,119 @@
+//! What every transport promises.
+//!
+//! Four traits, and plain data between them:
+//!
+//! - a [`Transport`] lists what it can open, or says why nothing;
+//! - a [`Domain`] is one opened: it knows which operations it can do, and makes devices;
+//! - a [`Device`] is one completion queue, ring set or socket set: it has an address, connects, and is polled;
+//! - a [`Link`] leads to one peer's device, and takes operations.
+//!
+//! # Rules
+//!
+//! **Threads.** Any thread may call any method. What needs a lock tries it; a lost lock is
+//! [`Busy::Lock`] or [`Polled::Busy`], never a wait.
+//!
+//! **Outcomes.** A caller's mistake is an `Err` from the call. Whatever happens later (a peer dies, an
+//! engine fails) is an [`Event`]. Each operation that was `Posted` ends in exactly one
+//! [`Event::Completion`], also when its peer dies and when the device is closed.
+//!
+//! **Buffers.** An operation either borrows its bytes and is over with them when `submit` returns, or it
+//! hands over an owned [`Buffer`](crate::mem::Buffer), which comes back with its completion. So no
+//! promise about lifetimes is left to the caller.
+//!
+//! **Order.** Messages that were `Done` or `Posted` on one link arrive in that order. [`Device::poll`]
+//! yields arrivals in order, and runs its `ordered` argument before another thread can poll: what must
+//! happen in the order of arrival (matching) happens there, everything else after.
+//!
+//! **Packets.** A device receives into packets of the [`PacketSource`](crate::mem::PacketSource) it was
+//! made with, or in place ([`Payload::Small`]), or lends the sender's own memory ([`Payload::Loan`]), which
+//! the runtime copies out and drops soon: the sender has only so much of it.
+//!
+//! **Connecting.** [`Device::connect`] never blocks and gives a link at once. Until the peer has
+//! answered, operations are [`Busy::Connecting`]; polling moves it on. Links are one-way: each side makes
+//! its own on first use, so there is no crossing of connects to be resolved.
+//!
+//! **Ordering on events.** An operation that must wait for a GPU's event is given to a link only if
+//! [`Caps::orders_on_events`] says that it can wait; for others the runtime parks it until the event fires.
+//!
+//! **Hostile peers.** Whatever a peer wrote is checked before it is used. What cannot be right ends the
+//! link with [`Event::PeerDown`] and [`DownCause::Protocol`]; other links go on.
+//!
+//! **Sleep.** [`Device::arm`] makes the device's descriptor readable as soon as a poll would find
+//! something, and looks once more before it says so; [`Device::disarm`] follows each [`Armed::Wait`].
+
+mod address;
+mod caps;
+mod event;
+mod op;
+
+pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
+pub use caps::Caps;
+pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled};
+pub use op::{Busy, Header, Op, OpToken, Submit, SubmitError};
+
+use crate::mem::PacketSource;
+use std::sync::Arc;
+
+/// A kind of transport.
+pub trait Transport: Send + Sync {
+    /// A word: `loopback`, `shm`. Also what `CARRACK_TRANSPORT` takes.
+    fn name(&self) -> &'static str;
+
+    /// What can be opened on this machine.
+    ///
+    /// # Errors
+    /// Why nothing can.
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable>;
+
+    /// Opens one of them, for a rank.
+    fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable>;
+}
+
+/// A transport that was opened.
+pub trait Domain: Send + Sync {
+    /// Which operations it can do, on which memory, up to which size.
+    fn caps(&self) -> &Caps;
+
+    /// A device of its own, which receives into `packets`.
+    fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable>;
+}
+
+/// One completion queue, ring set or socket set.
+pub trait Device: Send + Sync {
+    /// How peers find it.
+    fn address(&self) -> AddressBlob;
+
+    /// Whether it can reach a peer, from the peer's address alone: cheap, and without side effects.
+    fn reach(&self, to: &AddressBlob) -> Reach;
+
+    /// Begins a link to a peer's device. `peer` is what events will call it.
+    fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError>;
+
+    /// Moves things on and fills `batch` up to its limit. If anything was found, `ordered` is called once,
+    /// before another thread can poll; it must not call the device.
+    ///
+    /// The cost does not grow with the number of peers that are silent.
+    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
+
+    /// Prepares for sleep: see [`Armed`].
+    fn arm(&self) -> Armed<'_>;
+
+    /// The thread that was told to wait has woken, for whatever reason.
+    fn disarm(&self);
+
+    /// Ends it. Afterwards every operation that was posted has its completion in the batches of the polls
+    /// that follow, and peers see it gone. What was sent already still arrives.
+    fn close(&self);
+}
+
+/// A way to one peer's device. Dropping it lets the peer know.
+pub trait Link: Send + Sync {
+    /// Takes an operation, or says why not now.
+    ///
+    /// # Errors
+    /// The caller's mistakes, and [`SubmitError::Down`] for a peer that is gone.
+    fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError>;
+
+    /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].
+    fn is_up(&self) -> bool;
+}

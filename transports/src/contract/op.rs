@@ -1,0 +1,90 @@
+//! Operations as data.
+
+use super::{DownCause, PeerId};
+use crate::mem::{Buffer, MemKind, MemRef};
+
+/// Sixteen bytes that travel before each payload. The runtime's own; a transport carries them unread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Header(pub [u64; 2]);
+
+/// What the runtime calls an operation that is not over yet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct OpToken(pub u64);
+
+/// What a link is asked to do. More operations come with the issues that need them (put, get, atomics,
+/// flush), each with its entry in [`Caps`](super::Caps).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Op<'a> {
+    /// An active message whose bytes, host memory, are copied within the call: `Done` or `Busy`, never
+    /// `Posted`. Inline in a ring or a work request when short, through a packet when not; the link's
+    /// choice.
+    AmCopied {
+        /// The runtime's header.
+        header: Header,
+        /// The payload.
+        bytes: MemRef<'a>,
+    },
+    /// An active message from an owned buffer of any kind of memory that the caps name. On `Posted` the
+    /// link has taken the buffer and left an empty one; it comes back with the completion. On `Done`
+    /// and `Busy` it was left where it was.
+    AmOwned {
+        /// The runtime's header.
+        header: Header,
+        /// The payload.
+        buffer: &'a mut Buffer,
+        /// What the completion will be called.
+        token: OpToken,
+    },
+}
+
+/// What became of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Submit {
+    /// Over: the bytes may be reused, and there will be no completion.
+    Done,
+    /// There will be a completion.
+    Posted,
+    /// Nothing happened; try again later.
+    Busy(Busy),
+}
+
+/// Why not now.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Busy {
+    /// Another thread is at it.
+    Lock,
+    /// The ring or queue to the peer is full: it has to go on first.
+    Full,
+    /// No packet for the payload: some have to come back first.
+    NoPacket,
+    /// The peer has not answered yet.
+    Connecting,
+}
+
+/// What a caller did wrong, or a peer that is gone.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The message is longer than the link can carry in one piece.
+    #[error("{len} bytes are more than the {max} that fit into one message here")]
+    TooLong {
+        /// Bytes of the message.
+        len: usize,
+        /// Bytes that fit.
+        max: usize,
+    },
+    /// The link cannot read memory of that kind.
+    #[error("this link cannot send from {0} memory by itself")]
+    Kind(MemKind),
+    /// The peer is gone.
+    #[error("{peer} is gone: {cause}")]
+    Down {
+        /// The peer.
+        peer: PeerId,
+        /// How it went.
+        cause: DownCause,
+    },
+    /// The address is not one of this transport's.
+    #[error("an address of {0} bytes is not one of this transport's: the peer runs another version, or its address was damaged")]
+    Address(usize),
+}

@@ -1,0 +1,172 @@
+//! Unix sockets that carry file descriptors.
+//!
+//! Sequenced packets, so a message is whole or not there; non-blocking, so a device can drive them from
+//! its poll; in the abstract namespace, so nothing stays behind in any file system, whatever kills the
+//! process. Abstract names have no permissions of their own: whoever accepts must check
+//! [`Channel::peer`] and a secret.
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::process::{Pid, PidfdFlags};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Descriptors that one message carries at most.
+pub const MAX_FDS: usize = 4;
+
+/// Where channels come in.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+/// Who is at the other end, as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process id, in this process's namespace; 0 when it lies in another.
+    pub pid: i32,
+    /// User id.
+    pub uid: u32,
+}
+
+/// What was received.
+#[derive(Debug)]
+pub enum Received {
+    /// A message of this many bytes, with these descriptors.
+    Message(usize, Vec<OwnedFd>),
+    /// Nothing yet.
+    Nothing,
+    /// The other end is closed.
+    Closed,
+}
+
+impl Listener {
+    /// Listens under a name of the abstract namespace.
+    pub fn bind(name: &[u8]) -> Result<Self, Errno> {
+        let socket = new_socket()?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        rustix::net::listen(&socket, 1024)?;
+        Ok(Self(socket))
+    }
+
+    /// The next connection, if one is waiting.
+    pub fn accept(&self) -> Result<Option<Channel>, Errno> {
+        match rustix::net::accept_with(&self.0, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            Ok(socket) => Ok(Some(Channel(socket))),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Channel {
+    /// Connects to a listener. `Errno::AGAIN`: its queue is full, try later.
+    pub fn connect(name: &[u8]) -> Result<Self, Errno> {
+        let socket = new_socket()?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Ok(Self(socket))
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> Result<Peer, Errno> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.0)?;
+        Ok(Peer { pid: credentials.pid.as_raw_nonzero().get(), uid: credentials.uid.as_raw() })
+    }
+
+    /// A descriptor that becomes readable when the process at the other end is dead: even when a child
+    /// of it still holds the socket open.
+    pub fn peer_process(&self) -> Result<OwnedFd, Errno> {
+        let pid = Pid::from_raw(self.peer()?.pid).ok_or(Errno::SRCH)?;
+        rustix::process::pidfd_open(pid, PidfdFlags::empty())
+    }
+
+    /// Sends one message. It goes as a whole or not at all; `Errno::AGAIN` when the socket is full.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(Errno::MSGSIZE);
+        }
+        // NOSIGNAL: a peer that has gone is an error here, not a signal to the application.
+        let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
+    }
+
+    /// Receives one message into `bytes`; one that is longer, or brings too many descriptors, is an error.
+    pub fn receive(&self, bytes: &mut [u8]) -> Result<Received, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let message =
+            match rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags) {
+                Ok(message) => message,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::Closed),
+                Err(error) => return Err(error),
+            };
+        let mut fds = Vec::new();
+        for part in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = part {
+                fds.extend(rights);
+            }
+        }
+        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(Errno::MSGSIZE);
+        }
+        if message.bytes == 0 {
+            return Ok(Received::Closed);
+        }
+        Ok(Received::Message(message.bytes, fds))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_and_its_descriptors_arrive_whole_and_an_end_is_noticed() {
+        let name = format!("carrack-test-{}", std::process::id());
+        let listener = Listener::bind(name.as_bytes()).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let here = Channel::connect(name.as_bytes()).unwrap();
+        let there = listener.accept().unwrap().unwrap();
+        let mut bytes = [0; 64];
+        assert!(matches!(there.receive(&mut bytes), Ok(Received::Nothing)));
+        here.send(b"hello", &[here.as_fd(), listener.as_fd()]).unwrap();
+        match there.receive(&mut bytes).unwrap() {
+            Received::Message(5, fds) => assert_eq!((&bytes[..5], fds.len()), (&b"hello"[..], 2)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(there.peer().unwrap().pid, std::process::id() as i32);
+        assert!(there.peer_process().is_ok());
+        here.send(&[0; 65], &[]).unwrap();
+        assert_eq!(there.receive(&mut bytes).unwrap_err(), Errno::MSGSIZE);
+        drop(here);
+        assert!(matches!(there.receive(&mut bytes), Ok(Received::Closed)));
+        assert_eq!(Channel::connect(b"carrack-nobody-listens-here").unwrap_err(), Errno::CONNREFUSED);
+    }
+}

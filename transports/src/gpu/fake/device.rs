@@ -1,0 +1,174 @@
+//! One simulated device.
+
+use super::engine::{Copy, End, Job, Queue};
+use super::error::{INVALID_VALUE, NOT_SUPPORTED, error};
+use super::event::Promise;
+use super::faults::{FailAt, Faults, count};
+use super::ipc;
+use super::lock;
+use super::shared::{INTERNAL_STREAMS, Shared};
+use super::stream::FakeStream;
+use crate::gpu::{Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, Stream};
+use crate::mem::{GpuUuid, MemKind, Region};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// One simulated device. Its memory lies at addresses where a load or a store of the CPU ends the process.
+pub struct FakeGpu {
+    shared: Arc<Shared>,
+    ordinal: usize,
+    info: GpuInfo,
+}
+
+impl FakeGpu {
+    pub(super) fn new(shared: Arc<Shared>, ordinal: usize, info: GpuInfo) -> Self {
+        Self {
+            shared,
+            ordinal,
+            info,
+        }
+    }
+
+    /// Misbehaviour to order; shared with the driver and its other devices.
+    pub fn faults(&self) -> &Arc<Faults> {
+        &self.shared.faults
+    }
+
+    /// A user's stream as the type that it is, for [`FakeStream::launch`].
+    ///
+    /// # Errors
+    /// The system gives no thread for it.
+    pub fn fake_stream(&self) -> Result<Arc<FakeStream>, GpuError> {
+        FakeStream::new(Arc::clone(&self.shared), self.ordinal).map(Arc::new)
+    }
+
+    /// Checks one end of a copy, and finds out where the engine reaches it.
+    fn end(&self, which: &str, ptr: *mut u8, kind: MemKind, len: usize) -> Result<End, GpuError> {
+        let wrong = |what: String| error("copy", INVALID_VALUE, format!("the {which} {ptr:p}+{len} {what}"));
+        let addr = ptr as usize;
+        match kind {
+            MemKind::Host | MemKind::Pinned => {
+                let host = NonNull::new(ptr).ok_or_else(|| wrong("is null".into()))?;
+                // The ends of the range suffice: a window is one mapping, host memory does not span it.
+                if [addr, addr.saturating_add(len - 1)]
+                    .iter()
+                    .any(|at| self.shared.window_of(*at).is_some())
+                {
+                    return Err(wrong(format!(
+                        "is device memory, and was said to be {kind}: classify it first"
+                    )));
+                }
+                Ok(End::Host(host))
+            }
+            MemKind::Device(uuid) => {
+                let found = self.shared.find(addr).ok_or_else(|| {
+                    wrong("is no device memory of this process: never allocated, or freed already".into())
+                })?;
+                let owner = &self.shared.device("copy", found.ordinal)?.info;
+                if owner.uuid != uuid {
+                    return Err(wrong(format!(
+                        "belongs to {}, and was said to be {kind}",
+                        owner.uuid
+                    )));
+                }
+                let offset = addr - found.base;
+                if len > found.len - offset {
+                    let (base, whole) = (found.base, found.len);
+                    return Err(wrong(format!(
+                        "goes beyond the allocation's end: it is {base:#x}+{whole}"
+                    )));
+                }
+                self.shared.reaches("copy", self.ordinal, uuid)?;
+                Ok(End::Device(found.alias, offset))
+            }
+            MemKind::Managed(_) => Err(error(
+                "copy",
+                NOT_SUPPORTED,
+                "the simulated driver has no managed memory",
+            )),
+            MemKind::Unknown => Err(wrong("is of unknown kind: classify it first".into())),
+        }
+    }
+
+    /// Gives a job to one of the library's own streams, in turn.
+    fn give(&self, job: Job) -> Result<(), GpuError> {
+        let device = self.shared.device("copy", self.ordinal)?;
+        let turn = device.turn.fetch_add(1, Ordering::Relaxed) as usize % INTERNAL_STREAMS;
+        let Some(slot) = device.streams.get(turn) else {
+            return Err(error("copy", INVALID_VALUE, "no such stream"));
+        };
+        let mut stream = lock(slot);
+        if let Some(queue) = stream.as_ref() {
+            return queue.give(job);
+        }
+        let name = format!("fake-gpu{}-own{turn}", self.ordinal);
+        stream
+            .insert(Queue::start(name, Arc::clone(&self.shared.faults))?)
+            .give(job)
+    }
+}
+
+impl Gpu for FakeGpu {
+    fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {
+        self.shared.allocate(self.ordinal, len, flavour)
+    }
+
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        let (done, event) = Promise::new();
+        if len == 0 {
+            done.fire(Ok(()));
+            return Ok(event);
+        }
+        let dst = self.end("target", dst.0, dst.1, len)?;
+        let src = self.end("source", src.0.cast_mut(), src.1, len)?;
+        let fail = match self.shared.faults.next_copy() {
+            Some((FailAt::Submit, why)) => return Err(why),
+            Some((FailAt::Event, why)) => Some(why),
+            None => None,
+        };
+        let delay = self.shared.faults.delay_of_copies();
+        self.give(Job::Copy(Copy {
+            dst,
+            src,
+            len,
+            delay,
+            fail,
+            done,
+        }))?;
+        count(&self.shared.faults.counts.copies);
+        Ok(event)
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        Ok(self.fake_stream()?)
+    }
+
+    fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError> {
+        self.shared.reaches("reaches", self.ordinal, peer)
+    }
+
+    fn export(&self, region: &Region, form: HandleForm) -> Result<Handle, GpuError> {
+        ipc::export(&self.shared, self.ordinal, region, form)
+    }
+
+    fn open(&self, handle: &Handle) -> Result<Region, GpuError> {
+        ipc::open(&self.shared, self.ordinal, handle)
+    }
+}
+
+impl fmt::Debug for FakeGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FakeGpu({} #{}, simulated)", self.info.uuid, self.ordinal)
+    }
+}

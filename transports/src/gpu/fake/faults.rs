@@ -1,0 +1,281 @@
+//! Misbehaviour to order, and counts of what was asked of the driver.
+//!
+//! One [`Faults`] belongs to a driver and all of its devices; it can be set at any time, from any thread.
+
+use super::error::error;
+use super::lock;
+use crate::gpu::{GpuError, HandleForm};
+use crate::mem::GpuUuid;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// When an ordered failure of a copy shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FailAt {
+    /// [`Gpu::copy`](crate::gpu::Gpu::copy) itself refuses.
+    Submit,
+    /// The copy is taken; its event reports the failure, and no byte is moved.
+    Event,
+}
+
+/// Which copies fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// The n-th from now, counted from 1, and only that one. 0 is none.
+    Nth(u64),
+    /// All from now on.
+    All,
+}
+
+/// What was asked of a driver so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Copies taken (those refused at submit are not counted).
+    pub copies: u64,
+    /// Allocations made.
+    pub allocs: u64,
+    /// Allocations freed.
+    pub frees: u64,
+    /// Handles exported.
+    pub exports: u64,
+    /// Handles opened, the second opening of one handle included.
+    pub opens: u64,
+    /// Opened regions dropped.
+    pub closes: u64,
+    /// Mappings of other processes' memory made; smaller than `opens` where a handle was opened twice.
+    pub maps: u64,
+    /// Those mappings taken away again.
+    pub unmaps: u64,
+    /// Calls of [`Driver::classify`](crate::gpu::Driver::classify).
+    pub classifies: u64,
+    /// Kernels launched.
+    pub launches: u64,
+}
+
+macro_rules! counts {
+    ($($name:ident),*) => {
+        #[derive(Debug, Default)]
+        pub(super) struct Counts { $(pub(super) $name: AtomicU64),* }
+
+        impl Counts {
+            fn read(&self) -> Counters {
+                Counters { $($name: self.$name.load(Ordering::Relaxed)),* }
+            }
+        }
+    };
+}
+
+counts!(
+    copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, launches
+);
+
+/// One more.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[derive(Debug, Clone, Copy)]
+struct CopyFault {
+    at: FailAt,
+    which: Which,
+    code: i32,
+}
+
+/// Switches for everything that a driver may get wrong. All are off to begin with.
+#[derive(Debug, Default)]
+pub struct Faults {
+    reuse_addresses: AtomicBool,
+    null_context: AtomicBool,
+    no_bytes: AtomicBool,
+    no_fd: AtomicBool,
+    open: Mutex<Option<i32>>,
+    copies: Mutex<Option<CopyFault>>,
+    copy_delay: AtomicU64,
+    launch_delay: AtomicU64,
+    apart: Mutex<HashSet<(GpuUuid, GpuUuid)>>,
+    held: Mutex<u64>,
+    released: Condvar,
+    pub(super) counts: Counts,
+}
+
+impl Faults {
+    /// The next allocation gets the address of the one freed last, where it fits, under a new buffer id.
+    /// Off, addresses are reused as late as possible.
+    pub fn reuse_addresses(&self, on: bool) {
+        self.reuse_addresses.store(on, Ordering::SeqCst);
+    }
+
+    /// `classify` tells no context for plain memory either, as for VMM and pool memory.
+    pub fn null_context(&self, on: bool) {
+        self.null_context.store(on, Ordering::SeqCst);
+    }
+
+    /// Nothing can be exported in this form.
+    pub fn refuse_export(&self, form: HandleForm, on: bool) {
+        match form {
+            HandleForm::Bytes => self.no_bytes.store(on, Ordering::SeqCst),
+            HandleForm::Fd => self.no_fd.store(on, Ordering::SeqCst),
+        }
+    }
+
+    /// Opening any handle fails with this code, until `None` is set.
+    pub fn fail_open(&self, code: Option<i32>) {
+        *lock(&self.open) = code;
+    }
+
+    /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was ordered
+    /// before. The failure belongs to the copy: later ones work, unless they are to fail as well.
+    pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
+        *lock(&self.copies) = Some(CopyFault { at, which, code });
+    }
+
+    /// No more copies fail.
+    pub fn heal_copies(&self) {
+        *lock(&self.copies) = None;
+    }
+
+    /// Every copy submitted from now on takes this much longer.
+    pub fn copy_delay(&self, delay: Duration) {
+        self.copy_delay.store(nanos(delay), Ordering::SeqCst);
+    }
+
+    /// Every kernel launched from now on starts this much later.
+    pub fn launch_delay(&self, delay: Duration) {
+        self.launch_delay.store(nanos(delay), Ordering::SeqCst);
+    }
+
+    /// No copy ends before the guard is dropped: for tests that must see `Pending`, without a race
+    /// against a delay.
+    #[must_use = "copies go on when the guard is dropped"]
+    pub fn hold_copies(self: &Arc<Self>) -> Held {
+        *lock(&self.held) += 1;
+        Held(Arc::clone(self))
+    }
+
+    /// Takes peer access between two devices away, in both directions, or gives it back.
+    pub fn refuse_peer(&self, one: GpuUuid, other: GpuUuid, refused: bool) {
+        let mut apart = lock(&self.apart);
+        if refused {
+            apart.insert(pair(one, other));
+        } else {
+            apart.remove(&pair(one, other));
+        }
+    }
+
+    /// What was asked of the driver so far.
+    pub fn counters(&self) -> Counters {
+        self.counts.read()
+    }
+
+    pub(super) fn reuses_addresses(&self) -> bool {
+        self.reuse_addresses.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn nulls_context(&self) -> bool {
+        self.null_context.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn refuses_export(&self, form: HandleForm) -> bool {
+        match form {
+            HandleForm::Bytes => self.no_bytes.load(Ordering::SeqCst),
+            HandleForm::Fd => self.no_fd.load(Ordering::SeqCst),
+        }
+    }
+
+    pub(super) fn opening_fails(&self) -> Option<i32> {
+        *lock(&self.open)
+    }
+
+    pub(super) fn delay_of_copies(&self) -> Duration {
+        Duration::from_nanos(self.copy_delay.load(Ordering::SeqCst))
+    }
+
+    pub(super) fn delay_of_launches(&self) -> Duration {
+        Duration::from_nanos(self.launch_delay.load(Ordering::SeqCst))
+    }
+
+    pub(super) fn are_apart(&self, one: GpuUuid, other: GpuUuid) -> bool {
+        lock(&self.apart).contains(&pair(one, other))
+    }
+
+    /// Counts a copy down and says how it is to fail, if it is.
+    pub(super) fn next_copy(&self) -> Option<(FailAt, GpuError)> {
+        let mut ordered = lock(&self.copies);
+        let CopyFault { at, which, code } = (*ordered)?;
+        match which {
+            Which::All => {}
+            Which::Nth(1) => *ordered = None,
+            Which::Nth(0) => {
+                *ordered = None;
+                return None;
+            }
+            Which::Nth(more) => {
+                *ordered = Some(CopyFault {
+                    at,
+                    which: Which::Nth(more - 1),
+                    code,
+                });
+                return None;
+            }
+        }
+        Some((at, error("copy", code, "a failure ordered by a test")))
+    }
+
+    pub(super) fn wait_while_held(&self) {
+        let mut held = lock(&self.held);
+        while *held > 0 {
+            held = self.released.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Copies stand still while this lives.
+#[derive(Debug)]
+pub struct Held(Arc<Faults>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *lock(&self.0.held) -= 1;
+        self.0.released.notify_all();
+    }
+}
+
+fn pair(one: GpuUuid, other: GpuUuid) -> (GpuUuid, GpuUuid) {
+    (one.min(other), one.max(other))
+}
+
+fn nanos(delay: Duration) -> u64 {
+    u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nth_copy_from_now_fails_and_no_other() {
+        let faults = Faults::default();
+        faults.fail_copies(FailAt::Event, Which::Nth(3), 700);
+        let failed: Vec<bool> = (0..5).map(|_| faults.next_copy().is_some()).collect();
+        assert_eq!(failed, [false, false, true, false, false]);
+        faults.fail_copies(FailAt::Submit, Which::All, 719);
+        assert!((0..3).all(|_| matches!(faults.next_copy(), Some((FailAt::Submit, why)) if why.code == 719)));
+        faults.heal_copies();
+        assert!(faults.next_copy().is_none());
+        faults.fail_copies(FailAt::Event, Which::Nth(0), 700);
+        assert!(faults.next_copy().is_none() && faults.next_copy().is_none());
+    }
+
+    #[test]
+    fn devices_are_apart_in_both_directions() {
+        let (one, other) = (GpuUuid([1; 16]), GpuUuid([2; 16]));
+        let faults = Faults::default();
+        faults.refuse_peer(other, one, true);
+        assert!(faults.are_apart(one, other) && faults.are_apart(other, one));
+        faults.refuse_peer(one, other, false);
+        assert!(!faults.are_apart(other, one));
+    }
+}

@@ -1,0 +1,143 @@
+//! Simulated GPUs, for machines without one.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `config` | what the driver is told to be: [`FakeConfig`] |
+//! | `device` | one device: [`FakeGpu`] |
+//! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
+//! | `engine` | the threads that move the bytes: the only file that touches memory |
+//! | `event` | an outcome that is set once |
+//! | `memory` | memory that the CPU cannot touch: one memfd, mapped twice |
+//! | `table` | which addresses are allocated, and as what |
+//! | `shared` | what the devices of a driver have in common |
+//! | `ipc` | handles between processes |
+//! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
+//! | `error` | the CUDA driver's codes |
+//!
+//! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the CPU ends
+//! the process with SIGSEGV (design.md §6.4), so that a test which passes here has gone through an engine.
+//! The rules of the real driver hold: what memory can be exported how, who can open it, what an address
+//! means after it was freed (gpu.md). Timing is not simulated beyond the delays that are asked for.
+//!
+//! As with the real driver, `classify` knows nothing of an address that was freed: a stale device pointer
+//! looks like host memory, and the CPU that believes it is stopped by the fault.
+
+mod config;
+mod device;
+mod engine;
+mod error;
+mod event;
+mod faults;
+mod ipc;
+mod memory;
+mod shared;
+mod stream;
+mod table;
+
+pub use config::FakeConfig;
+pub use device::FakeGpu;
+pub use faults::{Counters, FailAt, Faults, Held, Which};
+pub use stream::{FakeStream, Kernel};
+
+use super::{Driver, Extent, Gpu, GpuError};
+use crate::mem::MemKind;
+use shared::Shared;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A simulated driver. Clones are the same driver; a process may have several, which know nothing of each
+/// other's memory.
+///
+/// ```
+/// use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+/// use carrack_transports::gpu::{Flavour, Gpu};
+///
+/// let driver = FakeDriver::new(FakeConfig::devices(2))?;
+/// let region = driver.gpu(1)?.allocate(1000, Flavour::Plain)?;
+/// region.whole().write(b"by the engine").unwrap();
+/// assert_eq!(region.slice(3, 3).unwrap().to_vec().unwrap(), b"the");
+/// # Ok::<(), carrack_transports::gpu::GpuError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FakeDriver {
+    shared: Arc<Shared>,
+    gpus: Vec<Arc<FakeGpu>>,
+}
+
+impl FakeDriver {
+    /// A driver as the configuration says.
+    ///
+    /// # Errors
+    /// 101: the list of visible devices is wrong. 1: the memory is less than one block of 2 MiB. 205: no
+    /// addresses to reserve.
+    #[allow(clippy::needless_pass_by_value)]
+    pub fn new(config: FakeConfig) -> Result<Self, GpuError> {
+        let shared = Arc::new(Shared::new(&config)?);
+        let gpus = (0..shared.devices.len())
+            .map(|at| shared.gpu("fake driver", at))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { shared, gpus })
+    }
+
+    /// The devices that this process can see, as the type that they are.
+    pub fn gpus(&self) -> &[Arc<FakeGpu>] {
+        &self.gpus
+    }
+
+    /// One device, by this process's number of it.
+    ///
+    /// # Errors
+    /// 101: there is none.
+    pub fn gpu(&self, ordinal: usize) -> Result<Arc<FakeGpu>, GpuError> {
+        self.shared.gpu("gpu", ordinal)
+    }
+
+    /// Misbehaviour to order.
+    pub fn faults(&self) -> &Arc<Faults> {
+        &self.shared.faults
+    }
+
+    /// What was asked of the driver so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.faults.counters()
+    }
+}
+
+impl Driver for FakeDriver {
+    fn name(&self) -> &'static str {
+        "fake (simulated)"
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
+        if self.gpus.is_empty() {
+            let hint = "the simulated driver was told to have no device, or to show none";
+            return Err(error::error("devices", error::NO_DEVICE, hint));
+        }
+        Ok(self
+            .gpus
+            .iter()
+            .map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>)
+            .collect())
+    }
+
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        let faults = &self.shared.faults;
+        faults::count(&faults.counts.classifies);
+        let Some(found) = self.shared.find(addr) else {
+            return Ok(None);
+        };
+        let gpu = self.shared.gpu("classify", found.ordinal)?;
+        Ok(Some(Extent {
+            base: found.base,
+            len: found.len,
+            kind: MemKind::Device(gpu.info().uuid),
+            id: found.id,
+            gpu,
+            context: found.context.filter(|_| !faults.nulls_context()),
+        }))
+    }
+}
+
+/// Locks a mutex; a panic of somebody who held it is not passed on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,182 @@
+//! Streams of the user's own, and the closures that stand for kernels.
+
+use super::engine::{Job, Queue, load, store};
+use super::error::{ILLEGAL_ADDRESS, error};
+use super::event::Promise;
+use super::faults::count;
+use super::memory::Alias;
+use super::shared::Shared;
+use crate::gpu::{Event, GpuError, GpuInfo, Stream};
+use crate::mem::{Region, RegionSlice};
+use std::fmt;
+use std::sync::Arc;
+
+/// A stream of the simulated driver: a thread that does what it is given, in order. When the last handle
+/// is dropped, what was given is still done.
+pub struct FakeStream {
+    shared: Arc<Shared>,
+    ordinal: usize,
+    queue: Queue,
+}
+
+impl FakeStream {
+    pub(super) fn new(shared: Arc<Shared>, ordinal: usize) -> Result<Self, GpuError> {
+        let queue = Queue::start(format!("fake-gpu{ordinal}-user"), Arc::clone(&shared.faults))?;
+        Ok(Self {
+            shared,
+            ordinal,
+            queue,
+        })
+    }
+
+    /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to device
+    /// memory through the [`Kernel`] that it is given.
+    ///
+    /// # Errors
+    /// The stream's thread has ended. What the kernel itself returns, and a panic of it (719), are told by
+    /// every later event of the stream, which does no more work: an error of a kernel is sticky.
+    pub fn launch(
+        &self,
+        kernel: impl FnOnce(&mut Kernel) -> Result<(), GpuError> + Send + 'static,
+    ) -> Result<(), GpuError> {
+        let mut access = Kernel {
+            shared: Arc::clone(&self.shared),
+            ordinal: self.ordinal,
+            held: Vec::new(),
+            fault: None,
+        };
+        let body = Box::new(move || {
+            let outcome = kernel(&mut access);
+            // An illegal access counts, also when the kernel took no notice of it.
+            access.fault.take().map_or(outcome, Err)
+        });
+        self.queue.give(Job::Launch {
+            body,
+            delay: self.shared.faults.delay_of_launches(),
+        })?;
+        count(&self.shared.faults.counts.launches);
+        Ok(())
+    }
+}
+
+impl Stream for FakeStream {
+    fn record(&self) -> Result<Event, GpuError> {
+        let (promise, event) = Promise::new();
+        self.queue.give(Job::Record(promise))?;
+        Ok(event)
+    }
+
+    /// An event that fails fails the stream: later work would run on data that are not there.
+    fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        self.queue.give(Job::Wait(event.clone()))
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        self.record()?.wait()
+    }
+}
+
+impl fmt::Debug for FakeStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FakeStream(device {}, simulated)", self.ordinal)
+    }
+}
+
+/// What a running kernel sees: the memory of its own device, of peers within its reach, and of the host.
+pub struct Kernel {
+    shared: Arc<Shared>,
+    ordinal: usize,
+    /// What was given out as raw pointers, until the kernel is over.
+    held: Vec<Arc<Alias>>,
+    fault: Option<GpuError>,
+}
+
+impl Kernel {
+    /// The device that the kernel runs on.
+    ///
+    /// # Errors
+    /// Never, for a kernel that runs.
+    pub fn device(&self) -> Result<&GpuInfo, GpuError> {
+        self.shared
+            .device("kernel", self.ordinal)
+            .map(|device| &device.info)
+    }
+
+    /// Where the kernel may read and write `region`: `region.len()` bytes, valid until the kernel returns.
+    /// Peers, engines and other processes may write them at any time, so no references should be made.
+    ///
+    /// # Errors
+    /// 700, which also fails the kernel: the memory is not this driver's, or out of the device's reach.
+    pub fn alias(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
+        match self.resolve(region) {
+            Ok(ptr) => Ok(ptr),
+            Err(why) => {
+                let fault = error("kernel", ILLEGAL_ADDRESS, why.to_string());
+                self.fault.get_or_insert_with(|| fault.clone());
+                Err(fault)
+            }
+        }
+    }
+
+    fn resolve(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
+        if region.kind().is_host() {
+            // As pinned memory, which a kernel sees at the same address.
+            return Ok(region.addr() as *mut u8);
+        }
+        let found = self.shared.find_region("kernel", region)?;
+        let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
+        self.shared.reaches("kernel", self.ordinal, owner)?;
+        let start = found.alias.at(region.addr() - found.base).as_ptr();
+        self.held.push(found.alias);
+        Ok(start)
+    }
+
+    /// Reads a slice.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn read(&mut self, slice: &RegionSlice) -> Result<Vec<u8>, GpuError> {
+        let start = self.alias(slice.region())?;
+        // SAFETY: the slice lies in its region, all of which `alias` made accessible.
+        Ok(unsafe { load(start.add(slice.offset()), slice.len()) })
+    }
+
+    /// Writes `bytes` to the start of a slice; what does not fit is an illegal access.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn write(&mut self, slice: &RegionSlice, bytes: &[u8]) -> Result<(), GpuError> {
+        if bytes.len() > slice.len() {
+            let hint = format!("{} bytes written to a slice of {}", bytes.len(), slice.len());
+            let fault = error("kernel", ILLEGAL_ADDRESS, hint);
+            self.fault.get_or_insert_with(|| fault.clone());
+            return Err(fault);
+        }
+        let start = self.alias(slice.region())?;
+        // SAFETY: the slice lies in its region, all of which `alias` made accessible.
+        unsafe { store(start.add(slice.offset()), bytes) };
+        Ok(())
+    }
+
+    /// Changes a slice in place. The closure works on a private copy, loaded before and stored after it:
+    /// others may write the memory at any time, so that a reference into it would be unsound.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn with_bytes<R>(
+        &mut self,
+        slice: &RegionSlice,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, GpuError> {
+        let mut bytes = self.read(slice)?;
+        let answer = change(&mut bytes);
+        self.write(slice, &bytes)?;
+        Ok(answer)
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel(device {}, simulated)", self.ordinal)
+    }
+}

@@ -1,0 +1,184 @@
+//! What an operation holds while it runs.
+
+use super::{CopyError, MemKind, MemMut, MemRef, Packet, RegionSlice, copy::copy_and_wait};
+use bytes::{Bytes, BytesMut};
+use std::fmt;
+
+/// Up to [`SmallBytes::MAX`] bytes held in place, so that a small message needs no packet and no
+/// allocation.
+#[derive(Clone, Copy)]
+pub struct SmallBytes {
+    len: u8,
+    bytes: [u8; Self::MAX],
+}
+
+impl SmallBytes {
+    /// What fits behind a header into one 64-byte slot of a ring.
+    pub const MAX: usize = 40;
+
+    /// No bytes.
+    #[inline]
+    pub fn empty() -> Self {
+        Self { len: 0, bytes: [0; Self::MAX] }
+    }
+
+    /// Room for `len` bytes, all zero. `None` when they do not fit.
+    #[inline]
+    pub fn zeroed(len: usize) -> Option<Self> {
+        u8::try_from(len).ok().filter(|_| len <= Self::MAX).map(|len| Self { len, bytes: [0; Self::MAX] })
+    }
+
+    /// The bytes.
+    #[inline]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The bytes, to be written.
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for SmallBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x?}", self.as_slice())
+    }
+}
+
+/// Bytes with an owner: what an operation holds while it runs, and what a completion gives back.
+///
+/// `Vec`, `Bytes` and `BytesMut` are host memory by construction; a region and a packet know their
+/// kind. None of them pays for detection.
+#[derive(Debug, Default)]
+pub enum Buffer {
+    /// No bytes.
+    #[default]
+    Empty,
+    /// A few bytes, in place.
+    Small(SmallBytes),
+    /// A vector.
+    Vec(Vec<u8>),
+    /// Shared, immutable bytes: to be sent, not received into.
+    Bytes(Bytes),
+    /// Unique, growable bytes.
+    BytesMut(BytesMut),
+    /// Part of a region, of any kind of memory.
+    Region(RegionSlice),
+    /// A packet of a pool, of any kind of memory; returns to its pool when dropped.
+    Packet(Packet),
+}
+
+impl Buffer {
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Empty => 0,
+            Self::Small(bytes) => bytes.as_slice().len(),
+            Self::Vec(bytes) => bytes.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::BytesMut(bytes) => bytes.len(),
+            Self::Region(slice) => slice.len(),
+            Self::Packet(packet) => packet.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What sort of memory it is.
+    #[inline]
+    pub fn kind(&self) -> MemKind {
+        match self {
+            Self::Region(slice) => slice.kind(),
+            Self::Packet(packet) => packet.kind(),
+            _ => MemKind::Host,
+        }
+    }
+
+    /// The bytes, if they are host memory that nobody else may write: not those of a region, and not
+    /// those on a GPU. [`to_vec`](Self::to_vec) works for all.
+    #[inline]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match self {
+            Self::Empty => Some(&[]),
+            Self::Small(bytes) => Some(bytes.as_slice()),
+            Self::Vec(bytes) => Some(bytes),
+            Self::Bytes(bytes) => Some(bytes),
+            Self::BytesMut(bytes) => Some(bytes),
+            Self::Region(_) => None,
+            Self::Packet(packet) => packet.as_slice(),
+        }
+    }
+
+    /// The bytes in a vector of their own, fetched from wherever they lie. Waits for a GPU's engine if
+    /// they lie there.
+    pub fn to_vec(&self) -> Result<Vec<u8>, CopyError> {
+        let mut bytes = vec![0; self.len()];
+        copy_and_wait(MemMut::host(&mut bytes), self.view())?;
+        Ok(bytes)
+    }
+
+    /// The bytes, for the copy function.
+    #[inline]
+    pub fn view(&self) -> MemRef<'_> {
+        match self {
+            Self::Empty => MemRef::host(&[]),
+            Self::Small(bytes) => MemRef::host(bytes.as_slice()),
+            Self::Vec(bytes) => MemRef::host(bytes),
+            Self::Bytes(bytes) => MemRef::host(bytes),
+            Self::BytesMut(bytes) => MemRef::host(bytes),
+            Self::Region(slice) => slice.view(),
+            Self::Packet(packet) => packet.view(),
+        }
+    }
+
+    /// The bytes, to be written by the copy function; `None` when they may not be written.
+    #[inline]
+    pub fn view_mut(&mut self) -> Option<MemMut<'_>> {
+        match self {
+            Self::Empty => Some(MemMut::host(&mut [])),
+            Self::Small(bytes) => Some(MemMut::host(bytes.as_mut_slice())),
+            Self::Vec(bytes) => Some(MemMut::host(bytes)),
+            Self::Bytes(_) => None,
+            Self::BytesMut(bytes) => Some(MemMut::host(bytes)),
+            Self::Region(slice) => Some(slice.view_mut()),
+            Self::Packet(packet) => Some(packet.view_mut()),
+        }
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Vec(bytes)
+    }
+}
+
+impl From<Bytes> for Buffer {
+    fn from(bytes: Bytes) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<BytesMut> for Buffer {
+    fn from(bytes: BytesMut) -> Self {
+        Self::BytesMut(bytes)
+    }
+}
+
+impl From<RegionSlice> for Buffer {
+    fn from(slice: RegionSlice) -> Self {
+        Self::Region(slice)
+    }
+}
+
+impl From<Packet> for Buffer {
+    fn from(packet: Packet) -> Self {
+        Self::Packet(packet)
+    }
+}

@@ -1,0 +1,192 @@
+//! The one function that moves a user's bytes.
+//!
+//! It takes the kind of memory on both sides and decides who may move the bytes: the CPU when both
+//! sides are host memory, else the engine of a GPU that owns a side. Nothing else in the project
+//! copies a user's bytes; `cargo xtask test` looks for a `memcpy` anywhere else (design.md §6.4: the
+//! fault that LCI has, and that a fake GPU's memory turns into a crash of our own tests).
+
+use super::{MemKind, MemMut, MemRef};
+use crate::gpu::{Event, GpuError};
+
+/// How a copy went.
+#[derive(Debug)]
+pub enum Copied {
+    /// The bytes are there.
+    Done,
+    /// An engine is at it; the bytes are there, and both sides free, when the event has fired.
+    Pending(Event),
+}
+
+/// Why no copy was started. Nothing was written.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CopyError {
+    /// The target is shorter than the source.
+    #[error("a copy of {len} bytes does not fit into {room}")]
+    TooLong {
+        /// Bytes to be copied.
+        len: usize,
+        /// Bytes that the target has.
+        room: usize,
+    },
+    /// A side's kind is not known, so nobody may touch it.
+    #[error(
+        "a copy from {src} to {dst} memory was refused: say what kind it is, or let the runtime ask the driver"
+    )]
+    Unknown {
+        /// Kind of the target.
+        dst: MemKind,
+        /// Kind of the source.
+        src: MemKind,
+    },
+    /// The engine refused, or failed.
+    #[error("a copy from {src} to {dst} memory failed: {cause}")]
+    Engine {
+        /// Kind of the target.
+        dst: MemKind,
+        /// Kind of the source.
+        src: MemKind,
+        /// What the driver said.
+        cause: GpuError,
+    },
+}
+
+/// Copies all of `src` to the start of `dst`.
+///
+/// # Safety
+/// When the answer is [`Copied::Pending`], both ranges must stay as their views promise until the event
+/// has fired, whatever their lifetimes say ([`Transfer`](super::Transfer) sees to that by owning them).
+/// A range that another process or a NIC may write at the same time is allowed: the bytes are then
+/// whatever was found.
+#[inline(always)]
+pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
+    if src.len > dst.len {
+        return Err(CopyError::TooLong { len: src.len, room: dst.len });
+    }
+    if dst.place.is_host() && src.place.is_host() {
+        // SAFETY: both views promise `src.len` valid bytes of host memory.
+        unsafe { move_bytes(dst.ptr, src.ptr, src.len) };
+        return Ok(Copied::Done);
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { copy_by_engine(dst, src) }
+}
+
+/// Copies all of `src` to the start of `dst`, and waits for an engine if one is needed.
+///
+/// For paths that are not hot and hold only borrowed memory; never called from `post` or `progress`.
+pub fn copy_and_wait(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
+    let (to, from) = (dst.place.kind(), src.place.kind());
+    // SAFETY: this function does not return before the event has fired, so the borrows hold.
+    match unsafe { copy(dst, src) }? {
+        Copied::Done => Ok(()),
+        Copied::Pending(event) => {
+            event.wait().map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
+        }
+    }
+}
+
+/// Copies between two places that are both host memory, at once.
+///
+/// # Errors
+/// [`CopyError::Unknown`] when a side is not host memory: an engine would be needed, and time.
+#[inline(always)]
+pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
+    if !(dst.place.is_host() && src.place.is_host()) {
+        return Err(CopyError::Unknown { dst: dst.place.kind(), src: src.place.kind() });
+    }
+    // SAFETY: both sides are host memory, so the copy is over when the call returns.
+    unsafe { copy(dst, src) }.map(|_| ())
+}
+
+/// # Safety
+/// As [`copy`].
+#[cold]
+unsafe fn copy_by_engine(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
+    let (to, from) = (dst.place.kind(), src.place.kind());
+    if to == MemKind::Unknown || from == MemKind::Unknown {
+        return Err(CopyError::Unknown { dst: to, src: from });
+    }
+    if src.len == 0 {
+        return Ok(Copied::Done);
+    }
+    let Some(engine) = dst.place.gpu().or(src.place.gpu()) else {
+        return Err(CopyError::Unknown { dst: to, src: from });
+    };
+    // SAFETY: the views promise valid ranges of the kinds given; the caller keeps them until the event.
+    let started = unsafe { engine.copy((dst.ptr, to), (src.ptr, from), src.len) };
+    started.map(Copied::Pending).map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
+}
+
+/// `memmove`, with the sizes of small messages spelled out: for these a call into the C library costs
+/// more than the copy.
+///
+/// # Safety
+/// `len` bytes are readable at `src` and writable at `dst`.
+#[inline(always)]
+unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges: the second
+    // of a pair of loads ends where the range ends.
+    unsafe {
+        match len {
+            0 => {}
+            8..=16 => {
+                let head = src.cast::<u64>().read_unaligned();
+                let tail = src.add(len - 8).cast::<u64>().read_unaligned();
+                dst.cast::<u64>().write_unaligned(head);
+                dst.add(len - 8).cast::<u64>().write_unaligned(tail);
+            }
+            17..=32 => {
+                let head = src.cast::<[u64; 2]>().read_unaligned();
+                let tail = src.add(len - 16).cast::<[u64; 2]>().read_unaligned();
+                dst.cast::<[u64; 2]>().write_unaligned(head);
+                dst.add(len - 16).cast::<[u64; 2]>().write_unaligned(tail);
+            }
+            4..=7 => {
+                let head = src.cast::<u32>().read_unaligned();
+                let tail = src.add(len - 4).cast::<u32>().read_unaligned();
+                dst.cast::<u32>().write_unaligned(head);
+                dst.add(len - 4).cast::<u32>().write_unaligned(tail);
+            }
+            1..=3 => {
+                let (first, middle, last) = (src.read(), src.add(len / 2).read(), src.add(len - 1).read());
+                dst.write(first);
+                dst.add(len / 2).write(middle);
+                dst.add(len - 1).write(last);
+            }
+            _ => dst.copy_from(src, len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miri_every_small_size_is_copied_exactly_and_nothing_beside_it() {
+        for len in 0..=70 {
+            let src: Vec<u8> = (0..len).map(|at| at as u8 ^ 0xa5).collect();
+            let mut dst = vec![0xee_u8; len + 16];
+            copy_now(MemMut::host(&mut dst[8..8 + len]), MemRef::host(&src)).unwrap();
+            assert_eq!(&dst[8..8 + len], &src[..]);
+            assert!(dst[..8].iter().chain(&dst[8 + len..]).all(|&byte| byte == 0xee), "size {len}");
+        }
+    }
+
+    #[test]
+    fn a_target_that_is_too_short_is_refused_and_untouched() {
+        let mut dst = [7_u8; 4];
+        let refused = copy_now(MemMut::host(&mut dst), MemRef::host(&[1; 5]));
+        assert!(matches!(refused, Err(CopyError::TooLong { len: 5, room: 4 })));
+        assert_eq!(dst, [7; 4]);
+    }
+
+    #[test]
+    fn memory_of_unknown_kind_is_never_touched() {
+        let mut dst = [7_u8; 4];
+        // SAFETY: the range is the array; only its kind is withheld.
+        let unknown = unsafe { MemMut::from_raw(dst.as_mut_ptr(), 4, crate::mem::Place::Unknown) };
+        assert!(matches!(copy_and_wait(unknown, MemRef::host(&[1; 4])), Err(CopyError::Unknown { .. })));
+        assert_eq!(dst, [7; 4]);
+    }
+}

@@ -1,0 +1,33 @@
+//! Memory, as everything above the hardware sees it.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`kind`] | what sort of memory an address is: host, pinned, device (which), managed, unknown |
+//! | [`view`] | a borrowed range of memory that knows its kind: [`MemRef`], [`MemMut`] |
+//! | [`copy`](mod@copy) | the one function of the project that moves a user's bytes |
+//! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
+//! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
+//! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
+//! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`], [`PacketAllocator`] |
+//! | [`pool`] | an elastic, bounded, lock-free pool of packets |
+//!
+//! The rule behind all of it (design.md §6.4): memory that is not known to be host memory is never
+//! touched by a load, a store or a `memcpy` of the CPU.
+
+pub mod buffer;
+pub mod copy;
+pub mod kind;
+pub mod packet;
+pub mod pool;
+pub mod region;
+pub mod transfer;
+pub mod view;
+
+pub use buffer::{Buffer, SmallBytes};
+pub use copy::{Copied, CopyError, copy};
+pub use kind::{GpuUuid, MemKind};
+pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
+pub use pool::PacketPool;
+pub use region::{AllocId, Region, RegionSlice};
+pub use transfer::Transfer;
+pub use view::{MemMut, MemRef, Place};

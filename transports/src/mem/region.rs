@@ -1,0 +1,227 @@
+//! Memory with an owner, an identity and a kind.
+
+use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};
+use crate::gpu::Gpu;
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An allocation's identity: a GPU driver's buffer id, or a number given out here. An address that is
+/// freed and allocated again is another allocation (gpu.md, legacy IPC rule 6).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct AllocId(pub u64);
+
+/// Memory with an owner: cheap to clone, freed when the last clone and the last slice are gone.
+///
+/// A region never yields a reference, since a peer or a GPU may write it at any time: bytes are copied
+/// in and out.
+#[derive(Clone)]
+pub struct Region(Arc<Allocation>);
+
+struct Allocation {
+    base: NonNull<u8>,
+    len: usize,
+    kind: MemKind,
+    id: AllocId,
+    gpu: Option<Arc<dyn Gpu>>,
+    /// Whoever frees the memory; dropped with the last handle.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: a region is an address that is only used through the copy function, and an owner that is
+// itself Send and Sync; it gives out no references into the memory.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+impl Region {
+    /// Zeroed host memory.
+    pub fn host(len: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut bytes = vec![0_u8; len].into_boxed_slice();
+        let base = NonNull::from(&mut *bytes).cast::<u8>();
+        // A box may not be moved while it is pointed into: keep it as the raw allocation that it is.
+        let owner = RawBox(Box::into_raw(bytes));
+        // Host ids have the top bit set, drivers count from below.
+        let id = AllocId(NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 63);
+        // SAFETY: the owner frees the `len` bytes at `base` when it is dropped, and not before.
+        unsafe { Self::from_parts(base, len, MemKind::Host, id, None, Box::new(owner)) }
+    }
+
+    /// # Safety
+    /// `len` bytes at `base` are memory of `kind` that stays allocated, and is used by nobody through
+    /// Rust references, until `owner` is dropped. `gpu` is given when `kind` names one.
+    pub unsafe fn from_parts(
+        base: NonNull<u8>,
+        len: usize,
+        kind: MemKind,
+        id: AllocId,
+        gpu: Option<Arc<dyn Gpu>>,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self(Arc::new(Allocation { base, len, kind, id, gpu, _owner: owner }))
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// What sort of memory it is.
+    pub fn kind(&self) -> MemKind {
+        self.0.kind
+    }
+
+    /// The allocation's identity.
+    pub fn id(&self) -> AllocId {
+        self.0.id
+    }
+
+    /// The GPU that owns it.
+    pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
+        self.0.gpu.as_ref()
+    }
+
+    /// Where it starts: an address for drivers, not to be dereferenced.
+    pub fn addr(&self) -> usize {
+        self.0.base.as_ptr() as usize
+    }
+
+    /// A part of it that keeps all of it alive. `None` when the part is not inside.
+    pub fn slice(&self, offset: usize, len: usize) -> Option<RegionSlice> {
+        let end = offset.checked_add(len)?;
+        (end <= self.0.len).then(|| RegionSlice { region: self.clone(), offset, len })
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> RegionSlice {
+        RegionSlice { region: self.clone(), offset: 0, len: self.0.len }
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place::of(self.0.kind, self.0.gpu.as_ref())
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Allocation { base, len, kind, id, .. } = &*self.0;
+        write!(f, "Region({kind} {base:p}+{len} #{})", id.0)
+    }
+}
+
+/// A part of a region; keeps the region's memory alive.
+#[derive(Clone, Debug)]
+pub struct RegionSlice {
+    region: Region,
+    offset: usize,
+    len: usize,
+}
+
+impl RegionSlice {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The region that it is a part of.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Where it starts in the region, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// What sort of memory it is.
+    pub fn kind(&self) -> MemKind {
+        self.region.kind()
+    }
+
+    /// The bytes, for the copy function.
+    pub fn view(&self) -> MemRef<'_> {
+        // SAFETY: `offset + len` was checked against the region when the slice was made, and the region
+        // keeps its memory allocated while `self` lives.
+        unsafe {
+            MemRef::from_raw(self.region.0.base.as_ptr().add(self.offset), self.len, self.region.place())
+        }
+    }
+
+    /// The bytes, to be written by the copy function.
+    ///
+    /// It takes `&self`: a region is shared memory by nature, and no references into it exist.
+    pub fn view_mut(&self) -> MemMut<'_> {
+        // SAFETY: as in `view`; regions give out no references, so none is alive.
+        unsafe {
+            MemMut::from_raw(self.region.0.base.as_ptr().add(self.offset), self.len, self.region.place())
+        }
+    }
+
+    /// Copies `bytes` to the start of the slice, waiting for an engine if one is needed.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), CopyError> {
+        copy_and_wait(self.view_mut(), MemRef::host(bytes))
+    }
+
+    /// Copies the slice to the start of `bytes`, waiting for an engine if one is needed.
+    pub fn read(&self, bytes: &mut [u8]) -> Result<(), CopyError> {
+        copy_and_wait(MemMut::host(bytes), self.view())
+    }
+
+    /// The slice's bytes in a vector of their own.
+    pub fn to_vec(&self) -> Result<Vec<u8>, CopyError> {
+        let mut bytes = vec![0; self.len];
+        self.read(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// A boxed slice that is only pointed at; freed as the box that it was.
+struct RawBox(*mut [u8]);
+
+// SAFETY: the pointer is the only one that frees; nothing reads through it here.
+unsafe impl Send for RawBox {}
+// SAFETY: as above.
+unsafe impl Sync for RawBox {}
+
+impl Drop for RawBox {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from `Box::into_raw` and is freed only here.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miri_a_slice_keeps_its_region_alive_and_holds_what_was_written() {
+        let region = Region::host(100);
+        let slice = region.slice(10, 20).unwrap();
+        drop(region);
+        slice.write(&[9; 20]).unwrap();
+        assert_eq!(slice.to_vec().unwrap(), vec![9; 20]);
+        assert!(slice.write(&[9; 21]).is_err());
+    }
+
+    #[test]
+    fn a_slice_beyond_its_region_is_refused() {
+        let region = Region::host(100);
+        assert!(region.slice(90, 11).is_none());
+        assert!(region.slice(usize::MAX, 2).is_none());
+        assert!(region.slice(100, 0).is_some());
+    }
+}

@@ -1,0 +1,101 @@
+//! A copy that takes time, holding both of its ends until it is over.
+
+use super::{Buffer, Copied, CopyError, copy};
+use crate::gpu::Event;
+
+/// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
+/// while an engine is at work; dropping it early waits for the engine.
+#[derive(Debug)]
+pub struct Transfer {
+    dst: Buffer,
+    src: Buffer,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Done,
+    Pending(Event),
+    Failed(CopyError),
+}
+
+/// A transfer that did not begin; both buffers are given back.
+#[derive(Debug)]
+pub struct Refused {
+    /// The target, untouched.
+    pub dst: Buffer,
+    /// The source.
+    pub src: Buffer,
+    /// Why.
+    pub cause: CopyError,
+}
+
+impl Transfer {
+    /// Begins the copy of all of `src`.
+    ///
+    /// # Errors
+    /// [`Refused`], which gives the buffers back, when the target is too short or may not be written,
+    /// a kind is unknown, or the engine refused.
+    #[allow(clippy::result_large_err, reason = "the error gives two buffers back; this is not the hot path")]
+    pub fn start(mut dst: Buffer, src: Buffer) -> Result<Self, Refused> {
+        // Bytes held in place move when this value moves: give them an address that stays.
+        let src = match src {
+            Buffer::Small(small) => Buffer::Vec(small.as_slice().to_vec()),
+            other => other,
+        };
+        let started = match (&mut dst, src.len()) {
+            (Buffer::Small(_), _) => Err(CopyError::TooLong { len: src.len(), room: 0 }),
+            (dst, len) => match dst.view_mut() {
+                // SAFETY: `Self` owns both buffers, whose bytes do not move with it, and its `Drop`
+                // waits for the event; so both ranges outlive the engine's work.
+                Some(to) => unsafe { copy(to, src.view()) },
+                None => Err(CopyError::TooLong { len, room: 0 }),
+            },
+        };
+        match started {
+            Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
+            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::Pending(event) }),
+            Err(cause) => Err(Refused { dst, src, cause }),
+        }
+    }
+
+    /// Whether it is over: `None` while it is not. Never blocks.
+    pub fn poll(&mut self) -> Option<Result<(), CopyError>> {
+        if let State::Pending(event) = &self.state {
+            match event.query() {
+                Ok(false) => return None,
+                Ok(true) => self.state = State::Done,
+                Err(cause) => {
+                    let (dst, src) = (self.dst.kind(), self.src.kind());
+                    self.state = State::Failed(CopyError::Engine { dst, src, cause });
+                }
+            }
+        }
+        match &self.state {
+            State::Done => Some(Ok(())),
+            State::Failed(error) => Some(Err(error.clone())),
+            State::Pending(_) => None,
+        }
+    }
+
+    /// Gives back target and source, in this order; waits when the copy is not over.
+    pub fn into_buffers(mut self) -> (Buffer, Buffer) {
+        self.settle();
+        (std::mem::take(&mut self.dst), std::mem::take(&mut self.src))
+    }
+
+    fn settle(&mut self) {
+        if let State::Pending(event) = &self.state
+            && let Err(error) = event.wait()
+        {
+            // The engine says that the work is over, badly; nothing writes any more.
+            tracing::warn!(%error, "a copy failed after its operation was given up");
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}

@@ -1,0 +1,338 @@
+//! The receiving side, and whatever has to be looked after for both.
+//!
+//! A poll is loads from shared memory. What needs a system call (a peer that connects, answers, or
+//! hangs up) waits in one epoll set, which is looked at only when polls have come back empty for a
+//! while, or once in a long time when they never do: see [`Upkeep`].
+
+use super::handshake::{Address, Place};
+use super::inbound::Inbound;
+use super::link::{Outgoing, ShmLink};
+use super::segment::BellPage;
+use super::{Geometry, NAME};
+use crate::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::contract::{
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach, SubmitError,
+    Unavailable,
+};
+use crate::fd_channel::Listener;
+use crate::mem::PacketSource;
+use crate::sync::TryLock;
+use crate::sync::barrier::Barrier;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const INCOMING: u64 = 1 << 32;
+const OUTGOING: u64 = 2 << 32;
+
+/// What links and the device share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) identity: Identity,
+    pub(super) barrier: Barrier,
+    pub(super) page: BellPage,
+    pub(super) page_fd: OwnedFd,
+    /// Written by a sender that finds this device asleep.
+    pub(super) wake: OwnedFd,
+    pub(super) packets: Arc<dyn PacketSource>,
+    epoll: OwnedFd,
+    outgoing: Mutex<Vec<Arc<Outgoing>>>,
+    /// Links whose receiver's queue was full when they dialled.
+    undialled: AtomicU32,
+}
+
+impl Shared {
+    fn watch(&self, fd: BorrowedFd<'_>, key: u64) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN | EventFlags::RDHUP)
+    }
+
+    pub(super) fn watch_incoming(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.watch(fd, INCOMING | u64::from(bell))
+    }
+
+    pub(super) fn watch_outgoing(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.watch(fd, OUTGOING | u64::from(index))
+    }
+
+    /// Whether the process behind a pidfd is dead.
+    pub(super) fn is_dead(&self, process: BorrowedFd<'_>) -> bool {
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// When to look at the epoll set.
+#[derive(Debug, Default)]
+struct Upkeep {
+    idle: u32,
+    busy: u32,
+    last: u64,
+}
+
+impl Upkeep {
+    /// After a poll: whether it is time. Idle polls read the clock now and then, busy ones hardly ever.
+    #[inline(always)]
+    fn is_due(&mut self, idle: bool) -> bool {
+        if idle {
+            self.idle += 1;
+            self.idle.is_multiple_of(8) && self.since(100 * TICKS_PER_MICROSECOND)
+        } else {
+            self.idle = 0;
+            self.busy += 1;
+            self.busy.is_multiple_of(4096) && self.since(20_000 * TICKS_PER_MICROSECOND)
+        }
+    }
+
+    fn since(&mut self, span: u64) -> bool {
+        let now = ticks();
+        let due = now.wrapping_sub(self.last) >= span;
+        if due {
+            self.last = now;
+        }
+        due
+    }
+}
+
+/// Rings that lead here, and the links that lead away.
+#[derive(Debug)]
+pub(super) struct ShmDevice {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    address: Address,
+    inbound: TryLock<Polling>,
+    /// Threads between `arm` and `disarm`.
+    sleepers: AtomicU32,
+    /// Set by `arm`: the next poll looks at the epoll set at once.
+    armed: AtomicBool,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Polling {
+    inbound: Inbound,
+    upkeep: Upkeep,
+    listener: Option<Listener>,
+}
+
+impl ShmDevice {
+    pub(super) fn open(
+        geometry: Geometry,
+        identity: Identity,
+        packets: Arc<dyn PacketSource>,
+    ) -> Result<Arc<Self>, Unavailable> {
+        let place = Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;
+        let address = Address::fresh(place, &identity);
+        let opened = || -> Result<Arc<Self>, Errno> {
+            let (page, page_fd) = BellPage::create()?;
+            let listener = Listener::bind(&address.name)?;
+            let shared = Arc::new(Shared {
+                identity,
+                barrier: Barrier::of_this_process(),
+                page,
+                page_fd,
+                wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+                packets,
+                epoll: epoll::create(CreateFlags::CLOEXEC)?,
+                outgoing: Mutex::default(),
+                undialled: AtomicU32::new(0),
+            });
+            shared.watch(listener.as_fd(), LISTENER)?;
+            shared.watch(shared.wake.as_fd(), WAKE)?;
+            let polling = Polling { inbound: Inbound::default(), upkeep: Upkeep::default(), listener: Some(listener) };
+            Ok(Arc::new(Self {
+                shared,
+                geometry,
+                address: address.clone(),
+                inbound: TryLock::new(polling),
+                sleepers: AtomicU32::new(0),
+                armed: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
+            }))
+        };
+        opened().map_err(|error| Unavailable::new(NAME, format!("its sockets and memory could not be made: {error}")))
+    }
+
+    /// Looks at the epoll set.
+    #[cold]
+    fn look_after(&self, polling: &mut Polling, batch: &mut Batch) {
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        if self.shared.undialled.load(Ordering::Relaxed) > 0 {
+            self.dial_again(batch);
+        }
+        let mut space = [const { std::mem::MaybeUninit::uninit() }; 32];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else { return };
+        for event in ready {
+            let key = event.data.u64();
+            let number = (key & 0xffff_ffff) as u32;
+            match key & !0xffff_ffff {
+                INCOMING => polling.inbound.listen(&self.shared, number),
+                OUTGOING => self.hear(number, batch),
+                _ if key == WAKE => self.slept(),
+                _ => self.accept(polling),
+            }
+        }
+    }
+
+    fn accept(&self, polling: &mut Polling) {
+        let Polling { inbound, listener: Some(listener), .. } = polling else { return };
+        while let Ok(Some(channel)) = listener.accept() {
+            match inbound.admit(channel) {
+                Ok(bell) => {
+                    // The hello is there already, most likely; if not the epoll set will tell.
+                    if inbound.stranger_fd(bell).is_some_and(|fd| self.shared.watch_incoming(bell, fd).is_ok()) {
+                        inbound.listen(&self.shared, bell);
+                    }
+                }
+                Err(channel) => {
+                    let why = format!("{} links lead here already", crate::sync::bells::Bells::COUNT);
+                    let _ = channel.send(&super::handshake::Message::Refusal(why).encode(), &[]);
+                }
+            }
+        }
+    }
+
+    fn hear(&self, index: u32, batch: &mut Batch) {
+        let Some(link) = self.shared.outgoing().get(index as usize).cloned() else { return };
+        match link.listen(&self.shared) {
+            None => {}
+            Some(Ok(())) => batch.push(Event::Connected { peer: link.peer }),
+            Some(Err(cause)) => batch.push(Event::PeerDown { peer: link.peer, cause }),
+        }
+    }
+
+    fn dial_again(&self, batch: &mut Batch) {
+        let links = self.shared.outgoing().clone();
+        let mut left = 0;
+        for (index, link) in links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down()) {
+            match link.dial(&self.shared, u32::try_from(index).unwrap_or(u32::MAX)) {
+                Ok(done) => left += u32::from(!done),
+                Err(cause) => {
+                    link.close(&cause, false);
+                    batch.push(Event::PeerDown { peer: link.peer, cause });
+                }
+            }
+        }
+        self.shared.undialled.store(left, Ordering::Relaxed);
+    }
+
+    /// A sender has written the eventfd. Whoever reads it must not leave another sleeper unwakeable.
+    fn slept(&self) {
+        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.shared.page.asleep().store(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Device for ShmDevice {
+    fn address(&self) -> AddressBlob {
+        self.address.encode()
+    }
+
+    fn reach(&self, to: &AddressBlob) -> Reach {
+        let Some(to) = Address::decode(to) else {
+            return Reach::No("its address is not one of this transport's".into());
+        };
+        if to.place.boot != self.address.place.boot {
+            return Reach::No("it is on another machine".into());
+        }
+        if to.place.net_namespace != self.address.place.net_namespace {
+            return Reach::No("it is in another network namespace, where this rank's sockets are not seen: start both in one, or share the host's".into());
+        }
+        Reach::Yes(Cost { latency_ns: 150 })
+    }
+
+    fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
+        let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let gone = |why: String| SubmitError::Down { peer, cause: DownCause::Gone(why) };
+        let outgoing = Outgoing::new(peer, address, self.geometry)
+            .map_err(|error| gone(format!("no memory for a link to it: {error}")))?;
+        let outgoing = Arc::new(outgoing);
+        let index = {
+            let mut links = self.shared.outgoing();
+            links.push(outgoing.clone());
+            u32::try_from(links.len() - 1).map_err(|_| gone("too many links".into()))?
+        };
+        match outgoing.dial(&self.shared, index) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.shared.undialled.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(cause) => {
+                outgoing.close(&cause, false);
+                return Err(SubmitError::Down { peer, cause });
+            }
+        }
+        Ok(Arc::new(ShmLink { outgoing }))
+    }
+
+    #[inline]
+    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+        let Some(mut polling) = self.inbound.try_lock() else { return Polled::Busy };
+        let polling = &mut *polling;
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+            self.look_after(polling, batch);
+        }
+        polling.inbound.poll(&self.shared, batch);
+        if polling.upkeep.is_due(batch.is_empty()) {
+            self.look_after(polling, batch);
+        }
+        if batch.is_empty() {
+            return Polled::Idle;
+        }
+        ordered(batch);
+        Polled::Some
+    }
+
+    fn arm(&self) -> Armed<'_> {
+        let Some(mut polling) = self.inbound.try_lock() else { return Armed::Ready };
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.armed.store(true, Ordering::Relaxed);
+        self.shared.page.asleep().store(1, Ordering::SeqCst);
+        // Cooling runs the barrier that orders the store above before the look below.
+        polling.inbound.cool_all(self.shared.barrier);
+        crate::sync::attention::settle(self.shared.barrier);
+        if polling.inbound.has_something(self.shared.page.bells()) {
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            return Armed::Ready;
+        }
+        Armed::Wait(self.shared.epoll.as_fd())
+    }
+
+    fn disarm(&self) {
+        self.armed.store(true, Ordering::Relaxed);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        for link in self.shared.outgoing().drain(..) {
+            if !link.is_down() {
+                link.close(&DownCause::Closed, true);
+            }
+        }
+        let mut polling = self.inbound.lock();
+        polling.inbound.close();
+        polling.listener = None;
+    }
+}
+
+impl Drop for ShmDevice {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,402 @@
+//! The rings that lead here: which are looked at, and what comes out of them.
+//!
+//! A ring that has been busy is *warm*: each poll looks at it. A *cold* one costs nothing until its
+//! sender rings its bell. Rings cool when there are many warm ones and they stay silent, and all of them
+//! do before the device sleeps.
+
+use super::device::Shared;
+use super::handshake::Message;
+use super::segment::{Segment, SegmentSlots};
+use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId};
+use crate::fd_channel::{Channel, Received};
+use crate::mem::{PacketSource, SmallBytes};
+use crate::sync::attention::settle;
+use crate::sync::barrier::Barrier;
+use crate::sync::bells::Bells;
+use crate::sync::ring::{Consumer, Corrupt, Record};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// A record whose payload is the message.
+pub(super) const KIND_INLINE: u8 = 1;
+/// A record whose payload says which chunk the message lies in.
+pub(super) const KIND_CHUNK: u8 = 2;
+
+/// Warm rings that are too few to be worth cooling one.
+const FEW: usize = 8;
+/// Looks in vain after which one of many warm rings cools.
+const PATIENCE: u32 = 4096;
+/// Records taken from one ring before the next has its turn.
+const TURN: usize = 16;
+
+/// What a chunk record's payload says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkPlace {
+    pub(super) chunk: u32,
+    pub(super) len: u32,
+}
+
+impl ChunkPlace {
+    pub(super) fn encode(self) -> [u8; 8] {
+        (u64::from(self.chunk) | u64::from(self.len) << 32).to_le_bytes()
+    }
+
+    fn decode(bytes: [u8; 8]) -> Self {
+        let word = u64::from_le_bytes(bytes);
+        Self { chunk: (word & 0xffff_ffff) as u32, len: (word >> 32) as u32 }
+    }
+}
+
+/// All incoming links of a device.
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    /// By bell.
+    links: Vec<Option<Incoming>>,
+    /// Bells of the links that are looked at.
+    warm: Vec<u32>,
+    /// Where the next poll begins, so that no ring is always last.
+    turn: usize,
+}
+
+#[derive(Debug)]
+enum Incoming {
+    /// It has connected and not said who it is.
+    Stranger(Channel),
+    /// It has.
+    Sender(Box<Sender>),
+}
+
+#[derive(Debug)]
+struct Sender {
+    from: PeerId,
+    channel: Channel,
+    /// Readable when the sender's process is dead.
+    process: Option<OwnedFd>,
+    segment: Arc<Segment>,
+    consumer: Consumer<SegmentSlots>,
+    /// Looks in vain since the last message.
+    silent: u32,
+    /// Set once it is known to send no more; what is in the ring still counts.
+    ended: Option<DownCause>,
+}
+
+/// What became of one look at one ring.
+enum Look {
+    Goes,
+    Ended(DownCause),
+}
+
+impl Inbound {
+    /// Whether any ring that is looked at has something, or any bell has rung.
+    pub(super) fn has_something(&self, bells: &Bells) -> bool {
+        bells.any() || self.warm.iter().any(|&bell| self.sender(bell).is_some_and(|link| link.consumer.is_ready()))
+    }
+
+    fn sender(&self, bell: u32) -> Option<&Sender> {
+        match self.links.get(bell as usize) {
+            Some(Some(Incoming::Sender(sender))) => Some(sender),
+            _ => None,
+        }
+    }
+
+    fn sender_mut(&mut self, bell: u32) -> Option<&mut Sender> {
+        match self.links.get_mut(bell as usize) {
+            Some(Some(Incoming::Sender(sender))) => Some(sender),
+            _ => None,
+        }
+    }
+
+    /// Takes what the warm rings hold, and warms those whose bell has rung.
+    #[inline]
+    pub(super) fn poll(&mut self, shared: &Shared, batch: &mut Batch) {
+        self.look(shared, batch);
+        if shared.page.bells().any() {
+            self.answer_bells(shared);
+            self.look(shared, batch);
+        }
+    }
+
+    #[inline]
+    fn look(&mut self, shared: &Shared, batch: &mut Batch) {
+        let count = self.warm.len();
+        let mut silent_ones = 0;
+        for step in 0..count {
+            if batch.is_full() {
+                break;
+            }
+            let at = if self.turn + step < count { self.turn + step } else { self.turn + step - count };
+            let Some(&bell) = self.warm.get(at) else { continue };
+            let Some(sender) = self.sender_mut(bell) else { continue };
+            match sender.look(&shared.packets, batch) {
+                Look::Goes => silent_ones += usize::from(sender.silent > PATIENCE),
+                Look::Ended(cause) => {
+                    batch.push(Event::PeerDown { peer: sender.from, cause });
+                    self.links[bell as usize] = None;
+                    // Its place in `warm` goes with the next cooling; until then it leads nowhere.
+                    silent_ones += FEW;
+                }
+            }
+        }
+        self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
+        if silent_ones > 0 && count > FEW || silent_ones >= FEW {
+            self.cool(shared.barrier, |sender| sender.silent > PATIENCE);
+        }
+    }
+
+    /// Stops looking at the rings that `which` names, without losing a message published meanwhile.
+    fn cool(&mut self, barrier: Barrier, which: impl Fn(&Sender) -> bool) {
+        let mut cooled = Vec::new();
+        let mut warm = std::mem::take(&mut self.warm);
+        warm.retain(|&bell| match self.sender(bell) {
+            Some(sender) if which(sender) && sender.ended.is_none() => {
+                sender.segment.attention().cool();
+                cooled.push(bell);
+                false
+            }
+            other => other.is_some(),
+        });
+        self.warm = warm;
+        if cooled.is_empty() {
+            return;
+        }
+        settle(barrier);
+        for bell in cooled {
+            if self.sender(bell).is_some_and(|sender| sender.consumer.is_ready()) {
+                self.warm_up(bell);
+            }
+        }
+    }
+
+    /// Stops looking at all rings, for sleep.
+    pub(super) fn cool_all(&mut self, barrier: Barrier) {
+        self.cool(barrier, |_| true);
+    }
+
+    fn warm_up(&mut self, bell: u32) {
+        let Some(sender) = self.sender_mut(bell) else { return };
+        sender.silent = 0;
+        sender.segment.attention().warm();
+        if !self.warm.contains(&bell) {
+            self.warm.push(bell);
+        }
+    }
+
+    fn answer_bells(&mut self, shared: &Shared) {
+        let mut rang = Vec::new();
+        shared.page.bells().collect(|bell| rang.push(bell));
+        for bell in rang {
+            self.warm_up(bell);
+        }
+    }
+
+    /// Lets a stranger wait to say who it is. `None` when there are too many links.
+    pub(super) fn admit(&mut self, channel: Channel) -> Result<u32, Channel> {
+        let free = self.links.iter().position(Option::is_none);
+        let bell = free.unwrap_or(self.links.len());
+        match u32::try_from(bell) {
+            Ok(name) if bell < Bells::COUNT => {
+                if free.is_none() {
+                    self.links.push(None);
+                }
+                self.links[bell] = Some(Incoming::Stranger(channel));
+                Ok(name)
+            }
+            _ => Err(channel),
+        }
+    }
+
+    /// The socket of a stranger.
+    pub(super) fn stranger_fd(&self, bell: u32) -> Option<BorrowedFd<'_>> {
+        match self.links.get(bell as usize) {
+            Some(Some(Incoming::Stranger(channel))) => Some(channel.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// Takes in what the other end of an incoming link says.
+    pub(super) fn listen(&mut self, shared: &Shared, bell: u32) {
+        let Some(place) = self.links.get_mut(bell as usize) else { return };
+        match place {
+            None => {}
+            Some(Incoming::Stranger(channel)) => match greet(shared, channel, bell) {
+                Ok(None) => {}
+                Ok(Some(sender)) => {
+                    let Some(Incoming::Stranger(channel)) = place.take() else { return };
+                    let process = channel.peer_process().ok();
+                    let process = process.filter(|fd| shared.watch_incoming(bell, fd.as_fd()).is_ok());
+                    *place = Some(Incoming::Sender(Box::new(sender(channel, process))));
+                    self.warm_up(bell);
+                }
+                Err(why) => {
+                    tracing::warn!(%why, "a connection was refused");
+                    let _ = channel.send(&Message::Refusal(why).encode(), &[]);
+                    *place = None;
+                }
+            },
+            Some(Incoming::Sender(sender)) => {
+                if sender.ended.is_none() {
+                    sender.ended = sender.hear(shared);
+                    if sender.ended.is_some() {
+                        self.warm_up(bell);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says good-bye to all, and lets go of them.
+    pub(super) fn close(&mut self) {
+        for link in self.links.drain(..).flatten() {
+            if let Incoming::Sender(sender) = link {
+                let _ = sender.channel.send(&Message::Bye.encode(), &[]);
+            }
+        }
+        self.warm.clear();
+    }
+}
+
+impl Sender {
+    /// Takes records off the ring.
+    #[inline(always)]
+    fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
+        for taken in 0..TURN {
+            if batch.is_full() {
+                return Look::Goes;
+            }
+            let (from, segment) = (self.from, &self.segment);
+            let popped = self.consumer.pop(|record| match receive(&record, segment, packets) {
+                Ok(Some(payload)) => Some(Ok((Header(record.header), payload))),
+                Ok(None) => None,
+                Err(why) => Some(Err(why)),
+            });
+            match popped {
+                Ok(Some(Ok((header, payload)))) => {
+                    batch.push(Event::Arrived { from, header, payload });
+                    self.silent = 0;
+                }
+                Ok(None) if self.ended.is_some() && !self.consumer.is_ready() => {
+                    return Look::Ended(self.ended.take().unwrap_or(DownCause::Closed));
+                }
+                Ok(None) => {
+                    if taken == 0 {
+                        self.silent = self.silent.saturating_add(1);
+                    }
+                    return Look::Goes;
+                }
+                Ok(Some(Err(why))) => return Look::Ended(DownCause::Protocol(why)),
+                Err(why) => return Look::Ended(corrupt(why)),
+            }
+        }
+        Look::Goes
+    }
+
+    /// Whether the sender has ended.
+    fn hear(&self, shared: &Shared) -> Option<DownCause> {
+        let mut bytes = [0; super::handshake::MAX_MESSAGE];
+        match self.channel.receive(&mut bytes) {
+            Ok(Received::Nothing) => {
+                let process = self.process.as_ref()?;
+                shared.is_dead(process.as_fd()).then(|| DownCause::Gone("its process has ended".into()))
+            }
+            Ok(Received::Closed) => Some(DownCause::Gone("its socket hung up".into())),
+            Ok(Received::Message(len, _)) => match Message::decode(&bytes[..len]) {
+                Ok(Message::Bye) => Some(DownCause::Closed),
+                Ok(other) => Some(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
+                Err(why) => Some(DownCause::Protocol(why)),
+            },
+            Err(error) => Some(DownCause::Protocol(format!("its socket failed: {error}"))),
+        }
+    }
+}
+
+#[cold]
+fn corrupt(why: Corrupt) -> DownCause {
+    DownCause::Protocol(why.to_string())
+}
+
+/// The message of one record. `Ok(None)`: there is no packet for it now; it stays in the ring.
+#[inline(always)]
+fn receive(
+    record: &Record<'_, SegmentSlots>,
+    segment: &Arc<Segment>,
+    packets: &Arc<dyn PacketSource>,
+) -> Result<Option<Payload>, String> {
+    match record.kind {
+        KIND_INLINE => {
+            if let Some(mut small) = SmallBytes::zeroed(record.len()) {
+                record.copy_to(small.as_mut_slice());
+                return Ok(Some(Payload::Small(small)));
+            }
+            let Some(mut packet) = packets.take() else { return Ok(None) };
+            packet.set_len(record.len());
+            match packet.as_mut_slice() {
+                Some(bytes) if bytes.len() == record.len() => record.copy_to(bytes),
+                // The device was given host packets, and the settings make them large enough.
+                _ => return Err(format!("{} bytes do not fit into a packet here", record.len())),
+            }
+            Ok(Some(Payload::Packet(packet)))
+        }
+        KIND_CHUNK => {
+            let mut place = [0; 8];
+            if record.len() != place.len() {
+                return Err(format!("a chunk record of {} bytes", record.len()));
+            }
+            record.copy_to(&mut place);
+            let ChunkPlace { chunk, len } = ChunkPlace::decode(place);
+            let Some(bytes) = segment.chunk(chunk, len) else {
+                return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
+            };
+            // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
+            Ok(Some(Payload::Loan(unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) })))
+        }
+        kind => Err(format!("a record of unknown kind {kind}")),
+    }
+}
+
+type MakeSender = Box<dyn FnOnce(Channel, Option<OwnedFd>) -> Sender>;
+
+/// Hears who a stranger is, and lets it in. `Ok(None)`: it has not said so yet.
+fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSender>, String> {
+    let mut bytes = [0; super::handshake::MAX_MESSAGE];
+    let (len, fds) = match channel.receive(&mut bytes) {
+        Ok(Received::Nothing) => return Ok(None),
+        Ok(Received::Closed) => return Err("it hung up before it said who it is".into()),
+        Ok(Received::Message(len, fds)) => (len, fds),
+        Err(error) => return Err(format!("its socket failed: {error}")),
+    };
+    let message = Message::decode(&bytes[..len])?;
+    let Message::Hello { from, secret, geometry } = message else {
+        return Err(format!("it began with {message:?}"));
+    };
+    let peer = channel.peer().map_err(|error| format!("the kernel does not say who it is: {error}"))?;
+    let me = rustix::process::geteuid().as_raw();
+    if peer.uid != me && peer.uid != 0 {
+        return Err(format!("it runs as user {}, this rank as user {me}", peer.uid));
+    }
+    if secret != shared.identity.secret {
+        return Err("it does not know this job's secret: it belongs to another job".into());
+    }
+    if from.0 >= shared.identity.ranks {
+        return Err(format!("it calls itself {from}, in a job of {} ranks", shared.identity.ranks));
+    }
+    let [fd]: [OwnedFd; 1] =
+        fds.try_into().map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
+    let segment = Segment::open(&fd, geometry)?;
+    let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
+    let said = channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]);
+    said.map_err(|error: Errno| format!("the welcome could not be sent: {error}"))?;
+    // SAFETY: the segment came with this hello, and this is the only consumer made for it here. Should a
+    // hostile sender send one segment twice, two consumers only write `freed`: each reads what it likes
+    // from memory that it does not trust.
+    let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
+    Ok(Some(Box::new(move |channel, process| Sender {
+        from,
+        channel,
+        process,
+        segment,
+        consumer,
+        silent: 0,
+        ended: None,
+    })))
+}

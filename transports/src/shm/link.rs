@@ -1,0 +1,296 @@
+//! The sending side: inline into the ring, or through a chunk.
+
+use super::handshake::{Address, Message};
+use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
+use super::segment::{BellPage, Segment, SegmentSlots};
+use super::{Geometry, device::Shared};
+use crate::contract::{Busy, DownCause, Header, Link, Op, PeerId, Submit, SubmitError};
+use crate::fd_channel::{Channel, Received};
+use crate::mem::{MemRef, copy::copy_now};
+use crate::sync::TryLock;
+use crate::sync::ring::{MAX_PAYLOAD, Producer, PushError};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+const CONNECTING: u8 = 0;
+const UP: u8 = 1;
+const DOWN: u8 = 2;
+
+/// A link's sending end, as both the link and the device that looks after it see it.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) peer: PeerId,
+    state: AtomicU8,
+    down: OnceLock<DownCause>,
+    sender: TryLock<Sender>,
+}
+
+#[derive(Debug)]
+struct Sender {
+    address: Address,
+    channel: Option<Channel>,
+    /// Readable when the receiver's process is dead.
+    process: Option<OwnedFd>,
+    segment: Arc<Segment>,
+    /// The segment's descriptor, until the receiver has it.
+    segment_fd: Option<OwnedFd>,
+    producer: Producer<SegmentSlots>,
+    /// Chunks that are free, as far as this side knows: one bit each.
+    free: u64,
+    all: u64,
+    receiver: Option<Receiver>,
+}
+
+/// What the receiver's welcome brought.
+#[derive(Debug)]
+struct Receiver {
+    page: BellPage,
+    wake: OwnedFd,
+    bell: u32,
+    /// Whether a real fence is needed before asking for the receiver's attention.
+    fenced: bool,
+}
+
+impl Outgoing {
+    /// A sending end that is not connected yet.
+    pub(super) fn new(peer: PeerId, address: Address, geometry: Geometry) -> Result<Self, Errno> {
+        let (segment, fd) = Segment::create(geometry)?;
+        // SAFETY: the segment is fresh, and this is its only producer.
+        let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };
+        let all = u64::MAX >> (64 - geometry.chunks);
+        Ok(Self {
+            peer,
+            state: AtomicU8::new(CONNECTING),
+            down: OnceLock::new(),
+            sender: TryLock::new(Sender {
+                address,
+                channel: None,
+                process: None,
+                segment,
+                segment_fd: Some(fd),
+                producer,
+                free: all,
+                all,
+                receiver: None,
+            }),
+        })
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state.load(Ordering::Acquire) == UP
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.state.load(Ordering::Acquire) == DOWN
+    }
+
+    /// Tries to reach the receiver's socket. `Ok(false)`: its queue is full, try again.
+    pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<bool, DownCause> {
+        let mut sender = self.sender.lock();
+        if sender.channel.is_some() {
+            return Ok(true);
+        }
+        let channel = match Channel::connect(&sender.address.name) {
+            Ok(channel) => channel,
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(error) => return Err(DownCause::Gone(format!("nobody listens at its address: {error}"))),
+        };
+        let failed = |what: &str, error: Errno| DownCause::Gone(format!("{what}: {error}"));
+        let hello = Message::Hello {
+            from: shared.identity.me,
+            secret: shared.identity.secret,
+            geometry: sender.segment.geometry(),
+        };
+        let Some(fd) = sender.segment_fd.take() else { return Ok(true) };
+        channel.send(&hello.encode(), &[fd.as_fd()]).map_err(|error| failed("saying hello failed", error))?;
+        shared.watch_outgoing(index, channel.as_fd()).map_err(|error| failed("epoll refused its socket", error))?;
+        // Without a pidfd (another pid namespace, an old kernel) the socket's hang-up must do.
+        sender.process = channel.peer_process().ok().filter(|fd| shared.watch_outgoing(index, fd.as_fd()).is_ok());
+        sender.channel = Some(channel);
+        Ok(true)
+    }
+
+    /// Takes in what the receiver says. `Some(Ok)`: it is up now. `Some(Err)`: it is down now.
+    pub(super) fn listen(&self, shared: &Shared) -> Option<Result<(), DownCause>> {
+        let mut sender = self.sender.lock();
+        if self.is_down() {
+            return None;
+        }
+        let sender = &mut *sender;
+        let channel = sender.channel.as_ref()?;
+        let mut bytes = [0; super::handshake::MAX_MESSAGE];
+        let cause = match channel.receive(&mut bytes) {
+            Ok(Received::Nothing) => {
+                let process = sender.process.as_ref()?;
+                if !shared.is_dead(process.as_fd()) {
+                    return None;
+                }
+                DownCause::Gone("its process has ended".into())
+            }
+            Ok(Received::Closed) => DownCause::Gone("its socket hung up".into()),
+            Err(error) => DownCause::Protocol(format!("its socket failed: {error}")),
+            Ok(Received::Message(len, fds)) => match Message::decode(&bytes[..len]) {
+                Ok(Message::Welcome { bell, fenced }) if sender.receiver.is_none() => {
+                    match Receiver::new(bell, fenced, fds, shared) {
+                        Ok(receiver) => {
+                            sender.receiver = Some(receiver);
+                            self.state.store(UP, Ordering::Release);
+                            return Some(Ok(()));
+                        }
+                        Err(why) => DownCause::Protocol(why),
+                    }
+                }
+                Ok(Message::Refusal(why)) => DownCause::Refused(why),
+                Ok(Message::Bye) => DownCause::Closed,
+                Ok(other) => DownCause::Protocol(format!("it sent {other:?} out of turn")),
+                Err(why) => DownCause::Protocol(why),
+            },
+        };
+        self.end(sender, &cause);
+        Some(Err(cause))
+    }
+
+    /// Ends the link, with or without a word to the receiver.
+    pub(super) fn close(&self, cause: &DownCause, say_bye: bool) {
+        let mut sender = self.sender.lock();
+        if say_bye && let Some(channel) = &sender.channel {
+            // If the socket is full or gone the hang-up says it too.
+            let _ = channel.send(&Message::Bye.encode(), &[]);
+        }
+        self.end(&mut sender, cause);
+    }
+
+    fn end(&self, sender: &mut Sender, cause: &DownCause) {
+        let _ = self.down.set(cause.clone());
+        self.state.store(DOWN, Ordering::Release);
+        // Closing the descriptors takes them out of the epoll set.
+        (sender.channel, sender.process, sender.segment_fd) = (None, None, None);
+    }
+
+    #[cold]
+    fn not_up(&self) -> Result<Submit, SubmitError> {
+        match self.down.get() {
+            Some(cause) if self.is_down() => Err(SubmitError::Down { peer: self.peer, cause: cause.clone() }),
+            _ => Ok(Submit::Busy(Busy::Connecting)),
+        }
+    }
+
+    #[inline]
+    fn send(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let Some(mut sender) = self.sender.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        let sender = &mut *sender;
+        let pushed = if bytes.len() <= MAX_PAYLOAD {
+            sender.producer.push(KIND_INLINE, header.0, bytes)
+        } else {
+            match sender.push_chunk(header, bytes) {
+                Some(pushed) => pushed,
+                None => return Ok(Submit::Busy(Busy::NoPacket)),
+            }
+        };
+        match pushed {
+            Ok(()) => {
+                if let Some(receiver) = &sender.receiver
+                    && sender.segment.attention().is_needed(receiver.fenced)
+                {
+                    receiver.tell();
+                }
+                Ok(Submit::Done)
+            }
+            Err(PushError::Full) => Ok(Submit::Busy(Busy::Full)),
+            Err(PushError::Unfit) => {
+                let max = sender.segment.geometry().chunk_size as usize;
+                Err(SubmitError::TooLong { len: bytes.len(), max })
+            }
+            Err(PushError::Corrupt(why)) => {
+                let cause = DownCause::Protocol(why.to_string());
+                self.end(sender, &cause);
+                Err(SubmitError::Down { peer: self.peer, cause })
+            }
+        }
+    }
+}
+
+impl Sender {
+    /// A message through a chunk. `None`: no chunk is free.
+    fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
+        if self.free == 0 {
+            self.free = self.segment.returned(self.all);
+        }
+        // The lowest free one: its lines are likelier to be in a cache than those of the one used longest ago.
+        let chunk = (self.free != 0).then(|| self.free.trailing_zeros())?;
+        let target = self.segment.chunk_mut(chunk)?;
+        if bytes.len() > target.len() || copy_now(target, bytes).is_err() {
+            return Some(Err(PushError::Unfit));
+        }
+        let place = ChunkPlace { chunk, len: u32::try_from(bytes.len()).unwrap_or(u32::MAX) }.encode();
+        // Before the record is out: the receiver may give the chunk back at once.
+        self.segment.mark_sent(chunk);
+        let pushed = self.producer.push(KIND_CHUNK, header.0, MemRef::host(&place));
+        match pushed {
+            Ok(()) => self.free &= !(1 << chunk),
+            Err(_) => crate::contract::Lender::give_back(&*self.segment, chunk),
+        }
+        Some(pushed)
+    }
+}
+
+impl Receiver {
+    fn new(bell: u32, fenced: bool, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Self, String> {
+        let [page, wake]: [OwnedFd; 2] =
+            fds.try_into().map_err(|fds: Vec<_>| format!("its welcome came with {} descriptors", fds.len()))?;
+        let fenced = fenced || !shared.barrier.reachable;
+        Ok(Self { page: BellPage::open(&page)?, wake, bell, fenced })
+    }
+
+    #[cold]
+    fn tell(&self) {
+        self.page.bells().ring(self.bell);
+        // Either the receiver, going to sleep, finds the bell, or we find it asleep: one of the two, as
+        // both have a full fence between their store and their load.
+        fence(Ordering::SeqCst);
+        let asleep = self.page.asleep();
+        if asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0 {
+            // A full eventfd is readable, which is all that is wanted of it.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The handle that the runtime holds.
+#[derive(Debug)]
+pub(super) struct ShmLink {
+    pub(super) outgoing: Arc<Outgoing>,
+}
+
+impl Link for ShmLink {
+    #[inline]
+    fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
+        match op {
+            Op::AmCopied { header, bytes } => self.outgoing.send(header, bytes),
+            Op::AmOwned { header, buffer, .. } => {
+                let bytes = buffer.view();
+                if !bytes.place().is_host() {
+                    return Err(SubmitError::Kind(bytes.place().kind()));
+                }
+                self.outgoing.send(header, bytes)
+            }
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.outgoing.is_up()
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        if !self.outgoing.is_down() {
+            self.outgoing.close(&DownCause::Closed, true);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The transport between processes of one node.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`segment`] | the memory: a sealed memfd with a ring, its chunks, and the flags between the two sides |
+//! | [`handshake`] | the few messages over a Unix socket by which a sender shows its segment to a receiver |
+//! | [`link`] | the sending side: inline into the ring, or through a chunk |
+//! | [`device`] | the receiving side, and whatever has to be looked after for both |
+//! | [`inbound`] | the rings that lead here: which are looked at, and what comes out of them |
+//!
+//! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket, and
+//! gets back the receiver's page of bells and its eventfd. From then on messages move by loads and
+//! stores alone; the socket stays open for one purpose: when its other end hangs up, or the process
+//! behind it dies, the peer is gone.
+//!
+//! What a peer can write is never believed: see [`segment`] for who writes what.
+
+pub mod device;
+pub mod handshake;
+pub mod inbound;
+pub mod link;
+pub mod segment;
+
+pub use segment::Geometry;
+
+use crate::contract::{Caps, Device, DeviceInfo, Domain, Identity, Transport, Unavailable};
+use crate::mem::PacketSource;
+use crate::sync::ring::{FIRST, MAX_PAYLOAD};
+use std::sync::Arc;
+
+/// The transport's name.
+pub const NAME: &str = "shm";
+
+/// The shared-memory transport.
+#[derive(Debug, Clone)]
+pub struct Shm {
+    geometry: Geometry,
+}
+
+impl Shm {
+    /// With rings and chunks of this size.
+    pub fn new(geometry: Geometry) -> Self {
+        Self { geometry }
+    }
+}
+
+impl Transport for Shm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+        // Try it: a kernel or a container that refuses memfds or abstract sockets says so here.
+        segment::Segment::create(self.geometry)
+            .map_err(|error| Unavailable::new(NAME, format!("no shared memory: {error}")))?;
+        let place = handshake::Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;
+        let note = format!("memfd rings of {} slots, sockets in network namespace {}", self.geometry.slots, place.net_namespace);
+        Ok(vec![DeviceInfo { name: "memory".into(), note }])
+    }
+
+    fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+        self.geometry.check().map_err(|reason| Unavailable::new(NAME, reason))?;
+        let chunk = self.geometry.chunk_size as usize;
+        let caps = Caps {
+            am_inline: FIRST,
+            am_copied: chunk.max(MAX_PAYLOAD),
+            am_owned: 0,
+            am_from_device: false,
+            am_to_device: false,
+            orders_on_events: false,
+        };
+        Ok(Arc::new(ShmDomain { geometry: self.geometry, identity, caps }))
+    }
+}
+
+struct ShmDomain {
+    geometry: Geometry,
+    identity: Identity,
+    caps: Caps,
+}
+
+impl Domain for ShmDomain {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
+        if !packets.kind().is_host() {
+            let reason = format!("it receives into host packets, not into {} memory", packets.kind());
+            return Err(Unavailable::new(NAME, reason));
+        }
+        device::ShmDevice::open(self.geometry, self.identity.clone(), packets)
+            .map(|device| -> Arc<dyn Device> { device })
+    }
+}

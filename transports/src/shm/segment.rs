@@ -1,0 +1,376 @@
+//! The memory: a sealed memfd with a ring, its chunks, and the flags between the two sides.
+//!
+//! ```text
+//!    0  freed      written by the receiver: ring slots it is done with
+//!   64  attention  written by the receiver: whether it looks by itself
+//!  128  chunks     one word each: 1 from the sender, back to 0 from the receiver
+//!  512  slots      written by the sender, 64 bytes each
+//! page  bytes      of the chunks, written by the sender
+//! ```
+//!
+//! There are offsets in it, never addresses, and each is checked by whoever reads it. It is sealed
+//! against shrinking, growing and further sealing, and the receiver looks at the seals and the size
+//! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in `/dev/shm`.
+
+use crate::contract::Lender;
+use crate::mem::{MemMut, MemRef, Place};
+use crate::sync::attention::Attention;
+use crate::sync::bells::Bells;
+use crate::sync::ring::{BODY, Slots};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const FREED: usize = 0;
+const ATTENTION: usize = 64;
+const CHUNK_WORDS: usize = 128;
+const SLOTS: usize = 512;
+const PAGE: usize = 4096;
+
+/// Chunks that a segment can have: as many as a word has bits, and as the words have room for.
+pub const MAX_CHUNKS: u32 = 64;
+
+/// The seals that a segment carries.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// How large a segment's parts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Slots of 64 bytes: a power of two, 8 to 65536.
+    pub slots: u32,
+    /// Chunks for middle-sized messages, 1 to 64.
+    pub chunks: u32,
+    /// Bytes of a chunk: a multiple of 64, up to 1 MiB.
+    pub chunk_size: u32,
+}
+
+impl Geometry {
+    /// Whether the numbers are such as a segment can have. Also asked of numbers that a peer sent.
+    pub fn check(self) -> Result<(), String> {
+        let Self { slots, chunks, chunk_size } = self;
+        if !slots.is_power_of_two() || !(8..=65536).contains(&slots) {
+            return Err(format!("{slots} ring slots: a power of two from 8 to 65536 is needed (CARRACK_SHM_SLOTS)"));
+        }
+        if !(1..=MAX_CHUNKS).contains(&chunks) {
+            return Err(format!("{chunks} chunks: 1 to {MAX_CHUNKS} are possible (CARRACK_SHM_CHUNKS)"));
+        }
+        if chunk_size == 0 || !chunk_size.is_multiple_of(64) || chunk_size > 1 << 20 {
+            return Err(format!("chunks of {chunk_size} bytes: a multiple of 64 up to 1 MiB is needed (CARRACK_PACKET_SIZE)"));
+        }
+        Ok(())
+    }
+
+    fn chunks_at(self) -> usize {
+        (SLOTS + self.slots as usize * 64).next_multiple_of(PAGE)
+    }
+
+    fn bytes(self) -> usize {
+        (self.chunks_at() + self.chunks as usize * self.chunk_size as usize).next_multiple_of(PAGE)
+    }
+}
+
+/// Pages of a memfd, mapped for as long as this lives.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is shared memory, used through atomics and the copy function only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn of(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+        NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
+    }
+
+    /// # Safety
+    /// A `T` lies at `offset`, within the mapping, aligned, and every byte pattern is a `T` that can be
+    /// shared (atomics).
+    unsafe fn at<T>(&self, offset: usize) -> &T {
+        debug_assert!(offset + size_of::<T>() <= self.len);
+        // SAFETY: the caller's promise; the pages stay mapped while `self` lives.
+        unsafe { self.base.add(offset).cast::<T>().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of` with this length, and nothing that borrows from it is left.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A memfd of `len` bytes that really has them, sealed.
+fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len as u64)?;
+    // All of it now: where memory is short this is an error here, not a SIGBUS in the middle of a message.
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+    Ok(fd)
+}
+
+/// Checks a memfd that a peer sent, before it is mapped.
+fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|error| format!("its memory is not a memfd: {error}"))?;
+    if !seals.contains(SEALS) {
+        return Err("its memory is not sealed against shrinking".into());
+    }
+    let size = rustix::fs::fstat(fd).map_err(|error| format!("its memory cannot be examined: {error}"))?.st_size;
+    if u64::try_from(size) != Ok(len as u64) {
+        return Err(format!("its memory is {size} bytes long, not {len}"));
+    }
+    Ok(())
+}
+
+/// One direction between two devices.
+#[derive(Debug)]
+pub struct Segment {
+    mapping: Mapping,
+    geometry: Geometry,
+}
+
+impl Segment {
+    /// A fresh one, and the descriptor to be sent to the receiver.
+    pub fn create(geometry: Geometry) -> Result<(Arc<Self>, OwnedFd), Errno> {
+        let fd = sealed_memfd("carrack-segment", geometry.bytes())?;
+        let mapping = Mapping::of(fd.as_fd(), geometry.bytes())?;
+        Ok((Arc::new(Self { mapping, geometry }), fd))
+    }
+
+    /// Maps one that a sender made.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words for both sides' users.
+    pub fn open(fd: &OwnedFd, geometry: Geometry) -> Result<Arc<Self>, String> {
+        geometry.check()?;
+        check_memfd(fd.as_fd(), geometry.bytes())?;
+        let mapping = Mapping::of(fd.as_fd(), geometry.bytes()).map_err(|error| format!("no room to map its memory: {error}"))?;
+        Ok(Arc::new(Self { mapping, geometry }))
+    }
+
+    /// How large its parts are.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Whether the receiver looks by itself.
+    #[inline(always)]
+    pub fn attention(&self) -> &Attention {
+        // SAFETY: in the first page, aligned; any value is an atomic's.
+        unsafe { self.mapping.at(ATTENTION) }
+    }
+
+    /// A chunk's word. `None` when there is no such chunk.
+    fn chunk_word(&self, chunk: u32) -> Option<&AtomicU32> {
+        // SAFETY: below the geometry's number, which is at most what the words have room for.
+        (chunk < self.geometry.chunks).then(|| unsafe { self.mapping.at(CHUNK_WORDS + chunk as usize * 4) })
+    }
+
+    /// For the sender: the chunks that the receiver has given back, as a set of bits, of those in `taken`.
+    pub fn returned(&self, taken: u64) -> u64 {
+        let mut left = taken;
+        let mut back = 0;
+        while left != 0 {
+            let chunk = left.trailing_zeros();
+            left &= left - 1;
+            // Acquire: the receiver's reads of the chunk are over before we write it again.
+            if self.chunk_word(chunk).is_some_and(|word| word.load(Ordering::Acquire) == 0) {
+                back |= 1 << chunk;
+            }
+        }
+        back
+    }
+
+    /// For the sender: marks a chunk as on its way.
+    pub fn mark_sent(&self, chunk: u32) {
+        if let Some(word) = self.chunk_word(chunk) {
+            word.store(1, Ordering::Relaxed);
+        }
+    }
+
+    fn chunk_ptr(&self, chunk: u32) -> *mut u8 {
+        let at = self.geometry.chunks_at() + chunk as usize * self.geometry.chunk_size as usize;
+        // SAFETY: within the mapping, for a chunk below the geometry's number.
+        unsafe { self.mapping.base.add(at).as_ptr() }
+    }
+
+    /// For the sender: a chunk's bytes. `None` when there is no such chunk.
+    pub fn chunk_mut(&self, chunk: u32) -> Option<MemMut<'_>> {
+        // SAFETY: the chunk lies within the mapping; no references into it exist on either side.
+        (chunk < self.geometry.chunks).then(|| unsafe {
+            MemMut::from_raw(self.chunk_ptr(chunk), self.geometry.chunk_size as usize, Place::Host)
+        })
+    }
+
+    /// For the receiver: the first `len` bytes of a chunk. `None` when the sender named what is not there.
+    pub fn chunk(&self, chunk: u32, len: u32) -> Option<MemRef<'_>> {
+        let there = chunk < self.geometry.chunks && len <= self.geometry.chunk_size;
+        // SAFETY: checked to lie within the mapping.
+        there.then(|| unsafe { MemRef::from_raw(self.chunk_ptr(chunk), len as usize, Place::Host) })
+    }
+}
+
+impl Lender for Segment {
+    fn give_back(&self, chunk: u32) {
+        if let Some(word) = self.chunk_word(chunk) {
+            // Release: our reads are over before the sender may write again.
+            word.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// The ring of a segment. Clones are the same ring.
+#[derive(Clone, Debug)]
+pub struct SegmentSlots(Arc<Segment>);
+
+impl SegmentSlots {
+    /// The ring of `segment`.
+    pub fn of(segment: Arc<Segment>) -> Self {
+        Self(segment)
+    }
+
+    #[inline(always)]
+    fn slot(&self, at: usize) -> NonNull<u8> {
+        let at = at & (self.0.geometry.slots as usize - 1);
+        // SAFETY: the slots lie within the mapping, and `at` was cut to their number, a power of two.
+        unsafe { self.0.mapping.base.add(SLOTS + at * 64) }
+    }
+}
+
+// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number; the
+// number of slots was checked to be a power of two; a slot has 64 bytes, eight of them the control word.
+unsafe impl Slots for SegmentSlots {
+    fn capacity(&self) -> usize {
+        self.0.geometry.slots as usize
+    }
+
+    #[inline(always)]
+    fn control(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: the slot starts with its control word, 64-aligned.
+        unsafe { self.slot(at).cast::<AtomicU64>().as_ref() }
+    }
+
+    #[inline(always)]
+    fn freed(&self) -> &AtomicU64 {
+        // SAFETY: in the first page, aligned.
+        unsafe { self.0.mapping.at(FREED) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, at: usize, f: impl FnOnce(*mut u8)) {
+        const { assert!(BODY == 56) };
+        // SAFETY: eight bytes into the slot's 64.
+        f(unsafe { self.slot(at).add(8).as_ptr() });
+    }
+
+    #[inline(always)]
+    unsafe fn read(&self, at: usize, f: impl FnOnce(*const u8)) {
+        // SAFETY: as above.
+        f(unsafe { self.slot(at).add(8).as_ptr() });
+    }
+}
+
+/// The page by which senders wake a receiver: its bells, and whether it sleeps.
+#[derive(Debug)]
+pub struct BellPage(Mapping);
+
+#[repr(C)]
+struct BellPageLayout {
+    bells: Bells,
+    asleep: AtomicU32,
+}
+
+impl BellPage {
+    /// A fresh one, and the descriptor to be sent to senders.
+    pub fn create() -> Result<(Self, OwnedFd), Errno> {
+        let fd = sealed_memfd("carrack-bells", PAGE)?;
+        Ok((Self(Mapping::of(fd.as_fd(), PAGE)?), fd))
+    }
+
+    /// Maps one that a receiver made.
+    pub fn open(fd: &OwnedFd) -> Result<Self, String> {
+        check_memfd(fd.as_fd(), PAGE)?;
+        Mapping::of(fd.as_fd(), PAGE).map(Self).map_err(|error| format!("no room to map its bells: {error}"))
+    }
+
+    fn layout(&self) -> &BellPageLayout {
+        const { assert!(size_of::<BellPageLayout>() <= PAGE) };
+        // SAFETY: it fits into the page, which is aligned for anything; any bytes are atomics.
+        unsafe { self.0.at(0) }
+    }
+
+    /// The bells.
+    #[inline(always)]
+    pub fn bells(&self) -> &Bells {
+        &self.layout().bells
+    }
+
+    /// Not 0 while the receiver sleeps: the sender that turns it to 0 must write the receiver's eventfd.
+    pub fn asleep(&self) -> &AtomicU32 {
+        &self.layout().asleep
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Geometry = Geometry { slots: 8, chunks: 2, chunk_size: 128 };
+
+    #[test]
+    fn a_segment_whose_size_or_seals_are_wrong_is_not_mapped() {
+        let (_, fd) = Segment::create(SMALL).unwrap();
+        assert!(Segment::open(&fd, SMALL).is_ok());
+        let error = Segment::open(&fd, Geometry { chunks: 64, ..SMALL }).unwrap_err();
+        assert!(error.contains("bytes long"), "{error}");
+        let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, SMALL.bytes() as u64).unwrap();
+        assert!(Segment::open(&unsealed, SMALL).unwrap_err().contains("sealed"));
+        let file = std::fs::File::open("/proc/self/exe").unwrap().into();
+        assert!(Segment::open(&file, SMALL).unwrap_err().contains("not a memfd"));
+    }
+
+    #[test]
+    fn a_sealed_segment_cannot_be_shrunk_under_its_receiver() {
+        let (_, fd) = Segment::create(SMALL).unwrap();
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn numbers_that_no_segment_has_are_refused() {
+        for bad in [
+            Geometry { slots: 0, ..SMALL },
+            Geometry { slots: 4, ..SMALL },
+            Geometry { slots: 12, ..SMALL },
+            Geometry { slots: u32::MAX, ..SMALL },
+            Geometry { chunks: 0, ..SMALL },
+            Geometry { chunks: 65, ..SMALL },
+            Geometry { chunk_size: 0, ..SMALL },
+            Geometry { chunk_size: 65, ..SMALL },
+            Geometry { chunk_size: u32::MAX & !63, ..SMALL },
+        ] {
+            assert!(bad.check().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_or_length_that_is_not_there_gives_nothing() {
+        let (segment, _fd) = Segment::create(SMALL).unwrap();
+        assert!(segment.chunk(1, 128).is_some());
+        assert!(segment.chunk(2, 1).is_none());
+        assert!(segment.chunk(0, 129).is_none());
+        assert!(segment.chunk(u32::MAX, u32::MAX).is_none());
+        segment.give_back(77);
+    }
+}

@@ -1,0 +1,31 @@
+//! Lock-free structures, each with a proof.
+//!
+//! | module | one idea | where it is used |
+//! |---|---|---|
+//! | [`ring`] | one producer, one consumer, 64-byte slots that carry their own sequence number | shm, in shared memory |
+//! | [`attention`] | how a producer learns that its consumer has stopped looking, without a fence of its own | shm |
+//! | [`bells`] | which of many rings have something: a two-level bit set | shm, in shared memory |
+//! | [`free_list`] | a stack of indices | packet pools, slabs |
+//! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
+//! | [`slab`] | values under a token that carries a generation | operations in flight |
+//! | [`try_lock`] | a lock that is tried, not waited for | devices, links |
+//! | [`barrier`] | a memory barrier of which one side is free | [`attention`] |
+//!
+//! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that under
+//! `--cfg loom` every structure here is model-checked; those on the heap also run under Miri. The ones
+//! that live in shared memory are `repr(C)` and generic over where their bytes lie.
+
+pub mod attention;
+pub mod barrier;
+pub mod bells;
+pub mod free_list;
+pub(crate) mod primitives;
+pub mod queue;
+pub mod ring;
+pub mod slab;
+pub mod try_lock;
+
+pub use free_list::FreeList;
+pub use queue::Queue;
+pub use slab::Slab;
+pub use try_lock::TryLock;

@@ -1,0 +1,554 @@
+//! One producer, one consumer, 64-byte slots that carry their own sequence number.
+//!
+//! ```text
+//! slot      | control 8 B | header 16 B | payload 40 B         |   first slot of a record
+//! slot + 1  | control 8 B | payload 56 B                       |   up to three more
+//! control   = sequence 32 | slots 8 | kind 8 | payload bytes 16
+//! ```
+//!
+//! A record that fits into one slot travels as one cache line: the consumer waits for the sequence number
+//! of the very line that holds the message, so a small message costs a single transfer between cores and
+//! no shared index is touched (UCX's shared-memory FIFO takes an atomic exchange on a shared head for
+//! each message). The producer learns of free slots from `freed`, which the consumer writes now and then,
+//! and looks at it only when its own count runs out.
+//!
+//! The continuation slots keep a control word of their own, so that no byte of a payload ever lies where
+//! a later lap looks for a sequence number: a payload cannot forge a record.
+//!
+//! Each side trusts nothing that the other wrote: see [`Corrupt`].
+
+use super::primitives::{AtomicU64, Ordering};
+use crate::mem::{MemMut, MemRef, copy::copy_now};
+
+/// Payload bytes in a record's first slot.
+pub const FIRST: usize = 40;
+/// Payload bytes in each further slot.
+pub const NEXT: usize = 56;
+/// Slots that a record can take.
+pub const MAX_SLOTS: usize = 4;
+/// Payload bytes that a record can carry: 208.
+pub const MAX_PAYLOAD: usize = FIRST + (MAX_SLOTS - 1) * NEXT;
+/// Bytes of a slot behind its control word.
+pub const BODY: usize = 56;
+/// Bytes of the header that each record carries beside its payload.
+pub const HEADER: usize = 16;
+
+/// Where a ring's slots lie: on the heap, or in memory shared by two processes.
+///
+/// # Safety
+/// All methods name the same memory each time; `control(at)` and the body of `at` are slot `at` for
+/// `at < capacity()`, a power of two; the bodies are [`BODY`] bytes of host memory.
+pub unsafe trait Slots {
+    /// How many slots there are: a power of two.
+    fn capacity(&self) -> usize;
+    /// The control word of a slot.
+    fn control(&self, at: usize) -> &AtomicU64;
+    /// How many slots the consumer has freed since the beginning.
+    fn freed(&self) -> &AtomicU64;
+    /// Hands out a slot's body for writing.
+    ///
+    /// # Safety
+    /// The slot is the producer's at the moment.
+    unsafe fn write(&self, at: usize, f: impl FnOnce(*mut u8));
+    /// Hands out a slot's body for reading.
+    ///
+    /// # Safety
+    /// The slot is the consumer's at the moment.
+    unsafe fn read(&self, at: usize, f: impl FnOnce(*const u8));
+}
+
+/// What the other side wrote cannot be: it is broken or hostile, and the ring is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Corrupt {
+    /// A record claims a number of slots that no record has.
+    #[error("a record of {slots} slots for {len} payload bytes")]
+    Shape {
+        /// Slots claimed.
+        slots: u8,
+        /// Payload bytes claimed.
+        len: u16,
+    },
+    /// The consumer claims to have freed more than was ever sent, or less than before.
+    #[error("{freed} slots freed of {sent} sent, after {before}")]
+    Freed {
+        /// Slots claimed to be free.
+        freed: u64,
+        /// Slots sent.
+        sent: u64,
+        /// What it claimed before.
+        before: u64,
+    },
+}
+
+/// Why a push did not happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PushError {
+    /// No room; the consumer has to go on first.
+    Full,
+    /// The payload is longer than a record carries, or is not host memory.
+    Unfit,
+    /// See [`Corrupt`].
+    Corrupt(Corrupt),
+}
+
+/// How many slots a payload takes.
+#[inline(always)]
+fn slots_for(len: usize) -> usize {
+    if len <= FIRST { 1 } else { 1 + (len - FIRST).div_ceil(NEXT) }
+}
+
+#[inline(always)]
+fn control_word(position: u64, slots: usize, kind: u8, len: usize) -> u64 {
+    // Position + 1, so that fresh memory, all zero, is no record. Sequence numbers of one slot differ by
+    // the capacity from lap to lap, and come round only after 2^32 slots.
+    let sequence = position.wrapping_add(1) & 0xffff_ffff;
+    sequence | (slots as u64) << 32 | u64::from(kind) << 40 | (len as u64) << 48
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Producer<S> {
+    slots: S,
+    mask: u64,
+    sent: u64,
+    freed: u64,
+}
+
+impl<S: Slots> Producer<S> {
+    /// The writing end of a fresh ring.
+    ///
+    /// # Safety
+    /// It is the only writing end that these slots ever have.
+    pub unsafe fn new(slots: S) -> Self {
+        let mask = slots.capacity() as u64 - 1;
+        Self { slots, mask, sent: 0, freed: 0 }
+    }
+
+    /// The storage.
+    pub fn slots(&self) -> &S {
+        &self.slots
+    }
+
+    /// Whether the consumer has taken everything, as far as it has said.
+    pub fn is_drained(&self) -> bool {
+        self.slots.freed().load(Ordering::Acquire) == self.sent
+    }
+
+    /// Writes one record. `payload` is host memory of at most [`MAX_PAYLOAD`] bytes.
+    #[inline]
+    pub fn push(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
+        let len = payload.len();
+        if len > MAX_PAYLOAD || !payload.place().is_host() {
+            return Err(PushError::Unfit);
+        }
+        let count = slots_for(len);
+        let capacity = self.mask + 1;
+        if self.sent + count as u64 - self.freed > capacity {
+            self.refresh()?;
+            if self.sent + count as u64 - self.freed > capacity {
+                return Err(PushError::Full);
+            }
+        }
+        for extra in 1..count {
+            let position = self.sent + extra as u64;
+            let at = (position & self.mask) as usize;
+            let part = payload.part(FIRST + (extra - 1) * NEXT, NEXT);
+            // SAFETY: the credit check says that the consumer is done with this slot.
+            unsafe { self.slots.write(at, |body| fill(body, 0, part)) };
+            // Not a record, but a sequence number of this lap: later laps will not mistake it.
+            self.slots.control(at).store(control_word(position, 0, 0, 0), Ordering::Relaxed);
+        }
+        let at = (self.sent & self.mask) as usize;
+        // SAFETY: as above.
+        unsafe {
+            self.slots.write(at, |body| {
+                body.cast::<[u64; 2]>().write_unaligned(header);
+                fill(body, HEADER, payload.part(0, FIRST));
+            });
+        }
+        // Release: whoever sees the sequence number sees the record.
+        self.slots.control(at).store(control_word(self.sent, count, kind, len), Ordering::Release);
+        self.sent += count as u64;
+        Ok(())
+    }
+
+    #[cold]
+    fn refresh(&mut self) -> Result<(), PushError> {
+        // Acquire: the consumer's reads of the slots it freed are over before we write them again.
+        let freed = self.slots.freed().load(Ordering::Acquire);
+        if freed > self.sent || freed < self.freed {
+            let (sent, before) = (self.sent, self.freed);
+            return Err(PushError::Corrupt(Corrupt::Freed { freed, sent, before }));
+        }
+        self.freed = freed;
+        Ok(())
+    }
+}
+
+/// # Safety
+/// `body` is a slot's body, and `at + part.len()` at most [`BODY`].
+#[inline(always)]
+unsafe fn fill(body: *mut u8, at: usize, part: MemRef<'_>) {
+    // SAFETY: within the body, by the caller's promise.
+    let target = unsafe { MemMut::from_raw(body.add(at), BODY - at, crate::mem::Place::Host) };
+    // Both are host memory and the part is no longer than the target: it cannot be refused.
+    let _ = copy_now(target, part);
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct Consumer<S> {
+    slots: S,
+    mask: u64,
+    taken: u64,
+    told: u64,
+    tell_every: u64,
+}
+
+/// A record, still in its slots.
+#[derive(Debug)]
+pub struct Record<'a, S> {
+    slots: &'a S,
+    mask: u64,
+    position: u64,
+    /// What the producer called it.
+    pub kind: u8,
+    /// The header.
+    pub header: [u64; 2],
+    len: usize,
+}
+
+impl<S: Slots> Consumer<S> {
+    /// The reading end of a fresh ring.
+    ///
+    /// # Safety
+    /// It is the only reading end that these slots ever have.
+    pub unsafe fn new(slots: S) -> Self {
+        let capacity = slots.capacity() as u64;
+        Self { slots, mask: capacity - 1, taken: 0, told: 0, tell_every: (capacity / 8).max(1) }
+    }
+
+    /// The storage.
+    pub fn slots(&self) -> &S {
+        &self.slots
+    }
+
+    /// Whether a record is there. Costs one load of the line that the record will be in.
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        let control = self.slots.control((self.taken & self.mask) as usize).load(Ordering::Relaxed);
+        control as u32 == self.taken.wrapping_add(1) as u32
+    }
+
+    /// Takes the next record, if there is one, and frees its slots when `take` has returned something.
+    /// When `take` returns `None` the record stays where it is.
+    #[inline]
+    pub fn pop<R>(&mut self, take: impl FnOnce(Record<'_, S>) -> Option<R>) -> Result<Option<R>, Corrupt> {
+        let at = (self.taken & self.mask) as usize;
+        let control = self.slots.control(at).load(Ordering::Acquire);
+        if control as u32 != self.taken.wrapping_add(1) as u32 {
+            return Ok(None);
+        }
+        let (slots, kind, len) = ((control >> 32) as u8, (control >> 40) as u8, (control >> 48) as u16);
+        let bytes = usize::from(len);
+        if bytes > MAX_PAYLOAD || usize::from(slots) != slots_for(bytes) || u64::from(slots) > self.mask + 1 {
+            return Err(Corrupt::Shape { slots, len });
+        }
+        let mut header = [0; 2];
+        // SAFETY: the sequence number says that the producer has handed this slot over.
+        unsafe { self.slots.read(at, |body| header = body.cast::<[u64; 2]>().read_unaligned()) };
+        let record =
+            Record { slots: &self.slots, mask: self.mask, position: self.taken, kind, header, len: bytes };
+        let Some(result) = take(record) else { return Ok(None) };
+        self.taken += u64::from(slots);
+        if self.taken - self.told >= self.tell_every {
+            // Release: our reads are over before the producer may write again.
+            self.slots.freed().store(self.taken, Ordering::Release);
+            self.told = self.taken;
+        }
+        Ok(Some(result))
+    }
+}
+
+impl<S: Slots> Record<'_, S> {
+    /// Payload bytes.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no payload.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the payload to the start of `to`, as far as there is room.
+    #[inline(always)]
+    pub fn copy_to(&self, to: &mut [u8]) {
+        let len = self.len.min(to.len());
+        let first = (self.position & self.mask) as usize;
+        // SAFETY: `pop` found the record handed over, and its shape right.
+        unsafe {
+            self.slots.read(first, |body| drain(body.add(HEADER), &mut to[..len.min(FIRST)]));
+        }
+        let mut done = FIRST;
+        while done < len {
+            let extra = 1 + (done - FIRST) / NEXT;
+            let at = ((self.position + extra as u64) & self.mask) as usize;
+            let end = len.min(done + NEXT);
+            // SAFETY: as above.
+            unsafe { self.slots.read(at, |body| drain(body, &mut to[done..end])) };
+            done = end;
+        }
+    }
+}
+
+/// # Safety
+/// `to.len()` bytes are readable at `from`.
+#[inline(always)]
+unsafe fn drain(from: *const u8, to: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    let source = unsafe { MemRef::from_raw(from, to.len(), crate::mem::Place::Host) };
+    let _ = copy_now(MemMut::host(to), source);
+}
+
+/// A ring's slots on the heap: for tests, models, benchmarks, and rings within a process.
+pub mod heap {
+    use super::super::primitives::{AtomicU64, UnsafeCell};
+    use super::{BODY, Slots};
+    use std::sync::Arc;
+
+    /// The slots of one ring; clones are the same slots.
+    #[derive(Clone, Debug)]
+    pub struct HeapSlots(Arc<Inner>);
+
+    #[derive(Debug)]
+    struct Inner {
+        slots: Box<[Slot]>,
+        freed: AtomicU64,
+    }
+
+    #[repr(C, align(64))]
+    #[derive(Debug)]
+    struct Slot {
+        control: AtomicU64,
+        body: UnsafeCell<[u8; BODY]>,
+    }
+
+    // SAFETY: the ring's protocol gives a slot's body to one side at a time.
+    unsafe impl Send for HeapSlots {}
+    // SAFETY: as above.
+    unsafe impl Sync for HeapSlots {}
+
+    impl HeapSlots {
+        /// Fresh slots; `capacity` is rounded up to a power of two.
+        pub fn new(capacity: usize) -> Self {
+            let slot = || Slot { control: AtomicU64::new(0), body: UnsafeCell::new([0; BODY]) };
+            let slots = (0..capacity.next_power_of_two()).map(|_| slot()).collect();
+            Self(Arc::new(Inner { slots, freed: AtomicU64::new(0) }))
+        }
+    }
+
+    // SAFETY: the slots are a boxed slice that never changes; its length is a power of two.
+    unsafe impl Slots for HeapSlots {
+        fn capacity(&self) -> usize {
+            self.0.slots.len()
+        }
+        #[inline(always)]
+        fn control(&self, at: usize) -> &AtomicU64 {
+            &self.0.slots[at].control
+        }
+        fn freed(&self) -> &AtomicU64 {
+            &self.0.freed
+        }
+        #[inline(always)]
+        unsafe fn write(&self, at: usize, f: impl FnOnce(*mut u8)) {
+            self.0.slots[at].body.with_mut(|body| f(body.cast()));
+        }
+        #[inline(always)]
+        unsafe fn read(&self, at: usize, f: impl FnOnce(*const u8)) {
+            self.0.slots[at].body.with(|body| f(body.cast()));
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::heap::HeapSlots;
+    use super::*;
+    use loom::thread;
+
+    #[test]
+    fn loom_records_arrive_whole_and_in_order_over_several_laps() {
+        loom::model(|| {
+            let slots = HeapSlots::new(2);
+            // SAFETY: the only reading end.
+            let mut consumer = unsafe { Consumer::new(slots.clone()) };
+            let producer = thread::spawn(move || {
+                // SAFETY: the only writing end.
+                let mut producer = unsafe { Producer::new(slots) };
+                let mut sent = 0_u64;
+                // Three records into two slots: the third needs a slot back.
+                for _ in 0..6 {
+                    if sent < 3 && producer.push(1, [sent, !sent], MemRef::host(&[sent as u8; 3])).is_ok() {
+                        sent += 1;
+                    }
+                    thread::yield_now();
+                }
+                sent
+            });
+            let mut got = 0_u64;
+            let mut look = |got: &mut u64| {
+                let taken = consumer.pop(|record| {
+                    let mut bytes = [0; 3];
+                    record.copy_to(&mut bytes);
+                    Some((record.header, bytes))
+                });
+                if let Some((header, bytes)) = taken.unwrap() {
+                    assert_eq!((header, bytes), ([*got, !*got], [*got as u8; 3]));
+                    *got += 1;
+                }
+            };
+            for _ in 0..2 {
+                look(&mut got);
+                thread::yield_now();
+            }
+            let sent = producer.join().unwrap();
+            for _ in 0..3 {
+                look(&mut got);
+            }
+            assert_eq!(got, sent);
+            assert!(sent >= 2);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::heap::HeapSlots;
+    use super::*;
+
+    fn ring(capacity: usize) -> (Producer<HeapSlots>, Consumer<HeapSlots>) {
+        let slots = HeapSlots::new(capacity);
+        // SAFETY: one end of each sort.
+        unsafe { (Producer::new(slots.clone()), Consumer::new(slots)) }
+    }
+
+    fn taken(consumer: &mut Consumer<HeapSlots>) -> Option<(u8, [u64; 2], Vec<u8>)> {
+        let take = |record: Record<'_, HeapSlots>| {
+            let mut bytes = vec![0; record.len()];
+            record.copy_to(&mut bytes);
+            Some((record.kind, record.header, bytes))
+        };
+        consumer.pop(take).unwrap()
+    }
+
+    #[test]
+    fn a_record_that_is_not_taken_stays() {
+        let (mut producer, mut consumer) = ring(2);
+        producer.push(5, [1, 2], MemRef::host(b"x")).unwrap();
+        assert_eq!(consumer.pop(|_| None::<()>), Ok(None));
+        assert_eq!(taken(&mut consumer), Some((5, [1, 2], b"x".to_vec())));
+    }
+
+    #[test]
+    fn miri_every_size_up_to_the_largest_arrives_to_the_last_byte() {
+        let (mut producer, mut consumer) = ring(8);
+        assert!(taken(&mut consumer).is_none(), "fresh memory is no record");
+        for len in 0..=MAX_PAYLOAD {
+            let payload: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
+            producer.push(len as u8, [len as u64, 9], MemRef::host(&payload)).unwrap();
+            assert_eq!(taken(&mut consumer), Some((len as u8, [len as u64, 9], payload)));
+        }
+        let long = vec![0; MAX_PAYLOAD + 1];
+        assert_eq!(producer.push(0, [0; 2], MemRef::host(&long)), Err(PushError::Unfit));
+    }
+
+    #[test]
+    fn miri_a_full_ring_refuses_and_takes_again_once_slots_are_freed() {
+        let (mut producer, mut consumer) = ring(8);
+        let mut sent = 0_u64;
+        while producer.push(0, [sent, 0], MemRef::host(&[])).is_ok() {
+            sent += 1;
+        }
+        assert_eq!(sent, 8);
+        assert_eq!(taken(&mut consumer).unwrap().1[0], 0);
+        producer.push(0, [8, 0], MemRef::host(&[])).unwrap();
+        for want in 1..=8 {
+            assert_eq!(taken(&mut consumer).unwrap().1[0], want);
+        }
+        assert!(taken(&mut consumer).is_none());
+        assert!(producer.is_drained());
+    }
+
+    #[test]
+    fn miri_a_payload_that_looks_like_a_control_word_is_not_taken_for_one() {
+        let (mut producer, mut consumer) = ring(4);
+        // The second slot of this record is full of the control word that a record at its position in
+        // the next lap would have.
+        let forged = control_word(5, 1, 7, 0).to_le_bytes();
+        let payload: Vec<u8> = forged.iter().copied().cycle().take(FIRST + NEXT).collect();
+        producer.push(1, [0; 2], MemRef::host(&payload)).unwrap();
+        assert!(taken(&mut consumer).is_some());
+        for _ in 0..3 {
+            producer.push(2, [0; 2], MemRef::host(&[])).unwrap();
+            assert_eq!(taken(&mut consumer).unwrap().0, 2);
+        }
+        assert!(taken(&mut consumer).is_none());
+    }
+
+    #[test]
+    fn a_hostile_producer_gets_an_error_and_no_access() {
+        for (slots, len) in [(0, 0), (2, 40), (1, 41), (4, 209), (255, 9), (4, u16::MAX), (5, 250)] {
+            let (producer, mut consumer) = ring(8);
+            let control = control_word(0, slots, 0, usize::from(len));
+            producer.slots().control(0).store(control, Ordering::Release);
+            let error = consumer.pop(|_| Some(())).unwrap_err();
+            assert_eq!(error, Corrupt::Shape { slots: slots as u8, len });
+        }
+    }
+
+    #[test]
+    fn a_record_of_more_slots_than_the_ring_has_is_refused() {
+        let (producer, mut consumer) = ring(2);
+        producer.slots().control(0).store(control_word(0, 4, 0, 208), Ordering::Release);
+        assert!(consumer.pop(|_| Some(())).is_err());
+    }
+
+    #[test]
+    fn a_hostile_consumer_gets_an_error_and_no_access() {
+        let (mut producer, consumer) = ring(2);
+        producer.push(0, [0; 2], MemRef::host(&[])).unwrap();
+        producer.push(0, [0; 2], MemRef::host(&[])).unwrap();
+        consumer.slots().freed().store(3, Ordering::Release);
+        let corrupt = Corrupt::Freed { freed: 3, sent: 2, before: 0 };
+        assert_eq!(producer.push(0, [0; 2], MemRef::host(&[])), Err(PushError::Corrupt(corrupt)));
+    }
+
+    #[test]
+    fn miri_two_threads_stream_through_a_small_ring() {
+        let count = if cfg!(miri) { 100 } else { 200_000_u64 };
+        let (mut producer, mut consumer) = ring(16);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for at in 0..count {
+                    let payload = vec![at as u8; (at % 209) as usize];
+                    while producer.push(3, [at, !at], MemRef::host(&payload)).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            for at in 0..count {
+                let (kind, header, bytes) = loop {
+                    match taken(&mut consumer) {
+                        Some(record) => break record,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                assert_eq!((kind, header), (3, [at, !at]));
+                assert_eq!(bytes, vec![at as u8; (at % 209) as usize]);
+            }
+        });
+    }
+}
