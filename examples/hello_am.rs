@@ -1,2 +1,2 @@
-//! Placeholder, replaced below.
+//! Replaced soon.
 fn main() {}

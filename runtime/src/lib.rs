@@ -1,1 +1,77 @@
-//! Carrack.
+//! Carrack: a communication runtime for HPC. Ranks exchange host and GPU memory with
+//! [`post_send`](Runtime::post_send), [`post_recv`](Runtime::post_recv) and [`post_am`](Runtime::post_am);
+//! each message takes the best path there is, and [`explain`](Runtime::explain) says which, and why no other.
+//!
+//! In the order in which a message passes through:
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`post`] | one builder for each operation: done, posted, or retry |
+//! | `protocol` | decisions as pure functions: which path, which way of submitting |
+//! | `peer` | where a rank is, the link to it, and what waits for it |
+//! | [`transports`] | what moves the bytes: loopback, shared memory (a crate of its own) |
+//! | `progress` | polls devices, and carries out what the events ask for |
+//! | [`matching`] | which message is for which receive |
+//! | [`comp`] | completion objects: handler, queue, counter, synchronizer, your own |
+//! | [`buffer`], [`packet`] | what operations hold, and what messages land in |
+//! | `wait` | waiting without burning a core |
+//! | `collective` | barrier and allgather |
+//! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
+//! | [`settings`] | everything that can be set, from `CARRACK_*` or in the program |
+//! | [`explain`] | the path to each peer, and why each other was refused |
+//!
+//! Two ranks in one process, over loopback:
+//!
+//! ```
+//! use carrack::{Counter, CompQueue, Rank, Runtime, Tag};
+//!
+//! let [zero, one]: [Runtime; 2] = Runtime::in_process(2)?.try_into().map_err(|_| "two ranks")?;
+//! let arrived = CompQueue::new(16);
+//! // Both register in the same order, so that the name is the same on both.
+//! let name = one.register_comp(&arrived)?;
+//! zero.register_comp(&Counter::new())?;
+//!
+//! while zero.post_am(Rank(1), b"hello", name).tag(Tag(7)).call()?.is_retry() {
+//!     zero.progress()?;
+//!     one.progress()?;
+//! }
+//! let status = loop {
+//!     one.progress()?;
+//!     if let Some(status) = arrived.pop() {
+//!         break status;
+//!     }
+//! };
+//! assert_eq!((status.rank, status.tag, status.bytes()), (Rank(0), Tag(7), Some(&b"hello"[..])));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+pub mod bootstrap;
+pub mod buffer;
+mod collective;
+pub mod comp;
+mod device;
+mod error;
+pub mod explain;
+pub mod matching;
+mod names;
+pub mod packet;
+mod peer;
+pub mod post;
+mod progress;
+mod protocol;
+mod runtime;
+pub mod settings;
+mod wait;
+
+pub use carrack_transports as transports;
+
+pub use buffer::{Buffer, SendBuffer};
+pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, Synchronizer};
+pub use device::{Device, DeviceBuilder};
+pub use error::{CollectiveError, OpError, PostError, ProgressError, ResourceError, StartError, WaitError};
+pub use matching::{Matching, MatchingEngine};
+pub use names::{Rank, RemoteComp, Tag, UserContext};
+pub use post::{Outcome, Path, RetryReason};
+pub use runtime::{Runtime, RuntimeBuilder};

@@ -94,7 +94,8 @@ impl Channel {
             return Err(Errno::MSGSIZE);
         }
         // NOSIGNAL: a peer that has gone is an error here, not a signal to the application.
-        let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        let sent =
+            rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
         if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
     }
 

@@ -8,6 +8,7 @@
 //! | [`contract`] | what every transport promises: [`Transport`](contract::Transport), [`Domain`](contract::Domain), [`Device`](contract::Device), [`Link`](contract::Link) |
 //! | [`mem`] | memory and its kinds, the one copy function, packets and their pools |
 //! | [`gpu`] | GPUs behind one trait: none, simulated |
+//! | [`loopback`] | the transport within a process: the reference, and the test transport |
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
 //! | [`sync`] | rings, queues, free lists: model-checked |
@@ -24,6 +25,8 @@ pub mod contract;
 #[cfg(not(loom))]
 pub mod fd_channel;
 pub mod gpu;
+#[cfg(not(loom))]
+pub mod loopback;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod shm;

@@ -1,2 +1,47 @@
-//! Tasks.
-fn main() {}
+//! Carrack's own tasks, run as `cargo xtask NAME`.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `test` | `cargo xtask test`: the steps of a full check, their summary and the closing count |
+//! | `rules` | the rules on our own sources that no lint knows: where `unsafe`, copies and atomics may stand |
+//! | `peers` | `cargo xtask bench-peers`: Carrack and UCX side by side on the same two cores |
+//! | `workspace` | where things are, as Cargo tells it |
+//! | `child` | runs a command with a watchdog, so that nothing hangs |
+//! | `error` | what can go wrong, and what to do about it |
+
+mod child;
+mod error;
+mod peers;
+mod rules;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Carrack's own tasks")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run everything that CI runs, installing what it needs
+    Test(test::Options),
+    /// Measure Carrack and UCX side by side, in alternating rounds on the same two cores
+    BenchPeers(peers::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Test(options) => test::run(&options),
+        Task::BenchPeers(options) => peers::run(&options),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("xtask: {error}");
+        ExitCode::FAILURE
+    })
+}

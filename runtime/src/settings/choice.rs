@@ -12,19 +12,13 @@ pub(super) trait Choice: Copy + PartialEq + 'static {
 
     /// The value that a word stands for, in whatever case it is written.
     fn from_word(text: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .find(|(word, _)| word.eq_ignore_ascii_case(text))
-            .map(|(_, value)| *value)
+        Self::ALL.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, value)| *value)
     }
 
     /// The word that stands for this value.
     fn word(&self) -> &'static str {
         // Every value is in `ALL` (a test walks over them); the empty word is for the compiler.
-        Self::ALL
-            .iter()
-            .find(|(_, value)| value == self)
-            .map_or("", |(word, _)| *word)
+        Self::ALL.iter().find(|(_, value)| value == self).map_or("", |(word, _)| *word)
     }
 }
 

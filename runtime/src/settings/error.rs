@@ -17,10 +17,7 @@ pub enum SettingFault {
         nearest: Option<&'static str>,
     },
     /// A value that cannot be read.
-    #[error(
-        "{} cannot be read; expected {expected}, for example {example}",
-        assignment(name, origin, value)
-    )]
+    #[error("{} cannot be read; expected {expected}, for example {example}", assignment(name, origin, value))]
     Malformed {
         /// The setting's name.
         name: &'static str,
@@ -34,10 +31,7 @@ pub enum SettingFault {
         example: String,
     },
     /// A value that can be read, but is not allowed.
-    #[error(
-        "{} is not allowed; expected {expected}, for example {example}",
-        assignment(name, origin, value)
-    )]
+    #[error("{} is not allowed; expected {expected}, for example {example}", assignment(name, origin, value))]
     OutOfRange {
         /// The setting's name.
         name: &'static str,
@@ -82,9 +76,5 @@ fn assignment(name: &str, origin: &Origin, value: &str) -> String {
 }
 
 fn one_a_line(faults: &[SettingFault]) -> String {
-    faults
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("\n")
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }

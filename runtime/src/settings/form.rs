@@ -38,12 +38,7 @@ pub(super) struct Count {
 
 impl Count {
     pub(super) const fn of(unit: &'static str, least: usize, most: usize) -> Self {
-        Self {
-            unit,
-            least,
-            most,
-            power_of_two: false,
-        }
+        Self { unit, least, most, power_of_two: false }
     }
 
     pub(super) const fn power_of_two(mut self) -> Self {
@@ -55,10 +50,7 @@ impl Count {
 impl Form<usize> for Count {
     fn expected(&self) -> String {
         let power = if self.power_of_two { ", a power of two" } else { "" };
-        format!(
-            "a number of {}{power}, from {} to {}",
-            self.unit, self.least, self.most
-        )
+        format!("a number of {}{power}, from {} to {}", self.unit, self.least, self.most)
     }
 
     fn example(&self) -> String {
@@ -131,10 +123,7 @@ impl Micros {
 
 impl Form<Duration> for Micros {
     fn expected(&self) -> String {
-        format!(
-            "a whole number of microseconds, from {} to {}",
-            self.least, self.most
-        )
+        format!("a whole number of microseconds, from {} to {}", self.least, self.most)
     }
 
     fn example(&self) -> String {
@@ -147,11 +136,7 @@ impl Form<Duration> for Micros {
 
     fn check(&self, value: &Duration) -> Result<(), Refusal> {
         let range = Duration::from_micros(self.least)..=Duration::from_micros(self.most);
-        if range.contains(value) {
-            Ok(())
-        } else {
-            Err(Refusal::OutOfRange)
-        }
+        if range.contains(value) { Ok(()) } else { Err(Refusal::OutOfRange) }
     }
 
     fn show(&self, value: &Duration) -> String {
@@ -222,21 +207,12 @@ impl<C: Choice> Form<Vec<C>> for List {
     }
 
     fn parse(&self, text: &str) -> Result<Vec<C>, Refusal> {
-        text.split(',')
-            .map(|word| C::from_word(word.trim()).ok_or(Refusal::Malformed))
-            .collect()
+        text.split(',').map(|word| C::from_word(word.trim()).ok_or(Refusal::Malformed)).collect()
     }
 
     fn check(&self, value: &Vec<C>) -> Result<(), Refusal> {
-        let twice = value
-            .iter()
-            .enumerate()
-            .any(|(at, choice)| value[..at].contains(choice));
-        if value.is_empty() || twice {
-            Err(Refusal::OutOfRange)
-        } else {
-            Ok(())
-        }
+        let twice = value.iter().enumerate().any(|(at, choice)| value[..at].contains(choice));
+        if value.is_empty() || twice { Err(Refusal::OutOfRange) } else { Ok(()) }
     }
 
     fn show(&self, value: &Vec<C>) -> String {

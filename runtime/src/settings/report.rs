@@ -49,9 +49,6 @@ pub(super) struct Sourced<T> {
 
 impl<T> Sourced<T> {
     pub(super) fn by_default(value: T) -> Self {
-        Self {
-            value,
-            origin: Origin::Default,
-        }
+        Self { value, origin: Origin::Default }
     }
 }

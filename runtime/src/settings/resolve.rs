@@ -22,41 +22,21 @@ pub(super) fn resolve<T>(
     let fault = |value, origin, refusal| {
         let (expected, example) = (form.expected(), form.example());
         match refusal {
-            Refusal::Malformed => SettingFault::Malformed {
-                name,
-                origin,
-                value,
-                expected,
-                example,
-            },
-            Refusal::OutOfRange => SettingFault::OutOfRange {
-                name,
-                origin,
-                value,
-                expected,
-                example,
-            },
+            Refusal::Malformed => SettingFault::Malformed { name, origin, value, expected, example },
+            Refusal::OutOfRange => SettingFault::OutOfRange { name, origin, value, expected, example },
         }
     };
     let mut chosen = Sourced::by_default(default);
     if let Some(text) = in_environment {
         let origin = Origin::Environment(variable);
-        match form
-            .parse(&text)
-            .and_then(|value| form.check(&value).map(|()| value))
-        {
+        match form.parse(&text).and_then(|value| form.check(&value).map(|()| value)) {
             Ok(value) => chosen = Sourced { value, origin },
             Err(refusal) => faults.push(fault(text, origin, refusal)),
         }
     }
     if let Some(value) = in_program {
         match form.check(&value) {
-            Ok(()) => {
-                chosen = Sourced {
-                    value,
-                    origin: Origin::Builder,
-                }
-            }
+            Ok(()) => chosen = Sourced { value, origin: Origin::Builder },
             Err(refusal) => faults.push(fault(form.show(&value), Origin::Builder, refusal)),
         }
     }
@@ -112,21 +92,13 @@ impl SettingsBuilder {
         K: Into<String>,
         V: Into<String>,
     {
-        self.build_with(
-            vars.into_iter()
-                .map(|(name, value)| (name.into(), value.into()))
-                .collect(),
-        )
+        self.build_with(vars.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
 
     fn build_with(self, mut variables: Variables) -> Result<Settings, SettingsError> {
         let mut faults = Vec::new();
         let settings = self.resolve(&mut variables, &mut faults);
         faults.extend(variables.unknown());
-        if faults.is_empty() {
-            Ok(settings)
-        } else {
-            Err(SettingsError { faults })
-        }
+        if faults.is_empty() { Ok(settings) } else { Err(SettingsError { faults }) }
     }
 }

@@ -33,17 +33,11 @@ pub enum SizeError {
 /// assert!(carrack::settings::parse_size("8KB").is_err());
 /// ```
 pub fn parse_size(text: &str) -> Result<usize, SizeError> {
-    let malformed = || SizeError::Malformed {
-        text: text.to_owned(),
-    };
-    let too_large = || SizeError::TooLarge {
-        text: text.to_owned(),
-    };
+    let malformed = || SizeError::Malformed { text: text.to_owned() };
+    let too_large = || SizeError::TooLarge { text: text.to_owned() };
 
     let trimmed = text.trim();
-    let end = trimmed
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(trimmed.len());
+    let end = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
     let (digits, unit) = trimmed.split_at(end);
     let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -87,31 +81,17 @@ mod tests {
 
     #[test]
     fn a_size_is_refused_when_a_reader_could_take_it_in_two_ways_or_in_none() {
-        for text in [
-            "", " ", "K", "KiB", "-1", "+1", "1.5K", "4KB", "4 4", "4Kx", "0x10", "1e3", "four", "4T",
-        ] {
-            assert_eq!(
-                parse_size(text),
-                Err(SizeError::Malformed {
-                    text: text.to_owned()
-                })
-            );
+        for text in
+            ["", " ", "K", "KiB", "-1", "+1", "1.5K", "4KB", "4 4", "4Kx", "0x10", "1e3", "four", "4T"]
+        {
+            assert_eq!(parse_size(text), Err(SizeError::Malformed { text: text.to_owned() }));
         }
     }
 
     #[test]
     fn a_size_beyond_the_address_space_is_too_large_and_does_not_wrap() {
-        for text in [
-            "18446744073709551616",
-            "18446744073709551615K",
-            "99999999999999999999999G",
-        ] {
-            assert_eq!(
-                parse_size(text),
-                Err(SizeError::TooLarge {
-                    text: text.to_owned()
-                })
-            );
+        for text in ["18446744073709551616", "18446744073709551615K", "99999999999999999999999G"] {
+            assert_eq!(parse_size(text), Err(SizeError::TooLarge { text: text.to_owned() }));
         }
     }
 

@@ -69,14 +69,8 @@ pub struct Reserved {
 
 /// The variables by which the launcher tells a rank who it is. They are read by the bootstrap.
 pub const RESERVED: &[Reserved] = &[
-    Reserved {
-        variable: "CARRACK_RANK",
-        doc: "Rank of this process; set by the launcher.",
-    },
-    Reserved {
-        variable: "CARRACK_SIZE",
-        doc: "Number of ranks of the job; set by the launcher.",
-    },
+    Reserved { variable: "CARRACK_RANK", doc: "Rank of this process; set by the launcher." },
+    Reserved { variable: "CARRACK_SIZE", doc: "Number of ranks of the job; set by the launcher." },
     Reserved {
         variable: "CARRACK_BOOTSTRAP_FD",
         doc: "Descriptor of the socket to the launcher; set by the launcher.",

@@ -22,12 +22,7 @@ impl Variables {
     /// it is then reported as any other slip.
     pub(super) fn of_this_process() -> Self {
         std::env::vars_os()
-            .map(|(name, value)| {
-                (
-                    name.to_string_lossy().into_owned(),
-                    value.to_string_lossy().into_owned(),
-                )
-            })
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
             .collect()
     }
 
@@ -41,22 +36,14 @@ impl Variables {
         self.left
             .into_keys()
             .filter(|found| RESERVED.iter().all(|reserved| reserved.variable != found))
-            .map(|found| SettingFault::Unknown {
-                nearest: nearest(&found),
-                variable: found,
-            })
+            .map(|found| SettingFault::Unknown { nearest: nearest(&found), variable: found })
     }
 }
 
 impl FromIterator<(String, String)> for Variables {
     /// Of a variable that is there twice the last holds.
     fn from_iter<I: IntoIterator<Item = (String, String)>>(vars: I) -> Self {
-        Self {
-            left: vars
-                .into_iter()
-                .filter(|(name, _)| name.starts_with(PREFIX))
-                .collect(),
-        }
+        Self { left: vars.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect() }
     }
 }
 
@@ -68,12 +55,7 @@ fn nearest(found: &str) -> Option<&'static str> {
         .iter()
         .copied()
         .chain(RESERVED.iter().map(|reserved| reserved.variable))
-        .map(|known| {
-            (
-                strsim::jaro_winkler(&found, known.trim_start_matches(PREFIX)),
-                known,
-            )
-        })
+        .map(|known| (strsim::jaro_winkler(&found, known.trim_start_matches(PREFIX)), known))
         .filter(|(likeness, _)| *likeness >= LIKE_ENOUGH)
         .max_by(|(one, _), (other, _)| one.total_cmp(other))
         .map(|(_, known)| known)

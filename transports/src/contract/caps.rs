@@ -22,6 +22,10 @@ pub struct Caps {
 impl Caps {
     /// Whether an active message of `len` bytes in memory of `kind` can be submitted as it is.
     pub fn takes_am(&self, kind: MemKind, len: usize) -> bool {
-        if kind.is_host() { len <= self.am_copied.max(self.am_owned) } else { self.am_from_device && len <= self.am_owned }
+        if kind.is_host() {
+            len <= self.am_copied.max(self.am_owned)
+        } else {
+            self.am_from_device && len <= self.am_owned
+        }
     }
 }

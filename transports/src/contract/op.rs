@@ -85,6 +85,8 @@ pub enum SubmitError {
         cause: DownCause,
     },
     /// The address is not one of this transport's.
-    #[error("an address of {0} bytes is not one of this transport's: the peer runs another version, or its address was damaged")]
+    #[error(
+        "an address of {0} bytes is not one of this transport's: the peer runs another version, or its address was damaged"
+    )]
     Address(usize),
 }

@@ -73,7 +73,9 @@ impl fmt::Debug for Chunk {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AllocError {
     /// There is no more memory of that kind.
-    #[error("no {bytes} bytes of {kind} memory for packets: lower CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE")]
+    #[error(
+        "no {bytes} bytes of {kind} memory for packets: lower CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE"
+    )]
     OutOfMemory {
         /// Bytes that were asked for.
         bytes: usize,
@@ -84,7 +86,9 @@ pub enum AllocError {
     #[error("no packets on the GPU: {0}")]
     Gpu(#[from] GpuError),
     /// The allocator broke its promise.
-    #[error("the packet allocator gave {got} bytes at {base:#x} where {want} bytes aligned to {align} were asked for")]
+    #[error(
+        "the packet allocator gave {got} bytes at {base:#x} where {want} bytes aligned to {align} were asked for"
+    )]
     Unfit {
         /// Where the chunk starts.
         base: usize,

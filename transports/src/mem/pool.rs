@@ -3,8 +3,9 @@
 //! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit, so that a rank which
 //! never sends a middle-sized message never pays for packets (design.md §6.6; LCI pins 512 MiB).
 
+use super::copy::copy_now;
 use super::packet::{AllocError, Chunk, Packet, PacketAllocator, PacketHome, PacketSource};
-use super::{MemKind, Place};
+use super::{MemKind, MemRef, Place};
 use crate::sync::FreeList;
 use std::alloc::Layout;
 use std::fmt;
@@ -62,6 +63,15 @@ impl PacketPool {
         }
         let mut packet = self.take()?;
         packet.set_len(len);
+        Some(packet)
+    }
+
+    /// A packet that holds a copy of host memory. `None` as for [`take_with_len`](Self::take_with_len), and when
+    /// either side is not host memory.
+    #[inline]
+    pub fn take_copy(&self, of: MemRef<'_>) -> Option<Packet> {
+        let mut packet = self.take_with_len(of.len())?;
+        copy_now(packet.view_mut(), of).ok()?;
         Some(packet)
     }
 

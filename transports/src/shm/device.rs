@@ -11,8 +11,8 @@ use super::segment::BellPage;
 use super::{Geometry, NAME};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach, SubmitError,
-    Unavailable,
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach,
+    SubmitError, Unavailable,
 };
 use crate::fd_channel::Listener;
 use crate::mem::PacketSource;
@@ -147,7 +147,8 @@ impl ShmDevice {
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
-            let polling = Polling { inbound: Inbound::default(), upkeep: Upkeep::default(), listener: Some(listener) };
+            let polling =
+                Polling { inbound: Inbound::default(), upkeep: Upkeep::default(), listener: Some(listener) };
             Ok(Arc::new(Self {
                 shared,
                 geometry,
@@ -158,7 +159,9 @@ impl ShmDevice {
                 closed: AtomicBool::new(false),
             }))
         };
-        opened().map_err(|error| Unavailable::new(NAME, format!("its sockets and memory could not be made: {error}")))
+        opened().map_err(|error| {
+            Unavailable::new(NAME, format!("its sockets and memory could not be made: {error}"))
+        })
     }
 
     /// Looks at the epoll set.
@@ -191,7 +194,10 @@ impl ShmDevice {
             match inbound.admit(channel) {
                 Ok(bell) => {
                     // The hello is there already, most likely; if not the epoll set will tell.
-                    if inbound.stranger_fd(bell).is_some_and(|fd| self.shared.watch_incoming(bell, fd).is_ok()) {
+                    if inbound
+                        .stranger_fd(bell)
+                        .is_some_and(|fd| self.shared.watch_incoming(bell, fd).is_ok())
+                    {
                         inbound.listen(&self.shared, bell);
                     }
                 }

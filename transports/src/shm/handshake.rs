@@ -87,13 +87,16 @@ impl Message {
     /// # Errors
     /// What is wrong with it.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let (frame, text) =
-            Frame::read_from_prefix(bytes).map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
+        let (frame, text) = Frame::read_from_prefix(bytes)
+            .map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
         if frame.magic != MAGIC {
             return Err("a message that is not Carrack's".into());
         }
         if frame.version != VERSION {
-            return Err(format!("it speaks version {} of the protocol, this rank {VERSION}: run one build on all ranks", frame.version));
+            return Err(format!(
+                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all ranks",
+                frame.version
+            ));
         }
         let [a, b, c, d, _] = frame.words;
         match frame.kind {
@@ -122,7 +125,8 @@ impl Place {
     /// Where this process is.
     pub fn here() -> Result<Self, String> {
         let path = "/proc/sys/kernel/random/boot_id";
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
         let boot = u128::from_str_radix(&digits, 16).map_err(|_| format!("{path} holds no id: {text:?}"))?;
         let path = "/proc/self/ns/net";
@@ -148,7 +152,8 @@ impl Address {
         if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
             random = (&raw const random as u64 ^ u64::from(std::process::id())).to_ne_bytes();
         }
-        let name = format!("carrack-{}-{}-{:016x}", std::process::id(), identity.me.0, u64::from_ne_bytes(random));
+        let name =
+            format!("carrack-{}-{}-{:016x}", std::process::id(), identity.me.0, u64::from_ne_bytes(random));
         Self { place, name: name.into_bytes() }
     }
 

@@ -90,7 +90,8 @@ enum Look {
 impl Inbound {
     /// Whether any ring that is looked at has something, or any bell has rung.
     pub(super) fn has_something(&self, bells: &Bells) -> bool {
-        bells.any() || self.warm.iter().any(|&bell| self.sender(bell).is_some_and(|link| link.consumer.is_ready()))
+        bells.any()
+            || self.warm.iter().any(|&bell| self.sender(bell).is_some_and(|link| link.consumer.is_ready()))
     }
 
     fn sender(&self, bell: u32) -> Option<&Sender> {
@@ -380,8 +381,9 @@ fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSen
     if from.0 >= shared.identity.ranks {
         return Err(format!("it calls itself {from}, in a job of {} ranks", shared.identity.ranks));
     }
-    let [fd]: [OwnedFd; 1] =
-        fds.try_into().map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
+    let [fd]: [OwnedFd; 1] = fds
+        .try_into()
+        .map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
     let segment = Segment::open(&fd, geometry)?;
     let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
     let said = channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]);

@@ -105,9 +105,12 @@ impl Outgoing {
         };
         let Some(fd) = sender.segment_fd.take() else { return Ok(true) };
         channel.send(&hello.encode(), &[fd.as_fd()]).map_err(|error| failed("saying hello failed", error))?;
-        shared.watch_outgoing(index, channel.as_fd()).map_err(|error| failed("epoll refused its socket", error))?;
+        shared
+            .watch_outgoing(index, channel.as_fd())
+            .map_err(|error| failed("epoll refused its socket", error))?;
         // Without a pidfd (another pid namespace, an old kernel) the socket's hang-up must do.
-        sender.process = channel.peer_process().ok().filter(|fd| shared.watch_outgoing(index, fd.as_fd()).is_ok());
+        sender.process =
+            channel.peer_process().ok().filter(|fd| shared.watch_outgoing(index, fd.as_fd()).is_ok());
         sender.channel = Some(channel);
         Ok(true)
     }
@@ -241,8 +244,9 @@ impl Sender {
 
 impl Receiver {
     fn new(bell: u32, fenced: bool, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Self, String> {
-        let [page, wake]: [OwnedFd; 2] =
-            fds.try_into().map_err(|fds: Vec<_>| format!("its welcome came with {} descriptors", fds.len()))?;
+        let [page, wake]: [OwnedFd; 2] = fds
+            .try_into()
+            .map_err(|fds: Vec<_>| format!("its welcome came with {} descriptors", fds.len()))?;
         let fenced = fenced || !shared.barrier.reachable;
         Ok(Self { page: BellPage::open(&page)?, wake, bell, fenced })
     }

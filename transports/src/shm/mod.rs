@@ -54,7 +54,10 @@ impl Transport for Shm {
         segment::Segment::create(self.geometry)
             .map_err(|error| Unavailable::new(NAME, format!("no shared memory: {error}")))?;
         let place = handshake::Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;
-        let note = format!("memfd rings of {} slots, sockets in network namespace {}", self.geometry.slots, place.net_namespace);
+        let note = format!(
+            "memfd rings of {} slots, sockets in network namespace {}",
+            self.geometry.slots, place.net_namespace
+        );
         Ok(vec![DeviceInfo { name: "memory".into(), note }])
     }
 

@@ -53,13 +53,17 @@ impl Geometry {
     pub fn check(self) -> Result<(), String> {
         let Self { slots, chunks, chunk_size } = self;
         if !slots.is_power_of_two() || !(8..=65536).contains(&slots) {
-            return Err(format!("{slots} ring slots: a power of two from 8 to 65536 is needed (CARRACK_SHM_SLOTS)"));
+            return Err(format!(
+                "{slots} ring slots: a power of two from 8 to 65536 is needed (CARRACK_SHM_SLOTS)"
+            ));
         }
         if !(1..=MAX_CHUNKS).contains(&chunks) {
             return Err(format!("{chunks} chunks: 1 to {MAX_CHUNKS} are possible (CARRACK_SHM_CHUNKS)"));
         }
         if chunk_size == 0 || !chunk_size.is_multiple_of(64) || chunk_size > 1 << 20 {
-            return Err(format!("chunks of {chunk_size} bytes: a multiple of 64 up to 1 MiB is needed (CARRACK_PACKET_SIZE)"));
+            return Err(format!(
+                "chunks of {chunk_size} bytes: a multiple of 64 up to 1 MiB is needed (CARRACK_PACKET_SIZE)"
+            ));
         }
         Ok(())
     }
@@ -122,11 +126,13 @@ fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
 
 /// Checks a memfd that a peer sent, before it is mapped.
 fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
-    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|error| format!("its memory is not a memfd: {error}"))?;
+    let seals =
+        rustix::fs::fcntl_get_seals(fd).map_err(|error| format!("its memory is not a memfd: {error}"))?;
     if !seals.contains(SEALS) {
         return Err("its memory is not sealed against shrinking".into());
     }
-    let size = rustix::fs::fstat(fd).map_err(|error| format!("its memory cannot be examined: {error}"))?.st_size;
+    let size =
+        rustix::fs::fstat(fd).map_err(|error| format!("its memory cannot be examined: {error}"))?.st_size;
     if u64::try_from(size) != Ok(len as u64) {
         return Err(format!("its memory is {size} bytes long, not {len}"));
     }
@@ -155,7 +161,8 @@ impl Segment {
     pub fn open(fd: &OwnedFd, geometry: Geometry) -> Result<Arc<Self>, String> {
         geometry.check()?;
         check_memfd(fd.as_fd(), geometry.bytes())?;
-        let mapping = Mapping::of(fd.as_fd(), geometry.bytes()).map_err(|error| format!("no room to map its memory: {error}"))?;
+        let mapping = Mapping::of(fd.as_fd(), geometry.bytes())
+            .map_err(|error| format!("no room to map its memory: {error}"))?;
         Ok(Arc::new(Self { mapping, geometry }))
     }
 
@@ -334,7 +341,8 @@ mod tests {
         assert!(Segment::open(&fd, SMALL).is_ok());
         let error = Segment::open(&fd, Geometry { chunks: 64, ..SMALL }).unwrap_err();
         assert!(error.contains("bytes long"), "{error}");
-        let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let unsealed =
+            rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, SMALL.bytes() as u64).unwrap();
         assert!(Segment::open(&unsealed, SMALL).unwrap_err().contains("sealed"));
         let file = std::fs::File::open("/proc/self/exe").unwrap().into();

@@ -1,7 +1,7 @@
 //! Values under a token that carries a generation.
 
-use super::{FreeList, TryLock};
 use super::primitives::{AtomicU32, Ordering};
+use super::{FreeList, TryLock};
 use std::fmt;
 
 /// A bounded table of values in flight. A token names a slot and the slot's generation, so that a token
@@ -83,7 +83,8 @@ mod models {
                     thread::spawn(move || slab.take(token).is_some())
                 })
                 .collect();
-            let taken = threads.into_iter().filter(|_| true).map(|t| usize::from(t.join().unwrap())).sum::<usize>();
+            let taken =
+                threads.into_iter().filter(|_| true).map(|t| usize::from(t.join().unwrap())).sum::<usize>();
             assert_eq!(taken, 1);
         });
     }

@@ -50,10 +50,7 @@ impl Default for FakeConfig {
 impl FakeConfig {
     /// So many devices, and else the defaults.
     pub fn devices(devices: usize) -> Self {
-        Self {
-            devices,
-            ..Self::default()
-        }
+        Self { devices, ..Self::default() }
     }
 
     /// The UUID of the machine's n-th device, whether this process can see it or not.
@@ -73,17 +70,10 @@ impl FakeConfig {
             let hint = format!("devices of {} bytes: the least is {GRANULE}", self.memory);
             return Err(error("fake driver", INVALID_VALUE, hint));
         }
-        let visible = self
-            .visible
-            .clone()
-            .unwrap_or_else(|| (0..self.devices).collect());
+        let visible = self.visible.clone().unwrap_or_else(|| (0..self.devices).collect());
         for (at, device) in visible.iter().enumerate() {
             let wrong = |what: &str| {
-                error(
-                    "fake driver",
-                    INVALID_DEVICE,
-                    format!("visible device {device} {what}: {visible:?}"),
-                )
+                error("fake driver", INVALID_DEVICE, format!("visible device {device} {what}: {visible:?}"))
             };
             if *device >= self.devices {
                 return Err(wrong("does not exist"));
@@ -121,13 +111,7 @@ mod tests {
 
     #[test]
     fn devices_that_do_not_exist_or_are_named_twice_are_refused() {
-        let with = |visible| {
-            FakeConfig {
-                visible: Some(visible),
-                ..FakeConfig::devices(2)
-            }
-            .visible()
-        };
+        let with = |visible| FakeConfig { visible: Some(visible), ..FakeConfig::devices(2) }.visible();
         assert_eq!(with(vec![1, 0]).unwrap(), [1, 0]);
         assert_eq!(with(vec![1]).unwrap(), [1]);
         assert_eq!(with(vec![2]).unwrap_err().code, INVALID_DEVICE);
@@ -139,13 +123,6 @@ mod tests {
         let config = FakeConfig::default();
         assert_eq!(config.uuid(3), FakeConfig::default().uuid(3));
         assert_ne!(config.uuid(0), config.uuid(1));
-        assert_ne!(
-            config.uuid(0),
-            FakeConfig {
-                seed: 7,
-                ..config.clone()
-            }
-            .uuid(0)
-        );
+        assert_ne!(config.uuid(0), FakeConfig { seed: 7, ..config.clone() }.uuid(0));
     }
 }

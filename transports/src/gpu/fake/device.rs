@@ -24,11 +24,7 @@ pub struct FakeGpu {
 
 impl FakeGpu {
     pub(super) fn new(shared: Arc<Shared>, ordinal: usize, info: GpuInfo) -> Self {
-        Self {
-            shared,
-            ordinal,
-            info,
-        }
+        Self { shared, ordinal, info }
     }
 
     /// Misbehaviour to order; shared with the driver and its other devices.
@@ -52,9 +48,7 @@ impl FakeGpu {
             MemKind::Host | MemKind::Pinned => {
                 let host = NonNull::new(ptr).ok_or_else(|| wrong("is null".into()))?;
                 // The ends of the range suffice: a window is one mapping, host memory does not span it.
-                if [addr, addr.saturating_add(len - 1)]
-                    .iter()
-                    .any(|at| self.shared.window_of(*at).is_some())
+                if [addr, addr.saturating_add(len - 1)].iter().any(|at| self.shared.window_of(*at).is_some())
                 {
                     return Err(wrong(format!(
                         "is device memory, and was said to be {kind}: classify it first"
@@ -68,26 +62,19 @@ impl FakeGpu {
                 })?;
                 let owner = &self.shared.device("copy", found.ordinal)?.info;
                 if owner.uuid != uuid {
-                    return Err(wrong(format!(
-                        "belongs to {}, and was said to be {kind}",
-                        owner.uuid
-                    )));
+                    return Err(wrong(format!("belongs to {}, and was said to be {kind}", owner.uuid)));
                 }
                 let offset = addr - found.base;
                 if len > found.len - offset {
                     let (base, whole) = (found.base, found.len);
-                    return Err(wrong(format!(
-                        "goes beyond the allocation's end: it is {base:#x}+{whole}"
-                    )));
+                    return Err(wrong(format!("goes beyond the allocation's end: it is {base:#x}+{whole}")));
                 }
                 self.shared.reaches("copy", self.ordinal, uuid)?;
                 Ok(End::Device(found.alias, offset))
             }
-            MemKind::Managed(_) => Err(error(
-                "copy",
-                NOT_SUPPORTED,
-                "the simulated driver has no managed memory",
-            )),
+            MemKind::Managed(_) => {
+                Err(error("copy", NOT_SUPPORTED, "the simulated driver has no managed memory"))
+            }
             MemKind::Unknown => Err(wrong("is of unknown kind: classify it first".into())),
         }
     }
@@ -95,7 +82,7 @@ impl FakeGpu {
     /// Gives a job to one of the library's own streams, in turn.
     fn give(&self, job: Job) -> Result<(), GpuError> {
         let device = self.shared.device("copy", self.ordinal)?;
-        let turn = device.turn.fetch_add(1, Ordering::Relaxed) as usize % INTERNAL_STREAMS;
+        let turn = device.turn.fetch_add(1, Ordering::Relaxed) % INTERNAL_STREAMS;
         let Some(slot) = device.streams.get(turn) else {
             return Err(error("copy", INVALID_VALUE, "no such stream"));
         };
@@ -104,9 +91,7 @@ impl FakeGpu {
             return queue.give(job);
         }
         let name = format!("fake-gpu{}-own{turn}", self.ordinal);
-        stream
-            .insert(Queue::start(name, Arc::clone(&self.shared.faults))?)
-            .give(job)
+        stream.insert(Queue::start(name, Arc::clone(&self.shared.faults))?).give(job)
     }
 }
 
@@ -138,14 +123,7 @@ impl Gpu for FakeGpu {
             None => None,
         };
         let delay = self.shared.faults.delay_of_copies();
-        self.give(Job::Copy(Copy {
-            dst,
-            src,
-            len,
-            delay,
-            fail,
-            done,
-        }))?;
+        self.give(Job::Copy(Copy { dst, src, len, delay, fail, done }))?;
         count(&self.shared.faults.counts.copies);
         Ok(event)
     }

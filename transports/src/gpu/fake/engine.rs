@@ -69,21 +69,13 @@ impl Queue {
         std::thread::Builder::new()
             .name(name)
             .spawn(move || run(&take, &faults))
-            .map_err(|why| {
-                error(
-                    "stream",
-                    OPERATING_SYSTEM,
-                    format!("no thread for the stream: {why}"),
-                )
-            })?;
+            .map_err(|why| error("stream", OPERATING_SYSTEM, format!("no thread for the stream: {why}")))?;
         Ok(Self(give))
     }
 
     /// Gives a job to the stream.
     pub(super) fn give(&self, job: Job) -> Result<(), GpuError> {
-        self.0
-            .send(job)
-            .map_err(|_| error("stream", LAUNCH_FAILED, "the stream's thread has ended"))
+        self.0.send(job).map_err(|_| error("stream", LAUNCH_FAILED, "the stream's thread has ended"))
     }
 }
 
@@ -108,14 +100,7 @@ fn run(jobs: &Receiver<Job>, faults: &Faults) {
 }
 
 fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
-    let Copy {
-        dst,
-        src,
-        len,
-        delay,
-        fail,
-        done,
-    } = copy;
+    let Copy { dst, src, len, delay, fail, done } = copy;
     pause(delay);
     faults.wait_while_held();
     let outcome = match sticky.or(fail) {

@@ -31,12 +31,7 @@ pub(super) const NOT_SUPPORTED: i32 = 801;
 
 /// An error with the code's name filled in.
 pub(super) fn error(call: &'static str, code: i32, hint: impl Into<String>) -> GpuError {
-    GpuError {
-        call,
-        code,
-        name: name(code),
-        hint: hint.into(),
-    }
+    GpuError { call, code, name: name(code), hint: hint.into() }
 }
 
 fn name(code: i32) -> &'static str {

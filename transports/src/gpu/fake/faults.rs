@@ -68,9 +68,7 @@ macro_rules! counts {
     };
 }
 
-counts!(
-    copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, launches
-);
+counts!(copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, launches);
 
 /// One more.
 pub(super) fn count(counter: &AtomicU64) {
@@ -127,7 +125,8 @@ impl Faults {
     }
 
     /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was ordered
-    /// before. The failure belongs to the copy: later ones work, unless they are to fail as well.
+    /// before. Every copy of all of the driver's devices counts, those of `Region::read` and `write`
+    /// included. The failure belongs to the copy: later ones work, unless they are to fail as well.
     pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
         *lock(&self.copies) = Some(CopyFault { at, which, code });
     }
@@ -213,11 +212,7 @@ impl Faults {
                 return None;
             }
             Which::Nth(more) => {
-                *ordered = Some(CopyFault {
-                    at,
-                    which: Which::Nth(more - 1),
-                    code,
-                });
+                *ordered = Some(CopyFault { at, which: Which::Nth(more - 1), code });
                 return None;
             }
         }

@@ -5,11 +5,12 @@
 //! once the exporter has freed the memory or is gone. It needs a common pid namespace and user, as legacy
 //! IPC does. The descriptor form is the memory itself.
 
+use super::alloc::Placed;
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::faults::count;
 use super::lock;
 use super::memory::{MEMFD_NAME, inspect};
-use super::shared::{Exportable, Placed, Shared};
+use super::shared::{Exportable, Shared};
 use crate::gpu::{GpuError, Handle, HandleForm};
 use crate::mem::{AllocId, GpuUuid, Region};
 use rustix::fs::{Mode, OFlags};
@@ -104,19 +105,11 @@ pub(super) fn export(
     form: HandleForm,
 ) -> Result<Handle, GpuError> {
     if shared.faults.refuses_export(form) {
-        return Err(error(
-            "export",
-            NOT_SUPPORTED,
-            format!("{form:?} handles were ordered to be refused"),
-        ));
+        return Err(error("export", NOT_SUPPORTED, format!("{form:?} handles were ordered to be refused")));
     }
     let (found, way) = shared.exportable("export", region)?;
     if found.ordinal != ordinal {
-        return Err(error(
-            "export",
-            INVALID_VALUE,
-            "the memory belongs to another device: ask that one",
-        ));
+        return Err(error("export", INVALID_VALUE, "the memory belongs to another device: ask that one"));
     }
     let gpu = shared.device("export", ordinal)?.info.uuid;
     let handle = match (way, form) {
@@ -126,26 +119,9 @@ pub(super) fn export(
                 .ok_or_else(|| error("export", OPERATING_SYSTEM, "/proc/self/stat cannot be read"))?;
             let block = u32::try_from(found.base >> 21).unwrap_or(0);
             let len = found.len as u64;
-            Handle::Bytes(
-                Name {
-                    pid,
-                    started,
-                    fd,
-                    inode,
-                    id: found.id,
-                    block,
-                    len,
-                    gpu,
-                }
-                .encode(),
-            )
+            Handle::Bytes(Name { pid, started, fd, inode, id: found.id, block, len, gpu }.encode())
         }
-        (Exportable::Fd(fd), HandleForm::Fd) => Handle::Fd {
-            fd,
-            len: found.len,
-            id: found.id,
-            gpu,
-        },
+        (Exportable::Fd(fd), HandleForm::Fd) => Handle::Fd { fd, len: found.len, id: found.id, gpu },
         (Exportable::Bytes { .. }, HandleForm::Fd) => {
             let hint = "plain memory has no descriptor: allocate it as Flavour::Shareable, or export bytes";
             return Err(error("export", NOT_SUPPORTED, hint));
@@ -171,13 +147,7 @@ pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Resu
     }
     let placed = match handle {
         Handle::Bytes(bytes) => {
-            let bad = || {
-                error(
-                    "open",
-                    INVALID_HANDLE,
-                    "these are not the bytes of a handle of this driver",
-                )
-            };
+            let bad = || error("open", INVALID_HANDLE, "these are not the bytes of a handle of this driver");
             open_bytes(shared, opener, Name::decode(bytes).ok_or_else(bad)?)?
         }
         Handle::Fd { fd, len, gpu, .. } => {
@@ -189,13 +159,7 @@ pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Resu
     };
     count(&shared.faults.counts.opens);
     let parts = placed.parts;
-    shared.region(
-        parts,
-        Box::new(Opening {
-            shared: Arc::clone(shared),
-            _placed: placed,
-        }),
-    )
+    shared.region(parts, Box::new(Opening { shared: Arc::clone(shared), _placed: placed }))
 }
 
 fn owner(shared: &Shared, opener: usize, gpu: GpuUuid) -> Result<usize, GpuError> {
@@ -238,10 +202,7 @@ fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
     let path = format!("/proc/{}/fd/{}", name.pid, name.fd);
     // Opening a descriptor that is something else by now could block, or have effects: look first.
     let target = fs::read_link(&path).map_err(|why| gone(format!("{path}: {why}")))?;
-    if !target
-        .to_string_lossy()
-        .starts_with(&format!("/memfd:{MEMFD_NAME}"))
-    {
+    if !target.to_string_lossy().starts_with(&format!("/memfd:{MEMFD_NAME}")) {
         return Err(gone(format!("{path} is {}", target.display())));
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;

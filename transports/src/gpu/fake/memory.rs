@@ -61,21 +61,14 @@ impl Window {
     /// Reserves `len` addresses, a multiple of [`GRANULE`]; costs no memory.
     pub(super) fn reserve(len: usize) -> Result<Self, GpuError> {
         let failed = |why: String| error("fake driver", MAP_FAILED, format!("no {len} addresses: {why}"));
-        let mapped = len
-            .checked_add(GRANULE)
-            .ok_or_else(|| failed("too many".into()))?;
+        let mapped = len.checked_add(GRANULE).ok_or_else(|| failed("too many".into()))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping where the kernel likes it overlaps nothing.
         let start = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), flags) };
         let start = start.map_err(|why| failed(why.to_string()))?;
         let mapping = NonNull::new(start.cast::<u8>()).ok_or_else(|| failed("mapped at 0".into()))?;
         let base = (start as usize).next_multiple_of(GRANULE);
-        Ok(Self {
-            mapping,
-            mapped,
-            base,
-            len,
-        })
+        Ok(Self { mapping, mapped, base, len })
     }
 
     /// The addresses.
@@ -86,9 +79,7 @@ impl Window {
     /// The pointer to an address of the window.
     pub(super) fn pointer(&self, addr: usize) -> NonNull<u8> {
         debug_assert!(self.range().contains(&addr));
-        let ahead = addr
-            .saturating_sub(self.mapping.as_ptr() as usize)
-            .min(self.mapped);
+        let ahead = addr.saturating_sub(self.mapping.as_ptr() as usize).min(self.mapped);
         // SAFETY: `ahead` is at most the length of the mapping that the pointer is the start of.
         unsafe { self.mapping.add(ahead) }
     }
@@ -105,24 +96,9 @@ impl Window {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: the range lies in the window, which is ours, and nothing in it is used through Rust
         // references or loads: it has no access rights before and after.
-        unsafe {
-            mmap(
-                self.pointer(addr).as_ptr().cast(),
-                span,
-                ProtFlags::empty(),
-                flags,
-                fd,
-                0,
-            )
-        }
-        .map(|_| ())
-        .map_err(|why| {
-            error(
-                call,
-                MAP_FAILED,
-                format!("no mapping at the device address: {why}"),
-            )
-        })
+        unsafe { mmap(self.pointer(addr).as_ptr().cast(), span, ProtFlags::empty(), flags, fd, 0) }
+            .map(|_| ())
+            .map_err(|why| error(call, MAP_FAILED, format!("no mapping at the device address: {why}")))
     }
 
     /// Makes `span` addresses at `addr` empty again, without ever leaving a hole that another `mmap`
@@ -134,14 +110,8 @@ impl Window {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // A failure leaves the old mapping, still without access, to be replaced by the next `map`.
         // SAFETY: as in `map`.
-        let _ = unsafe {
-            mmap_anonymous(
-                self.pointer(addr).as_ptr().cast(),
-                span,
-                ProtFlags::empty(),
-                flags,
-            )
-        };
+        let _ =
+            unsafe { mmap_anonymous(self.pointer(addr).as_ptr().cast(), span, ProtFlags::empty(), flags) };
     }
 
     fn check(&self, call: &'static str, addr: usize, span: usize) -> Result<(), GpuError> {
@@ -151,11 +121,7 @@ impl Window {
         if fits && granular {
             return Ok(());
         }
-        Err(error(
-            call,
-            MAP_FAILED,
-            format!("{addr:#x}+{span:#x} is no place in the device's window"),
-        ))
+        Err(error(call, MAP_FAILED, format!("{addr:#x}+{span:#x} is no place in the device's window")))
     }
 }
 
@@ -228,14 +194,9 @@ mod tests {
     fn memory_that_could_shrink_is_refused() {
         let fd = memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         assert_eq!(inspect("test", &fd).unwrap_err().code, INVALID_HANDLE);
+        assert_eq!(inspect("test", create("test", GRANULE).unwrap()).unwrap().1, GRANULE);
         assert_eq!(
-            inspect("test", create("test", GRANULE).unwrap()).unwrap().1,
-            GRANULE
-        );
-        assert_eq!(
-            inspect("test", std::fs::File::open("/dev/null").unwrap())
-                .unwrap_err()
-                .code,
+            inspect("test", std::fs::File::open("/dev/null").unwrap()).unwrap_err().code,
             INVALID_HANDLE
         );
     }

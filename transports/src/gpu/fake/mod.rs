@@ -10,6 +10,7 @@
 //! | `memory` | memory that the CPU cannot touch: one memfd, mapped twice |
 //! | `table` | which addresses are allocated, and as what |
 //! | `shared` | what the devices of a driver have in common |
+//! | `alloc` | allocating, mapping and freeing |
 //! | `ipc` | handles between processes |
 //! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
 //! | `error` | the CUDA driver's codes |
@@ -22,6 +23,7 @@
 //! As with the real driver, `classify` knows nothing of an address that was freed: a stale device pointer
 //! looks like host memory, and the CPU that believes it is stopped by the fault.
 
+mod alloc;
 mod config;
 mod device;
 mod engine;
@@ -69,12 +71,10 @@ impl FakeDriver {
     /// # Errors
     /// 101: the list of visible devices is wrong. 1: the memory is less than one block of 2 MiB. 205: no
     /// addresses to reserve.
-    #[allow(clippy::needless_pass_by_value)]
     pub fn new(config: FakeConfig) -> Result<Self, GpuError> {
         let shared = Arc::new(Shared::new(&config)?);
-        let gpus = (0..shared.devices.len())
-            .map(|at| shared.gpu("fake driver", at))
-            .collect::<Result<_, _>>()?;
+        let gpus =
+            (0..shared.devices.len()).map(|at| shared.gpu("fake driver", at)).collect::<Result<_, _>>()?;
         Ok(Self { shared, gpus })
     }
 
@@ -112,11 +112,7 @@ impl Driver for FakeDriver {
             let hint = "the simulated driver was told to have no device, or to show none";
             return Err(error::error("devices", error::NO_DEVICE, hint));
         }
-        Ok(self
-            .gpus
-            .iter()
-            .map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>)
-            .collect())
+        Ok(self.gpus.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {

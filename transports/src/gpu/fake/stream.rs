@@ -22,11 +22,7 @@ pub struct FakeStream {
 impl FakeStream {
     pub(super) fn new(shared: Arc<Shared>, ordinal: usize) -> Result<Self, GpuError> {
         let queue = Queue::start(format!("fake-gpu{ordinal}-user"), Arc::clone(&shared.faults))?;
-        Ok(Self {
-            shared,
-            ordinal,
-            queue,
-        })
+        Ok(Self { shared, ordinal, queue })
     }
 
     /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to device
@@ -39,21 +35,14 @@ impl FakeStream {
         &self,
         kernel: impl FnOnce(&mut Kernel) -> Result<(), GpuError> + Send + 'static,
     ) -> Result<(), GpuError> {
-        let mut access = Kernel {
-            shared: Arc::clone(&self.shared),
-            ordinal: self.ordinal,
-            held: Vec::new(),
-            fault: None,
-        };
+        let mut access =
+            Kernel { shared: Arc::clone(&self.shared), ordinal: self.ordinal, held: Vec::new(), fault: None };
         let body = Box::new(move || {
             let outcome = kernel(&mut access);
             // An illegal access counts, also when the kernel took no notice of it.
             access.fault.take().map_or(outcome, Err)
         });
-        self.queue.give(Job::Launch {
-            body,
-            delay: self.shared.faults.delay_of_launches(),
-        })?;
+        self.queue.give(Job::Launch { body, delay: self.shared.faults.delay_of_launches() })?;
         count(&self.shared.faults.counts.launches);
         Ok(())
     }
@@ -97,9 +86,7 @@ impl Kernel {
     /// # Errors
     /// Never, for a kernel that runs.
     pub fn device(&self) -> Result<&GpuInfo, GpuError> {
-        self.shared
-            .device("kernel", self.ordinal)
-            .map(|device| &device.info)
+        self.shared.device("kernel", self.ordinal).map(|device| &device.info)
     }
 
     /// Where the kernel may read and write `region`: `region.len()` bytes, valid until the kernel returns.

@@ -54,15 +54,8 @@ pub(super) struct Table {
 impl Table {
     /// A table of nothing, over each device's window.
     pub(super) fn new(windows: impl Iterator<Item = Range<usize>>) -> Self {
-        let space = |window: Range<usize>| Space {
-            cursor: window.start,
-            window,
-            last_freed: None,
-        };
-        Self {
-            entries: BTreeMap::new(),
-            spaces: windows.map(space).collect(),
-        }
+        let space = |window: Range<usize>| Space { cursor: window.start, window, last_freed: None };
+        Self { entries: BTreeMap::new(), spaces: windows.map(space).collect() }
     }
 
     /// The allocation that `addr` lies in, with its base.
@@ -139,15 +132,7 @@ mod tests {
     fn entry(len: usize, span: usize, id: u64) -> Entry {
         let fd = create("test", GRANULE).unwrap();
         let alias = Arc::new(Alias::map("test", GRANULE, &fd).unwrap());
-        Entry {
-            len,
-            span,
-            ordinal: 0,
-            id: AllocId(id),
-            context: None,
-            alias,
-            origin: Origin::Plain(fd),
-        }
+        Entry { len, span, ordinal: 0, id: AllocId(id), context: None, alias, origin: Origin::Plain(fd) }
     }
 
     #[test]
@@ -175,17 +160,9 @@ mod tests {
         table.remove(0).unwrap();
         assert_eq!(table.room("test", 0, 100, false).unwrap(), 200);
         assert_eq!(table.room("test", 0, 100, true).unwrap(), 0);
-        assert_eq!(
-            table.room("test", 0, 200, true).unwrap(),
-            200,
-            "it does not fit where it was"
-        );
+        assert_eq!(table.room("test", 0, 200, true).unwrap(), 200, "it does not fit where it was");
         table.insert(200, entry(200, 200, 3));
-        assert_eq!(
-            table.room("test", 0, 100, false).unwrap(),
-            0,
-            "the window is used up, so from its start"
-        );
+        assert_eq!(table.room("test", 0, 100, false).unwrap(), 0, "the window is used up, so from its start");
         table.insert(0, entry(100, 100, 4));
         assert_eq!(table.room("test", 0, 1, false).unwrap_err().code, OUT_OF_MEMORY);
         assert_eq!(table.room("test", 0, 1, true).unwrap_err().code, OUT_OF_MEMORY);

@@ -1,0 +1,116 @@
+//! When and how a job ends: the first cause decides the status, then there is grace, then none.
+
+use std::time::{Duration, Instant};
+
+/// How long ranks have between being asked to end and being killed.
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+
+/// What is due at a point in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// The job has taken too long.
+    TimeLimit,
+    /// The ranks that still run are to be killed.
+    Kill,
+}
+
+/// How far a job is from its end.
+#[derive(Debug)]
+pub(super) struct Ending {
+    time_limit: Option<Instant>,
+    /// Of the first cause to end the job.
+    status: Option<u8>,
+    kill_at: Option<Instant>,
+}
+
+impl Ending {
+    /// Of a job that may run until then.
+    pub(super) fn new(time_limit: Option<Instant>) -> Self {
+        Self {
+            time_limit,
+            status: None,
+            kill_at: None,
+        }
+    }
+
+    /// Whether something has ended the job early.
+    pub(super) fn has_begun(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// Ends the job early with this status. False when something else had ended it before: the
+    /// first cause stands, for what follows is mostly its consequence.
+    pub(super) fn begin(&mut self, status: u8, now: Instant) -> bool {
+        if self.has_begun() {
+            return false;
+        }
+        self.status = Some(status);
+        self.time_limit = None;
+        self.kill_at = Some(now + GRACE);
+        true
+    }
+
+    /// What is due by now; each is told once.
+    pub(super) fn due(&mut self, now: Instant) -> Option<Due> {
+        if self.kill_at.take_if(|at| *at <= now).is_some() {
+            return Some(Due::Kill);
+        }
+        self.time_limit.take_if(|at| *at <= now).map(|_| Due::TimeLimit)
+    }
+
+    /// When the next thing is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.kill_at.or(self.time_limit)
+    }
+
+    /// The job's exit status once nothing of it runs any more.
+    pub(super) fn status(&self) -> u8 {
+        self.status.unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_job_that_nothing_ended_succeeds() {
+        let mut ending = Ending::new(None);
+        assert_eq!(
+            (ending.status(), ending.has_begun(), ending.deadline()),
+            (0, false, None)
+        );
+        assert_eq!(ending.due(Instant::now()), None);
+    }
+
+    #[test]
+    fn the_first_cause_decides_the_status() {
+        let now = Instant::now();
+        let mut ending = Ending::new(None);
+        assert!(ending.begin(3, now));
+        assert!(!ending.begin(143, now));
+        assert_eq!(ending.status(), 3);
+    }
+
+    #[test]
+    fn ranks_are_killed_once_and_only_after_their_grace() {
+        let now = Instant::now();
+        let mut ending = Ending::new(Some(now + SECOND / 2));
+        ending.begin(3, now);
+        assert_eq!(ending.due(now + SECOND), None, "and the time limit is moot");
+        assert_eq!(ending.deadline(), Some(now + GRACE));
+        assert_eq!(ending.due(now + GRACE), Some(Due::Kill));
+        assert_eq!(ending.due(now + 2 * GRACE), None);
+    }
+
+    #[test]
+    fn the_time_limit_is_told_once() {
+        let now = Instant::now();
+        let mut ending = Ending::new(Some(now + SECOND));
+        assert_eq!((ending.due(now), ending.deadline()), (None, Some(now + SECOND)));
+        assert_eq!(ending.due(now + SECOND), Some(Due::TimeLimit));
+        assert_eq!(ending.due(now + SECOND), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! The process that the user started: it starts the keeper, passes signals on, gives the status.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use carrack::bootstrap::MAX_RANKS;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, set_child_subreaper, waitpid,
+};
+
+use super::binding::{Bind, allowed_cpus};
+use super::error::LaunchError;
+use super::keeper::KeeperOptions;
+use super::look_up::Places;
+use super::options::Job;
+use super::signals::{self, Signals};
+use super::sweep::{adopt_orphans, sweep};
+
+/// Runs a job to its end and gives its exit status.
+pub(super) fn run(job: &Job) -> Result<u8, LaunchError> {
+    check_ranks(job.ranks)?;
+    let program = Places::of_this_process().look_up(&job.program)?;
+    warn_of_shared_cpus(job)?;
+    let signals = Signals::take(&[]).map_err(LaunchError::os("taking signals (signalfd)"))?;
+    let _orphans = AdoptingOrphans::begin()?;
+    let (theirs, lifeline) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::os("making a pipe to the keeper"))?;
+    // Only the foreground may read from a terminal; the group of this process is there.
+    let foreground = io::stdin().is_terminal().then(|| getpgrp().as_raw_pid());
+    let options = KeeperOptions::of(job, program, theirs.as_raw_fd(), foreground);
+    let keeper = start_keeper(job, &options, theirs)?;
+    wait_for(keeper, &signals, &lifeline)
+}
+
+fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<Pid, LaunchError> {
+    // The running binary, even when its file has been replaced meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("carrack")
+        .arg("__keeper")
+        .args(options.to_args())
+        .envs(job.env.iter().map(|(name, value)| (name, value)))
+        // What kills the launcher's whole group (a shell, `timeout -k`) should leave the one that
+        // cleans up.
+        .process_group(0);
+    let inherit = move || fcntl_setfd(&theirs, FdFlags::empty()).map_err(io::Error::from);
+    // SAFETY: between fork and exec the closure makes one system call, and nothing else.
+    unsafe { command.pre_exec(inherit) };
+    let keeper = command
+        .spawn()
+        .map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
+    Ok(Pid::from_child(&keeper))
+    // Our copy of their end goes with the command here.
+}
+
+fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, LaunchError> {
+    loop {
+        match poll(&mut [PollFd::new(signals, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
+        }
+        while let Some(signal) = signals.next().map_err(LaunchError::os("reading signals"))? {
+            if signal == libc::SIGCHLD {
+                match waitpid(Some(keeper), WaitOptions::NOHANG) {
+                    Ok(Some((_, status))) => return Ok(keeper_ended(status)),
+                    Ok(None) | Err(Errno::INTR) => {}
+                    Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
+                }
+            } else if let Ok(signal) = u8::try_from(signal) {
+                // It fails only when the keeper is gone, and then SIGCHLD follows.
+                let _ = write(lifeline, &[signal]);
+            }
+        }
+    }
+}
+
+fn keeper_ended(status: WaitStatus) -> u8 {
+    let Some(signal) = status.terminating_signal() else {
+        return status
+            .exit_status()
+            .and_then(|status| u8::try_from(status).ok())
+            .unwrap_or(1);
+    };
+    // Its ranks die with it; what they had started has become ours.
+    eprintln!(
+        "carrack: the keeper of this job was killed by {}; ending the job",
+        signals::name(signal)
+    );
+    match sweep() {
+        Ok(left) => {
+            for pid in left {
+                eprintln!("carrack: process {pid} of another user could not be killed; end it yourself");
+            }
+        }
+        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
+    }
+    signals::exit_status(signal)
+}
+
+fn check_ranks(ranks: u32) -> Result<(), LaunchError> {
+    if !(1..=MAX_RANKS).contains(&ranks) {
+        return Err(LaunchError::Ranks {
+            ranks,
+            limit: MAX_RANKS,
+        });
+    }
+    // A socket and two pipes each, two more while one starts, and what the keeper itself has open.
+    let needed = 3 * u64::from(ranks) + 64;
+    match getrlimit(Resource::Nofile).maximum {
+        Some(limit) if limit < needed => Err(LaunchError::TooManyFiles { ranks, needed, limit }),
+        _ => Ok(()),
+    }
+}
+
+fn warn_of_shared_cpus(job: &Job) -> Result<(), LaunchError> {
+    if job.bind == Bind::Core {
+        let cpus = allowed_cpus()?.len();
+        if cpus < job.ranks as usize {
+            let ranks = job.ranks;
+            eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
+        }
+    }
+    Ok(())
+}
+
+/// While it lives, this process inherits the orphans of its descendants.
+struct AdoptingOrphans;
+
+impl AdoptingOrphans {
+    fn begin() -> Result<Self, LaunchError> {
+        adopt_orphans().map(|()| Self)
+    }
+}
+
+impl Drop for AdoptingOrphans {
+    fn drop(&mut self) {
+        // A process that goes on after the job should not be left with others' children.
+        let _ = set_child_subreaper(None);
+    }
+}

@@ -1,0 +1,73 @@
+//! `carrack run`: starts the ranks of a job on this machine, and leaves nothing behind.
+//!
+//! Two processes watch over a job. The *launcher* is what the user sees: it takes the signals and
+//! gives the exit status. The *keeper* is the same binary started again (`carrack __keeper`); it
+//! is the parent of all ranks, tags their output, and serves their bootstrap. Either cleans up when
+//! the other is killed, even by SIGKILL: the keeper finds its lifeline, a pipe from the launcher,
+//! hung up; the launcher finds its child dead and inherits what the keeper's ranks had started, for
+//! both are subreapers. Only killing both at the same instant can leave a rank's own children
+//! behind; the ranks themselves die with the keeper in any case.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`options`] | the command line of `run`, and the [`Job`] that it describes |
+//! | [`look_up`] | finds the program |
+//! | [`launcher`] | starts the keeper, passes signals on, gives the exit status |
+//! | [`keeper`] | the event loop: output, bootstrap, deaths, signals, deadlines |
+//! | [`ending`] | when and how a job ends: who failed first, when grace is over |
+//! | [`rank`] | starts one rank |
+//! | [`binding`] | which CPU a rank runs on |
+//! | [`lines`] | cuts output into tagged lines |
+//! | [`sink`] | writes to stdout and stderr without ever blocking the loop |
+//! | [`output`] | from the ranks' pipes to the sinks |
+//! | [`post`] | moves bootstrap frames between sockets and the server |
+//! | [`signals`] | signals as a descriptor, and their names |
+//! | [`sweep`] | kills every descendant |
+//! | [`error`] | what can go wrong before the job runs, with its exit status |
+
+mod binding;
+mod ending;
+mod error;
+mod keeper;
+mod launcher;
+mod lines;
+mod look_up;
+mod options;
+mod output;
+mod post;
+mod rank;
+mod signals;
+mod sink;
+mod sweep;
+
+use std::process::ExitCode;
+
+pub(crate) use binding::Bind;
+pub(crate) use error::LaunchError;
+pub(crate) use keeper::{KeeperOptions, keep};
+pub(crate) use options::{Job, LaunchOptions, Output};
+
+/// Runs the job that the command line describes, and gives the launcher's exit status.
+pub(crate) fn launch(options: LaunchOptions) -> ExitCode {
+    match launcher::run(&options.into_job()) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("carrack run: {error}");
+            ExitCode::from(error.exit_status())
+        }
+    }
+}
+
+/// Runs a job to its end and gives its exit status: 0, that of the first rank that failed, 128 plus
+/// a signal's number, or 124 after the time limit.
+///
+/// Call it from the main thread, best before others are started: it blocks the terminating signals
+/// in the calling thread while the job runs, and a signal taken by another thread ends this process
+/// (the keeper then still ends the job).
+///
+/// # Errors
+///
+/// [`LaunchError`] when the job could not be started at all.
+pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
+    launcher::run(job)
+}

@@ -1,0 +1,207 @@
+//! Moves bootstrap frames between the ranks' sockets and the server.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use carrack::bootstrap::protocol::{Frame, MAX_FRAME, SOCKET_BUFFER};
+use carrack::bootstrap::server::Server;
+use carrack::bootstrap::{Departure, JobId};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+/// How much may wait for a rank that does not read before it is not listened to any more, in bytes.
+/// That bounds memory: every answer was asked for.
+const OUTBOX_FULL: usize = 1024 * 1024;
+
+/// How many frames of one rank are handled before the others have their turn.
+const FRAMES_A_TURN: usize = 64;
+
+/// How long after a rank's socket has hung up its death may follow, so that the others are told
+/// what it died of and not only that it hung up. The kernel closes files before it tells the parent.
+const DEATH_FOLLOWS: Duration = Duration::from_millis(200);
+
+/// The sockets of all ranks, and the server behind them.
+pub(super) struct Post {
+    server: Server,
+    boxes: Vec<Option<Mailbox>>,
+    hung_up: VecDeque<(Instant, u32)>,
+    /// What ranks have been refused, for the launcher to say.
+    complaints: Vec<String>,
+    buffer: Vec<u8>,
+}
+
+struct Mailbox {
+    socket: OwnedFd,
+    outbox: VecDeque<Vec<u8>>,
+    outbox_bytes: usize,
+    watched_for: epoll::EventFlags,
+    token: u64,
+}
+
+impl Post {
+    /// For a new job of this many ranks.
+    pub(super) fn new(job: JobId, ranks: u32) -> Self {
+        Self {
+            server: Server::new(job, ranks),
+            boxes: (0..ranks).map(|_| None).collect(),
+            hung_up: VecDeque::new(),
+            complaints: Vec::new(),
+            buffer: vec![0; MAX_FRAME + 1],
+        }
+    }
+
+    /// A socket for this rank, with the greeting in it. Our end is watched under `token`.
+    pub(super) fn open(&mut self, rank: u32, main: &OwnedFd, token: u64) -> rustix::io::Result<OwnedFd> {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        for end in [&ours, &theirs] {
+            set_socket_send_buffer_size(end, SOCKET_BUFFER)?;
+        }
+        let watched_for = epoll::EventFlags::IN;
+        epoll::add(main, &ours, epoll::EventData::new_u64(token), watched_for)?;
+        let hello = self.server.hello(rank).encode();
+        send(&ours, &hello, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        let (outbox, outbox_bytes) = (VecDeque::new(), 0);
+        self.boxes[rank as usize] = Some(Mailbox {
+            socket: ours,
+            outbox,
+            outbox_bytes,
+            watched_for,
+            token,
+        });
+        Ok(theirs)
+    }
+
+    /// Handles what a rank has sent, and sends what waits for it.
+    pub(super) fn serve(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
+        if self.receive(rank, main, FRAMES_A_TURN)? == Received::HungUp {
+            self.close(rank, main)?;
+            self.hung_up.push_back((Instant::now() + DEATH_FOLLOWS, rank));
+            return Ok(());
+        }
+        self.flush(rank, main)
+    }
+
+    /// Takes in that a rank's process has ended. What it had sent before still counts.
+    pub(super) fn died(&mut self, rank: u32, how: Departure, main: &OwnedFd) -> rustix::io::Result<()> {
+        self.receive(rank, main, usize::MAX)?;
+        self.close(rank, main)?;
+        self.hung_up.retain(|(_, hung_up)| *hung_up != rank);
+        let outgoing = self.server.departed(rank, how);
+        self.deliver(outgoing, main)
+    }
+
+    /// Reports those that have hung up and not died.
+    pub(super) fn expire(&mut self, now: Instant, main: &OwnedFd) -> rustix::io::Result<()> {
+        while let Some(&(at, rank)) = self.hung_up.front()
+            && at <= now
+        {
+            self.hung_up.pop_front();
+            let outgoing = self.server.departed(rank, Departure::Disconnected);
+            self.deliver(outgoing, main)?;
+        }
+        Ok(())
+    }
+
+    /// When [`expire`](Self::expire) is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.hung_up.front().map(|(at, _)| *at)
+    }
+
+    /// What ranks have been refused since the last call.
+    pub(super) fn complaints(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.complaints)
+    }
+
+    fn receive(&mut self, rank: u32, main: &OwnedFd, at_most: usize) -> rustix::io::Result<Received> {
+        for _ in 0..at_most {
+            let Some(mailbox) = &self.boxes[rank as usize] else {
+                return Ok(Received::All);
+            };
+            if mailbox.outbox_bytes > OUTBOX_FULL && at_most != usize::MAX {
+                return Ok(Received::All);
+            }
+            match recv(&mailbox.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => return Ok(Received::HungUp),
+                Ok((len, _)) => {
+                    let outgoing = self.server.receive(rank, &self.buffer[..len]);
+                    self.deliver(outgoing, main)?;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Received::All),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(Received::All)
+    }
+
+    fn deliver(&mut self, outgoing: Vec<(u32, Frame)>, main: &OwnedFd) -> rustix::io::Result<()> {
+        for (rank, frame) in outgoing {
+            if let Frame::Refused { why } = &frame {
+                self.complaints.push(why.clone());
+            }
+            if let Some(mailbox) = &mut self.boxes[rank as usize] {
+                let bytes = frame.encode();
+                mailbox.outbox_bytes += bytes.len();
+                mailbox.outbox.push_back(bytes);
+                self.flush(rank, main)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
+        let Some(mailbox) = &mut self.boxes[rank as usize] else {
+            return Ok(());
+        };
+        while let Some(bytes) = mailbox.outbox.front() {
+            match send(&mailbox.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(_) => {
+                    mailbox.outbox_bytes -= bytes.len();
+                    mailbox.outbox.pop_front();
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                // It has hung up; that is noticed where it is read.
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    mailbox.outbox.clear();
+                    mailbox.outbox_bytes = 0;
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        let mut wanted = epoll::EventFlags::empty();
+        wanted.set(epoll::EventFlags::IN, mailbox.outbox_bytes <= OUTBOX_FULL);
+        wanted.set(epoll::EventFlags::OUT, !mailbox.outbox.is_empty());
+        if wanted != mailbox.watched_for {
+            epoll::modify(
+                main,
+                &mailbox.socket,
+                epoll::EventData::new_u64(mailbox.token),
+                wanted,
+            )?;
+            mailbox.watched_for = wanted;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
+        match self.boxes[rank as usize].take() {
+            Some(mailbox) => epoll::delete(main, &mailbox.socket),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Received {
+    All,
+    HungUp,
+}

@@ -1,0 +1,123 @@
+//! Starts one rank.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use carrack::bootstrap::protocol::{FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process, kill_process_group,
+    set_parent_process_death_signal, setrlimit,
+};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::signals::SignalSet;
+
+/// What all ranks of a job have in common.
+pub(super) struct Template<'a> {
+    /// The program, already found.
+    pub(super) program: &'a Path,
+    /// Its arguments.
+    pub(super) args: &'a [OsString],
+    /// The number of ranks.
+    pub(super) size: u32,
+    /// Whether their output is read by the keeper.
+    pub(super) piped: bool,
+    /// The process group of the terminal's foreground, which rank 0 joins to read from it.
+    pub(super) foreground: Option<i32>,
+    /// The limit on open files that the user had set, before the keeper raised it for itself.
+    pub(super) open_files: Rlimit,
+    /// What the keeper has blocked.
+    pub(super) blocked: SignalSet,
+}
+
+/// A rank that runs.
+pub(super) struct Rank {
+    /// Its process.
+    pub(super) pid: Pid,
+    /// Whether its process leads a group of its own, with what it starts.
+    leads_group: bool,
+}
+
+/// A rank that has just been started, with the pipes of its output where it is piped.
+pub(super) struct Started {
+    pub(super) rank: Rank,
+    pub(super) stdout: Option<OwnedFd>,
+    pub(super) stderr: Option<OwnedFd>,
+}
+
+impl Template<'_> {
+    /// Starts this rank with its end of the bootstrap's socket, on that CPU.
+    pub(super) fn start(&self, rank: u32, socket: &OwnedFd, cpu: Option<CpuSet>) -> io::Result<Started> {
+        let output = || {
+            if self.piped {
+                Stdio::piped()
+            } else {
+                Stdio::inherit()
+            }
+        };
+        let foreground = self.foreground.filter(|_| rank == 0);
+        // The command owns a duplicate, for its closure may outlive this call; that is the one that
+        // the rank inherits.
+        let socket = socket.try_clone()?;
+        let mut command = Command::new(self.program);
+        command
+            .args(self.args)
+            .env(RANK_VARIABLE, rank.to_string())
+            .env(SIZE_VARIABLE, self.size.to_string())
+            .env(FD_VARIABLE, socket.as_raw_fd().to_string())
+            .stdin(if rank == 0 {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            })
+            .stdout(output())
+            .stderr(output())
+            .process_group(foreground.unwrap_or(0));
+        let (keeper, open_files, blocked) = (getpid(), self.open_files, self.blocked);
+        let prepare = move || -> io::Result<()> {
+            // The signal comes only for a death after this call, so look whether it was too late.
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            if getppid() != Some(keeper) {
+                return Err(Errno::SRCH.into());
+            }
+            if let Some(cpu) = &cpu {
+                sched_setaffinity(None, cpu)?;
+            }
+            setrlimit(Resource::Nofile, open_files)?;
+            fcntl_setfd(&socket, FdFlags::empty())?;
+            blocked.unblock()
+        };
+        // SAFETY: between fork and exec the closure makes system calls only: it takes no lock and
+        // allocates nothing (an error made from an errno holds just that number).
+        unsafe { command.pre_exec(prepare) };
+        let child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        Ok(Started {
+            rank: Rank {
+                pid,
+                leads_group: foreground.is_none(),
+            },
+            stdout: child.stdout.map(OwnedFd::from),
+            stderr: child.stderr.map(OwnedFd::from),
+        })
+    }
+}
+
+impl Rank {
+    /// Sends a signal to the rank and what it has started in its process group.
+    ///
+    /// The rank must not have been waited for, or its number may be another's.
+    pub(super) fn signal(&self, signal: Signal) {
+        // It fails only for one that has just died, or has changed its user: sweeping reports those.
+        let _ = if self.leads_group {
+            kill_process_group(self.pid, signal)
+        } else {
+            kill_process(self.pid, signal)
+        };
+    }
+}

@@ -1,0 +1,121 @@
+//! Kills every descendant of this process, however deep, and whatever sessions they made.
+//!
+//! It works because this process is a subreaper: when a child dies, its children become ours. So
+//! only children are ever killed, over and over until there are none. A child's number cannot be
+//! reused before it is waited for, so no stranger is hit; a descendant's could be.
+
+use std::fs;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+
+use super::error::LaunchError;
+
+/// Makes this process the one that inherits its descendants' orphans.
+pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
+    // Any number but zero switches it on.
+    set_child_subreaper(Some(getpid())).map_err(LaunchError::os("becoming the subreaper (prctl)"))
+}
+
+/// Kills and waits for all descendants. Returns those that would not die, because this user may not
+/// signal them.
+pub(super) fn sweep() -> io::Result<Vec<Pid>> {
+    loop {
+        let mut refused = Vec::new();
+        let mut killed = false;
+        for child in children()? {
+            match kill_process(child, Signal::KILL) {
+                Ok(()) => killed = true,
+                Err(_) => refused.push(child),
+            }
+        }
+        // A child's orphans are ours before it can be waited for, so the next round sees them.
+        if !reap_all(killed)? {
+            return Ok(Vec::new());
+        }
+        if !killed && !refused.is_empty() {
+            return Ok(refused);
+        }
+        if !killed {
+            // A child that was forked after the list was read: look again.
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Waits for the dead, at least for one when `block`. False when no child is left.
+fn reap_all(block: bool) -> io::Result<bool> {
+    let mut options = if block {
+        WaitOptions::empty()
+    } else {
+        WaitOptions::NOHANG
+    };
+    loop {
+        match wait(options) {
+            Ok(Some(_)) => options = WaitOptions::NOHANG,
+            Ok(None) => return Ok(true),
+            Err(Errno::CHILD) => return Ok(false),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// The children of this process, dead ones included.
+fn children() -> io::Result<Vec<Pid>> {
+    let this = getpid().as_raw_pid();
+    let mut children = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        // It may have gone since the folder was read.
+        let Ok(stat) = fs::read(entry.path().join("stat")) else {
+            continue;
+        };
+        if parent_in(&stat) == Some(this) {
+            children.extend(Pid::from_raw(pid));
+        }
+    }
+    Ok(children)
+}
+
+/// The parent in a line of `/proc/PID/stat`. The command's name, in parentheses, may itself contain
+/// spaces and parentheses, and is not always text.
+fn parent_in(stat: &[u8]) -> Option<i32> {
+    let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let rest = std::str::from_utf8(&stat[after_name..]).ok()?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parent_is_found_behind_any_name() {
+        assert_eq!(parent_in(b"12 (sh) S 7 12 12 0"), Some(7));
+        assert_eq!(parent_in(b"12 (a ) S 9 (b) R 7 12"), Some(7));
+        assert_eq!(parent_in(b"12 (\xff\xfe) R 7 12"), Some(7));
+        assert_eq!(parent_in(b"12 (sh"), None);
+        assert_eq!(parent_in(b""), None);
+    }
+
+    #[test]
+    fn a_child_of_this_process_is_found() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let found = children().unwrap().contains(&pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found);
+    }
+}

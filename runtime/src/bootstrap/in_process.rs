@@ -1,0 +1,204 @@
+//! Several ranks in one process.
+
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::Bootstrap;
+use super::error::{BootstrapError, Departure};
+use super::job::JobId;
+use super::protocol::check_key;
+use super::table::Table;
+
+/// One of several ranks that share a process and a table, for tests and for loopback.
+///
+/// Dropping it is leaving the job: the fences of the others fail from then on.
+#[derive(Debug)]
+pub struct InProcess {
+    rank: u32,
+    /// What this rank has put, and the lock that makes its fences take turns.
+    bytes_put: Mutex<usize>,
+    fence_turn: Mutex<()>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    job: JobId,
+    size: u32,
+    state: Mutex<State>,
+    fence_moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    table: Table,
+    fence_arrived: u32,
+    fences_done: u64,
+    gone: Vec<(u32, Departure)>,
+}
+
+impl InProcess {
+    /// The ranks of a new job of `size`, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapError::Os`] when the kernel has no random bytes for the job's identity.
+    pub fn job(size: u32) -> Result<Vec<Self>, BootstrapError> {
+        let shared = Arc::new(Shared {
+            job: JobId::random()?,
+            size,
+            state: Mutex::default(),
+            fence_moved: Condvar::new(),
+        });
+        let rank = |rank| Self {
+            rank,
+            bytes_put: Mutex::new(0),
+            fence_turn: Mutex::new(()),
+            shared: Arc::clone(&shared),
+        };
+        Ok((0..size).map(rank).collect())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn leave(&self, how: Departure) {
+        let mut state = self.state();
+        if !state.gone.iter().any(|(rank, _)| *rank == self.rank) {
+            state.gone.push((self.rank, how));
+        }
+        drop(state);
+        self.shared.fence_moved.notify_all();
+    }
+}
+
+impl Bootstrap for InProcess {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.shared.size
+    }
+
+    fn job(&self) -> &JobId {
+        &self.shared.job
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+        let mut bytes_put = self.bytes_put.lock().unwrap_or_else(PoisonError::into_inner);
+        *bytes_put = self.state().table.put(*bytes_put, key, value)?;
+        Ok(())
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+        check_key(key)?;
+        let state = self.state();
+        if let Some(value) = state.table.get(key) {
+            return Ok(Some(value));
+        }
+        match state.gone.iter().find(|(_, how)| !how.is_orderly()) {
+            Some(&(rank, how)) => Err(BootstrapError::RankGone { rank, how }),
+            None => Ok(None),
+        }
+    }
+
+    fn fence(&self) -> Result<(), BootstrapError> {
+        let _turn = self.fence_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let this = state.fences_done + 1;
+        state.fence_arrived += 1;
+        if state.fence_arrived == self.shared.size {
+            state.fence_arrived = 0;
+            state.fences_done = this;
+            self.shared.fence_moved.notify_all();
+            return Ok(());
+        }
+        loop {
+            // In this order: a rank may leave right after the fence that it opened.
+            if state.fences_done >= this {
+                return Ok(());
+            }
+            if let Some(&(rank, how)) = state.gone.first() {
+                return Err(BootstrapError::RankGone { rank, how });
+            }
+            state = self.shared.fence_moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn finish(&self) -> Result<(), BootstrapError> {
+        self.leave(Departure::Finished);
+        Ok(())
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        self.leave(Departure::Disconnected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_see_one_job_and_one_table() {
+        let ranks = InProcess::job(3).unwrap();
+        assert_eq!(ranks.iter().map(Bootstrap::rank).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(ranks[0].job(), ranks[2].job());
+        assert_eq!(ranks[1].get("a").unwrap(), None);
+        ranks[0].put("a", b"1").unwrap();
+        assert_eq!(ranks[1].get("a").unwrap().unwrap(), b"1");
+        assert!(matches!(ranks[2].put("a", b"2"), Err(BootstrapError::AlreadyPut { .. })));
+    }
+
+    #[test]
+    fn nobody_passes_a_fence_before_all_have_reached_it() {
+        const ROUNDS: u32 = 50;
+        let ranks = InProcess::job(4).unwrap();
+        let arrived = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for rank in &ranks {
+                scope.spawn(|| {
+                    for round in 1..=ROUNDS {
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        rank.fence().unwrap();
+                        assert!(arrived.load(Ordering::SeqCst) >= 4 * round);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_fence_fails_and_names_the_rank_that_was_dropped() {
+        let mut ranks = InProcess::job(2).unwrap();
+        let leaving = ranks.pop().unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| ranks[0].fence());
+            drop(leaving);
+            let error = waiting.join().unwrap().unwrap_err();
+            assert!(
+                matches!(error, BootstrapError::RankGone { rank: 1, how: Departure::Disconnected }),
+                "{error}"
+            );
+        });
+        assert!(ranks[0].get("never").is_err(), "it may have been the one to put it");
+    }
+
+    #[test]
+    fn a_rank_that_finished_in_order_does_not_disturb_gets() {
+        let ranks = InProcess::job(2).unwrap();
+        ranks[1].put("a", b"1").unwrap();
+        ranks[1].finish().unwrap();
+        assert_eq!(ranks[0].get("a").unwrap().unwrap(), b"1");
+        assert_eq!(ranks[0].get("b").unwrap(), None);
+        assert!(ranks[0].fence().is_err());
+    }
+}

@@ -1,0 +1,234 @@
+//! The client against a launcher that is played by the test.
+
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::super::error::Departure;
+use super::super::protocol::MAX_VALUE;
+use super::super::server::Server;
+use super::*;
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+fn tell(launcher: &OwnedFd, frame: &Frame) {
+    send(launcher, &frame.encode(), SendFlags::NOSIGNAL).unwrap();
+}
+
+fn hear(launcher: &OwnedFd) -> Frame {
+    let mut buffer = vec![0; MAX_FRAME];
+    let (len, _) = recv(launcher, &mut buffer[..], RecvFlags::empty()).unwrap();
+    Frame::decode(&buffer[..len]).unwrap()
+}
+
+fn hello(rank: u32, size: u32) -> Frame {
+    Server::new(JobId::from_bytes([3; 16]), size).hello(rank)
+}
+
+fn joined() -> (FromLauncher, OwnedFd) {
+    let (ours, theirs) = pair();
+    tell(&theirs, &hello(1, 3));
+    (FromLauncher::from_socket(ours, 1, 3).unwrap(), theirs)
+}
+
+fn readable(client: &FromLauncher, within: Duration) -> bool {
+    let timeout = Timespec::try_from(within).unwrap();
+    let fd = client.wait_fd().unwrap();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+const AT_ONCE: Duration = Duration::ZERO;
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+#[test]
+fn without_any_variable_there_is_no_launcher() {
+    assert!(FromLauncher::from_vars(None, None, None).unwrap().is_none());
+}
+
+#[test]
+fn a_partial_or_ill_formed_set_of_variables_is_an_error_that_names_the_variable() {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let not_a_socket = file.as_raw_fd().to_string();
+    let cases = [
+        (None, Some("0"), Some("1"), FD_VARIABLE),
+        (Some("9"), None, Some("1"), RANK_VARIABLE),
+        (Some("9"), Some("0"), None, SIZE_VARIABLE),
+        (Some("nine"), Some("0"), Some("1"), FD_VARIABLE),
+        (Some("-1"), Some("0"), Some("1"), FD_VARIABLE),
+        (Some("4294967295"), Some("0"), Some("1"), FD_VARIABLE),
+        (Some("987654"), Some("0"), Some("1"), FD_VARIABLE),
+        (Some(not_a_socket.as_str()), Some("0"), Some("1"), FD_VARIABLE),
+        (Some("9"), Some("+1"), Some("2"), RANK_VARIABLE),
+        (Some("9"), Some("2"), Some("2"), RANK_VARIABLE),
+        (Some("9"), Some("0"), Some("0"), SIZE_VARIABLE),
+        (Some("9"), Some("0"), Some("4097"), SIZE_VARIABLE),
+    ];
+    for (fd, rank, size, expected) in cases {
+        let error = FromLauncher::from_vars(fd, rank, size).unwrap_err();
+        assert!(
+            matches!(&error, BootstrapError::Variable { name, .. } if *name == expected),
+            "{fd:?} {rank:?} {size:?}: {error}"
+        );
+        assert!(error.to_string().contains("carrack run"), "{error}");
+    }
+}
+
+#[test]
+fn the_inherited_number_becomes_an_owned_socket_once() {
+    let (ours, theirs) = pair();
+    tell(&theirs, &hello(1, 3));
+    let fd = ours.as_raw_fd().to_string();
+    let client = FromLauncher::from_vars(Some(&fd), Some("1"), Some("3")).unwrap().unwrap();
+    assert_eq!((client.rank(), client.size()), (1, 3));
+    assert_eq!(client.job(), &JobId::from_bytes([3; 16]));
+    let again = FromLauncher::from_vars(Some(&fd), Some("1"), Some("3")).unwrap_err();
+    assert!(again.to_string().contains("in use"), "{again}");
+}
+
+#[test]
+fn a_greeting_for_another_rank_or_of_another_version_is_refused() {
+    let greet = |frame: Frame| {
+        let (ours, theirs) = pair();
+        tell(&theirs, &frame);
+        FromLauncher::from_socket(ours, 1, 3).unwrap_err()
+    };
+    assert!(matches!(greet(hello(2, 3)), BootstrapError::Variable { name: RANK_VARIABLE, .. }));
+    assert!(matches!(greet(hello(1, 4)), BootstrapError::Variable { name: SIZE_VARIABLE, .. }));
+    assert!(matches!(greet(Frame::Finished), BootstrapError::Variable { name: FD_VARIABLE, .. }));
+    let job = JobId::from_bytes([0; 16]);
+    let newer = Frame::Hello { version: VERSION + 1, rank: 1, size: 3, job };
+    assert!(matches!(greet(newer), BootstrapError::Version { .. }));
+}
+
+#[test]
+fn get_asks_once_and_answers_when_the_answer_has_come() {
+    let (client, launcher) = joined();
+    client.put("mine", b"here").unwrap();
+    assert_eq!(hear(&launcher), Frame::Put { key: "mine".into(), value: b"here".into() });
+    assert_eq!(client.get("a").unwrap(), None);
+    assert_eq!(client.get("a").unwrap(), None);
+    assert_eq!(hear(&launcher), Frame::Get { key: "a".into() });
+    assert!(!readable(&client, AT_ONCE));
+    tell(&launcher, &Frame::Value { key: "a".into(), value: b"1".into() });
+    assert!(readable(&client, WATCHDOG));
+    assert_eq!(client.get("a").unwrap().unwrap(), b"1");
+    assert!(!readable(&client, AT_ONCE));
+    assert_eq!(client.get("a").unwrap().unwrap(), b"1", "and again, from memory");
+}
+
+#[test]
+fn the_descriptor_stays_readable_for_an_answer_that_another_call_took_in() {
+    let (client, launcher) = joined();
+    assert_eq!(client.get("a").unwrap(), None);
+    tell(&launcher, &Frame::Value { key: "a".into(), value: b"1".into() });
+    assert_eq!(client.get("b").unwrap(), None, "which empties the socket");
+    assert!(readable(&client, AT_ONCE));
+    assert_eq!(client.get("a").unwrap().unwrap(), b"1");
+    assert!(!readable(&client, AT_ONCE));
+}
+
+#[test]
+fn put_never_waits_for_a_launcher_that_does_not_read() {
+    let (client, launcher) = joined();
+    let value = vec![7; MAX_VALUE];
+    for number in 0..100 {
+        client.put(&format!("{number}"), &value).unwrap();
+    }
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            for number in 0..100 {
+                let expected = Frame::Put { key: format!("{number}"), value: value.clone() };
+                assert_eq!(hear(&launcher), expected);
+            }
+            assert_eq!(hear(&launcher), Frame::Finished);
+        });
+        client.finish().unwrap();
+        reading.join().unwrap();
+    });
+}
+
+#[test]
+fn what_a_rank_may_put_is_bounded() {
+    let (client, _launcher) = joined();
+    let value = vec![7; MAX_VALUE];
+    let put = (0..1000).map(|number| client.put(&format!("{number}"), &value));
+    let refused = put.into_iter().find_map(Result::err).unwrap();
+    assert!(matches!(refused, BootstrapError::TooLarge { .. }), "{refused}");
+}
+
+#[test]
+fn a_fence_waits_although_another_thread_empties_the_socket() {
+    let (client, launcher) = joined();
+    client.get("a").unwrap();
+    assert_eq!(hear(&launcher), Frame::Get { key: "a".into() });
+    for number in 1..=200 {
+        thread::scope(|scope| {
+            let fence = scope.spawn(|| client.fence().unwrap());
+            assert_eq!(hear(&launcher), Frame::Fence { number });
+            tell(&launcher, &Frame::FenceDone { number });
+            while !fence.is_finished() {
+                client.get("a").unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_fence_fails_with_the_name_of_the_rank_that_is_gone() {
+    for how in [Departure::Killed(9), Departure::Exited(0), Departure::Finished] {
+        let (client, launcher) = joined();
+        thread::scope(|scope| {
+            let fence = scope.spawn(|| client.fence());
+            hear(&launcher);
+            tell(&launcher, &Frame::Gone { rank: 2, how });
+            let error = fence.join().unwrap().unwrap_err();
+            assert!(error.to_string().starts_with("rank 2 "), "{error}");
+        });
+        assert_eq!(client.get("a").unwrap(), None);
+        assert_eq!(client.get("a").is_err(), !how.is_orderly());
+    }
+}
+
+#[test]
+fn a_fence_that_was_passed_succeeds_although_a_rank_left_right_after() {
+    let (client, launcher) = joined();
+    tell(&launcher, &Frame::FenceDone { number: 1 });
+    tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Exited(0) });
+    client.fence().unwrap();
+    assert!(client.fence().is_err());
+}
+
+#[test]
+fn a_launcher_that_is_gone_fails_what_needs_it_and_nothing_else() {
+    let (client, launcher) = joined();
+    client.get("a").unwrap();
+    hear(&launcher);
+    tell(&launcher, &Frame::Value { key: "a".into(), value: b"1".into() });
+    drop(launcher);
+    assert_eq!(client.get("a").unwrap().unwrap(), b"1");
+    assert!(matches!(client.get("b"), Err(BootstrapError::LauncherGone)));
+    assert!(matches!(client.put("b", b""), Err(BootstrapError::LauncherGone)));
+    assert!(matches!(client.fence(), Err(BootstrapError::LauncherGone)));
+    assert!(readable(&client, AT_ONCE), "so that nobody sleeps for ever");
+}
+
+#[test]
+fn a_refusal_is_reported_with_its_reason_even_after_the_hang_up() {
+    let (client, launcher) = joined();
+    tell(&launcher, &Frame::Refused { why: "because".into() });
+    drop(launcher);
+    let error = client.fence().unwrap_err();
+    assert!(matches!(&error, BootstrapError::Refused { why } if why == "because"), "{error}");
+}
+
+#[test]
+fn a_bad_frame_is_an_error() {
+    let (client, launcher) = joined();
+    send(&launcher, &[200, 1, 2], SendFlags::NOSIGNAL).unwrap();
+    assert!(matches!(client.get("a"), Err(BootstrapError::BadFrame(_))));
+}

@@ -1,0 +1,123 @@
+//! How the ranks of a job find each other before any transport connects them.
+//!
+//! A bootstrap is a small key-value table that all ranks share, and a fence. Ranks put their
+//! addresses into it and poll for those of others; the data path never uses it.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`alone`] | a job of one: what a program started without a launcher gets |
+//! | [`in_process`] | many ranks in one process, for tests and loopback |
+//! | [`table`] | the table of those two |
+//! | [`launcher`] | the client of `carrack run`, over an inherited Unix socket |
+//! | [`adopt`] | makes the inherited descriptor number an owned socket |
+//! | [`arrivals`] | what has come from the launcher and who is to be woken for it |
+//! | [`protocol`] | the frames between launcher and rank |
+//! | [`server`] | the launcher's half, as a state machine without I/O |
+//! | [`job`] | the identity and secret of a job |
+//! | [`error`] | what can go wrong, and what to do then |
+//!
+//! ```
+//! use carrack::bootstrap::{Alone, Bootstrap};
+//!
+//! let job = Alone::new()?;
+//! job.put("address", b"here")?;
+//! assert_eq!(job.get("address")?.as_deref(), Some(&b"here"[..]));
+//! job.fence()?;
+//! # Ok::<(), carrack::bootstrap::BootstrapError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod adopt;
+pub mod alone;
+mod arrivals;
+pub mod error;
+pub mod in_process;
+pub mod job;
+pub mod launcher;
+pub mod protocol;
+pub mod server;
+mod table;
+
+use std::os::fd::BorrowedFd;
+
+pub use alone::Alone;
+pub use error::{BootstrapError, Departure};
+pub use in_process::InProcess;
+pub use job::JobId;
+pub use launcher::FromLauncher;
+
+/// The most ranks that a job may have.
+pub const MAX_RANKS: u32 = 4096;
+
+/// What a rank needs to find the others: its number, the job's identity, a shared table, a fence.
+///
+/// Every method may be called from any thread, and from several at once.
+///
+/// A key is written once. Putting the same value again is allowed and changes nothing; another
+/// value is an error, so that an answer, once read, stays true. Keys of a library should start with
+/// its name and a slash, for the table is shared by everything in the job.
+pub trait Bootstrap: Send + Sync {
+    /// The number of this rank, in `0..size`.
+    fn rank(&self) -> u32;
+
+    /// The number of ranks in the job, at least one.
+    fn size(&self) -> u32;
+
+    /// The job's identity, which is also the secret by which its ranks know each other.
+    fn job(&self) -> &JobId;
+
+    /// Puts a value where all ranks can get it. Never waits for an answer.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapError::TooLarge`] for a key over 256 bytes, a value over 64 KiB, or more than
+    /// 16 MiB in all from one rank; [`BootstrapError::AlreadyPut`] for a second, different value,
+    /// where that can be known at once (under the launcher it is [`BootstrapError::Refused`] from a
+    /// later call); [`BootstrapError::LauncherGone`].
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError>;
+
+    /// The value of a key, or `None` while it is not there yet. Never waits.
+    ///
+    /// The first call asks; later ones look whether the answer has come. A caller polls, and may
+    /// sleep on [`wait_fd`](Self::wait_fd) in between.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapError::RankGone`] when the key is not there and some rank left the job without
+    /// saying that it had finished, so that the key may never come;
+    /// [`BootstrapError::LauncherGone`].
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError>;
+
+    /// Blocks until every rank has called it as often as this one.
+    ///
+    /// What any rank put before its fence is in the table after it; getting it is still by polling.
+    /// Threads of one rank that fence at the same time take turns, and each call counts.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapError::RankGone`] when a rank has ended and so can never arrive;
+    /// [`BootstrapError::LauncherGone`].
+    fn fence(&self) -> Result<(), BootstrapError>;
+
+    /// Says that this rank has ended its runtime in order and will neither put nor fence again.
+    ///
+    /// Other ranks can still get what it has put. Without this call, leaving the job counts as a
+    /// failure of the rank.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapError::LauncherGone`], which a rank that is ending may ignore.
+    fn finish(&self) -> Result<(), BootstrapError> {
+        Ok(())
+    }
+
+    /// A descriptor that is readable while an answer has come that no [`get`](Self::get) has
+    /// returned yet, or news have come that a call to `get` would take in.
+    ///
+    /// It is for sleeping on, in `poll` or `epoll`; never read from it. `None` when answers are
+    /// always there at once or there is nothing to sleep on: then poll with pauses.
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,494 @@
+//! The frames between the launcher and a rank.
+//!
+//! They travel on a `SOCK_SEQPACKET` pair, one frame a packet. A stream would need a length prefix
+//! and half-read frames in two places, and a rank that writes half a frame (or a forked child that
+//! writes its own in between) would garble all that follows; a packet arrives whole or not at all,
+//! so one bad frame spoils nothing but itself. The price is that a frame must fit the socket's
+//! buffer: the launcher sets it to [`SOCKET_BUFFER`].
+//!
+//! A frame is a kind (one byte), then its fields, integers little-endian, strings and values with
+//! their length before them. Decoding checks every length against the frame and against its bound,
+//! and accepts no trailing bytes; it never panics (design.md §6.2).
+
+#![forbid(unsafe_code)]
+
+use thiserror::Error;
+
+use super::error::{BootstrapError, Departure};
+use super::job::JobId;
+
+/// The version of this protocol. Launcher and rank must have the same.
+pub const VERSION: u32 = 1;
+
+/// The longest key, in bytes.
+pub const MAX_KEY: usize = 256;
+
+/// The longest value, in bytes: 64 KiB.
+pub const MAX_VALUE: usize = 64 * 1024;
+
+/// The longest reason in a [`Frame::Refused`], in bytes; a longer one is cut.
+pub const MAX_REASON: usize = 1024;
+
+/// The longest frame, in bytes: kind, two lengths, a key and a value.
+pub const MAX_FRAME: usize = 1 + 2 + MAX_KEY + 4 + MAX_VALUE;
+
+/// What one rank may put in all, in bytes of keys and values: 16 MiB.
+pub const MAX_PUT_PER_RANK: usize = 16 * 1024 * 1024;
+
+/// How many keys that are not there yet one rank may be waiting for.
+pub const MAX_WAITING_PER_RANK: usize = 64 * 1024;
+
+/// The buffer that both ends of the socket need, in bytes: two of the longest frames, rounded up.
+pub const SOCKET_BUFFER: usize = 256 * 1024;
+
+const _: () = assert!(2 * MAX_FRAME < SOCKET_BUFFER);
+
+/// The variable with the number of the inherited socket.
+pub const FD_VARIABLE: &str = "CARRACK_BOOTSTRAP_FD";
+
+/// The variable with the number of the rank.
+pub const RANK_VARIABLE: &str = "CARRACK_RANK";
+
+/// The variable with the number of ranks.
+pub const SIZE_VARIABLE: &str = "CARRACK_SIZE";
+
+/// One message between the launcher and a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Launcher to rank, first of all: it lies in the socket before the program starts.
+    Hello {
+        /// The launcher's [`VERSION`]. It comes first in the frame in every version.
+        version: u32,
+        /// The rank at this end.
+        rank: u32,
+        /// The number of ranks.
+        size: u32,
+        /// The job's identity.
+        job: JobId,
+    },
+    /// Rank to launcher: put a value.
+    Put {
+        /// Under this key.
+        key: String,
+        /// The value.
+        value: Vec<u8>,
+    },
+    /// Rank to launcher: send the value of this key, now or once it is put.
+    Get {
+        /// The key.
+        key: String,
+    },
+    /// Launcher to rank: the answer to a `Get`.
+    Value {
+        /// The key asked for.
+        key: String,
+        /// Its value.
+        value: Vec<u8>,
+    },
+    /// Rank to launcher: this rank has reached its fence of that number, counted from one.
+    Fence {
+        /// The number.
+        number: u64,
+    },
+    /// Launcher to rank: all ranks have reached that fence.
+    FenceDone {
+        /// The number.
+        number: u64,
+    },
+    /// Rank to launcher: this rank has ended its runtime in order.
+    Finished,
+    /// Launcher to rank: a rank has left the job.
+    Gone {
+        /// The rank that left.
+        rank: u32,
+        /// How.
+        how: Departure,
+    },
+    /// Launcher to rank: your last frame was wrong, and none is read any more.
+    Refused {
+        /// Why, for a person to read.
+        why: String,
+    },
+}
+
+/// Why bytes are not a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum BadFrame {
+    /// It ends in the middle of a field.
+    #[error("it ends inside its {field}")]
+    Short {
+        /// The field.
+        field: &'static str,
+    },
+    /// Its kind is none of ours.
+    #[error("its kind is {kind}, which no frame has")]
+    Kind {
+        /// The kind found.
+        kind: u8,
+    },
+    /// A length exceeds its bound.
+    #[error("its {field} of {len} bytes exceeds the limit of {limit}")]
+    TooLong {
+        /// The field.
+        field: &'static str,
+        /// The length found.
+        len: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A string is not UTF-8.
+    #[error("its {field} is not UTF-8")]
+    NotText {
+        /// The field.
+        field: &'static str,
+    },
+    /// A departure has no such code.
+    #[error("its departure code is {code}, which none has")]
+    Departure {
+        /// The code found.
+        code: u8,
+    },
+    /// Bytes follow the last field.
+    #[error("{extra} bytes follow its last field")]
+    Trailing {
+        /// How many.
+        extra: usize,
+    },
+}
+
+const HELLO: u8 = 1;
+const PUT: u8 = 2;
+const GET: u8 = 3;
+const VALUE: u8 = 4;
+const FENCE: u8 = 5;
+const FENCE_DONE: u8 = 6;
+const FINISHED: u8 = 7;
+const GONE: u8 = 8;
+const REFUSED: u8 = 9;
+
+impl Frame {
+    /// The frame as bytes.
+    ///
+    /// Keys and values must have passed [`check_key`] and [`check_value`]; what is too long is cut
+    /// here, as the receiver would refuse it otherwise.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Hello { version, rank, size, job } => {
+                Writer::new(HELLO).u32(*version).u32(*rank).u32(*size).raw(job.as_bytes()).done()
+            }
+            Self::Put { key, value } => Writer::new(PUT).text(key, MAX_KEY).value(value).done(),
+            Self::Get { key } => Writer::new(GET).text(key, MAX_KEY).done(),
+            Self::Value { key, value } => Writer::new(VALUE).text(key, MAX_KEY).value(value).done(),
+            Self::Fence { number } => Writer::new(FENCE).u64(*number).done(),
+            Self::FenceDone { number } => Writer::new(FENCE_DONE).u64(*number).done(),
+            Self::Finished => Writer::new(FINISHED).done(),
+            Self::Gone { rank, how } => {
+                let (code, detail) = departure_code(*how);
+                Writer::new(GONE).u32(*rank).raw(&[code]).raw(&detail.to_le_bytes()).done()
+            }
+            Self::Refused { why } => Writer::new(REFUSED).text(why, MAX_REASON).done(),
+        }
+    }
+
+    /// The frame in these bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`BadFrame`] for anything that [`encode`](Self::encode) does not make.
+    pub fn decode(bytes: &[u8]) -> Result<Self, BadFrame> {
+        let mut reader = Reader { rest: bytes };
+        let [kind] = reader.array("kind")?;
+        let frame = match kind {
+            HELLO => Self::Hello {
+                version: reader.u32("version")?,
+                rank: reader.u32("rank")?,
+                size: reader.u32("size")?,
+                job: JobId::from_bytes(reader.array("job id")?),
+            },
+            PUT => Self::Put { key: reader.text("key", MAX_KEY)?, value: reader.value()? },
+            GET => Self::Get { key: reader.text("key", MAX_KEY)? },
+            VALUE => Self::Value { key: reader.text("key", MAX_KEY)?, value: reader.value()? },
+            FENCE => Self::Fence { number: reader.u64("fence number")? },
+            FENCE_DONE => Self::FenceDone { number: reader.u64("fence number")? },
+            FINISHED => Self::Finished,
+            GONE => Self::Gone { rank: reader.u32("rank")?, how: reader.departure()? },
+            REFUSED => Self::Refused { why: reader.text("reason", MAX_REASON)? },
+            kind => return Err(BadFrame::Kind { kind }),
+        };
+        match reader.rest.len() {
+            0 => Ok(frame),
+            extra => Err(BadFrame::Trailing { extra }),
+        }
+    }
+
+    /// The version in a `Hello` of any version, whose other fields may differ from ours.
+    pub fn hello_version(bytes: &[u8]) -> Option<u32> {
+        let mut reader = Reader { rest: bytes };
+        match reader.array("kind") {
+            Ok([HELLO]) => reader.u32("version").ok(),
+            _ => None,
+        }
+    }
+}
+
+/// Checks the length of a key.
+///
+/// # Errors
+///
+/// [`BootstrapError::TooLarge`] over [`MAX_KEY`] bytes.
+pub fn check_key(key: &str) -> Result<(), BootstrapError> {
+    check("a key", key.len(), MAX_KEY)
+}
+
+/// Checks the length of a value.
+///
+/// # Errors
+///
+/// [`BootstrapError::TooLarge`] over [`MAX_VALUE`] bytes.
+pub fn check_value(value: &[u8]) -> Result<(), BootstrapError> {
+    check("a value", value.len(), MAX_VALUE)
+}
+
+/// Checks what a rank has put in all, in bytes of keys and values.
+///
+/// # Errors
+///
+/// [`BootstrapError::TooLarge`] over [`MAX_PUT_PER_RANK`] bytes.
+pub fn check_total(total: usize) -> Result<(), BootstrapError> {
+    check("everything that this rank has put,", total, MAX_PUT_PER_RANK)
+}
+
+fn check(what: &'static str, len: usize, limit: usize) -> Result<(), BootstrapError> {
+    if len > limit { Err(BootstrapError::TooLarge { what, len, limit }) } else { Ok(()) }
+}
+
+fn departure_code(how: Departure) -> (u8, i32) {
+    match how {
+        Departure::Finished => (0, 0),
+        Departure::Exited(status) => (1, status),
+        Departure::Killed(signal) => (2, signal),
+        Departure::Disconnected => (3, 0),
+        Departure::Misbehaved => (4, 0),
+    }
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn new(kind: u8) -> Self {
+        Self(vec![kind])
+    }
+
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn u32(self, number: u32) -> Self {
+        self.raw(&number.to_le_bytes())
+    }
+
+    fn u64(self, number: u64) -> Self {
+        self.raw(&number.to_le_bytes())
+    }
+
+    fn text(self, text: &str, limit: usize) -> Self {
+        // Both limits are far below 64 KiB, so the length always fits its two bytes.
+        let text = &text[..text.floor_char_boundary_at_most(limit)];
+        let len = u16::try_from(text.len()).unwrap_or(u16::MAX);
+        self.raw(&len.to_le_bytes()).raw(text.as_bytes())
+    }
+
+    fn value(self, value: &[u8]) -> Self {
+        let value = &value[..value.len().min(MAX_VALUE)];
+        let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
+        self.u32(len).raw(value)
+    }
+
+    fn done(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// `str::floor_char_boundary`, which is younger than our oldest Rust.
+trait FloorCharBoundary {
+    fn floor_char_boundary_at_most(&self, limit: usize) -> usize;
+}
+
+impl FloorCharBoundary for str {
+    fn floor_char_boundary_at_most(&self, limit: usize) -> usize {
+        (0..=limit.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0)
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize, field: &'static str) -> Result<&'a [u8], BadFrame> {
+        let (head, rest) = self.rest.split_at_checked(len).ok_or(BadFrame::Short { field })?;
+        self.rest = rest;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], BadFrame> {
+        let (head, rest) = self.rest.split_first_chunk().ok_or(BadFrame::Short { field })?;
+        self.rest = rest;
+        Ok(*head)
+    }
+
+    fn u32(&mut self, field: &'static str) -> Result<u32, BadFrame> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, field: &'static str) -> Result<u64, BadFrame> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self, field: &'static str, limit: usize) -> Result<String, BadFrame> {
+        let len = usize::from(u16::from_le_bytes(self.array(field)?));
+        if len > limit {
+            return Err(BadFrame::TooLong { field, len, limit });
+        }
+        let bytes = self.take(len, field)?;
+        let text = std::str::from_utf8(bytes).map_err(|_| BadFrame::NotText { field })?;
+        Ok(text.to_owned())
+    }
+
+    fn value(&mut self) -> Result<Vec<u8>, BadFrame> {
+        let len = self.u32("value")? as usize;
+        if len > MAX_VALUE {
+            return Err(BadFrame::TooLong { field: "value", len, limit: MAX_VALUE });
+        }
+        Ok(self.take(len, "value")?.to_vec())
+    }
+
+    fn departure(&mut self) -> Result<Departure, BadFrame> {
+        let [code] = self.array("departure")?;
+        let detail = i32::from_le_bytes(self.array("departure")?);
+        match code {
+            0 => Ok(Departure::Finished),
+            1 => Ok(Departure::Exited(detail)),
+            2 => Ok(Departure::Killed(detail)),
+            3 => Ok(Departure::Disconnected),
+            4 => Ok(Departure::Misbehaved),
+            code => Err(BadFrame::Departure { code }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key() -> impl Strategy<Value = String> {
+        "\\PC{0,80}".prop_filter("within the bound", |key| key.len() <= MAX_KEY)
+    }
+
+    fn value() -> impl Strategy<Value = Vec<u8>> {
+        prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..300),
+            any::<u8>().prop_map(|byte| vec![byte; MAX_VALUE]),
+        ]
+    }
+
+    fn departure() -> impl Strategy<Value = Departure> {
+        prop_oneof![
+            Just(Departure::Finished),
+            any::<i32>().prop_map(Departure::Exited),
+            any::<i32>().prop_map(Departure::Killed),
+            Just(Departure::Disconnected),
+            Just(Departure::Misbehaved),
+        ]
+    }
+
+    fn frame() -> impl Strategy<Value = Frame> {
+        prop_oneof![
+            (any::<u32>(), any::<u32>(), any::<u32>(), any::<[u8; 16]>()).prop_map(
+                |(version, rank, size, job)| Frame::Hello {
+                    version,
+                    rank,
+                    size,
+                    job: JobId::from_bytes(job)
+                }
+            ),
+            (key(), value()).prop_map(|(key, value)| Frame::Put { key, value }),
+            key().prop_map(|key| Frame::Get { key }),
+            (key(), value()).prop_map(|(key, value)| Frame::Value { key, value }),
+            any::<u64>().prop_map(|number| Frame::Fence { number }),
+            any::<u64>().prop_map(|number| Frame::FenceDone { number }),
+            Just(Frame::Finished),
+            (any::<u32>(), departure()).prop_map(|(rank, how)| Frame::Gone { rank, how }),
+            "\\PC{0,200}".prop_map(|why| Frame::Refused { why }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_comes_back_as_it_was_sent(frame in frame()) {
+            let bytes = frame.encode();
+            prop_assert!(bytes.len() <= MAX_FRAME);
+            prop_assert_eq!(Frame::decode(&bytes), Ok(frame));
+        }
+
+        #[test]
+        fn garbage_is_an_error_or_a_frame_but_never_a_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..400),
+        ) {
+            if let Ok(frame) = Frame::decode(&bytes) {
+                prop_assert_eq!(frame.encode().len(), bytes.len());
+            }
+        }
+
+        #[test]
+        fn a_frame_with_one_byte_changed_is_never_a_panic(
+            frame in frame(), at in any::<prop::sample::Index>(), byte in any::<u8>(),
+        ) {
+            let mut bytes = frame.encode();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = Frame::decode(&bytes);
+        }
+
+        #[test]
+        fn every_proper_prefix_of_a_frame_is_refused(
+            frame in frame(), cut in any::<prop::sample::Index>(),
+        ) {
+            let bytes = frame.encode();
+            prop_assert!(Frame::decode(&bytes[..cut.index(bytes.len())]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_bound_is_refused_before_anything_is_allocated() {
+        let mut bytes = Frame::Put { key: "k".into(), value: vec![] }.encode();
+        let at = bytes.len() - 4;
+        bytes[at..].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(Frame::decode(&bytes), Err(BadFrame::TooLong { field: "value", .. })));
+    }
+
+    #[test]
+    fn bytes_after_a_frame_are_refused() {
+        let mut bytes = Frame::Finished.encode();
+        bytes.push(0);
+        assert_eq!(Frame::decode(&bytes), Err(BadFrame::Trailing { extra: 1 }));
+    }
+
+    #[test]
+    fn a_reason_that_is_too_long_is_cut_between_characters() {
+        let bytes = Frame::Refused { why: "ä".repeat(MAX_REASON) }.encode();
+        let Ok(Frame::Refused { why }) = Frame::decode(&bytes) else { panic!("must decode") };
+        assert_eq!(why, "ä".repeat(MAX_REASON / 2));
+    }
+
+    #[test]
+    fn the_version_is_readable_in_a_hello_of_another_layout() {
+        assert_eq!(Frame::hello_version(&[HELLO, 9, 0, 0, 0, 42]), Some(9));
+        assert_eq!(Frame::hello_version(&[PUT, 9, 0, 0, 0]), None);
+        assert_eq!(Frame::hello_version(&[HELLO, 9]), None);
+    }
+}

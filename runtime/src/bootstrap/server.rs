@@ -1,0 +1,353 @@
+//! The launcher's half of the bootstrap: frames in, frames out, no I/O.
+//!
+//! `carrack run` moves the bytes; here is what they mean. A rank that sends what it may not is
+//! refused and cut off, and the others are told, as if it had died: it can fail its own messages
+//! and nothing else.
+
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::error::Departure;
+use super::job::JobId;
+use super::protocol::{Frame, MAX_PUT_PER_RANK, MAX_WAITING_PER_RANK, VERSION};
+
+/// The table, the fence and the departures of one job.
+#[derive(Debug)]
+pub struct Server {
+    job: JobId,
+    table: HashMap<String, Vec<u8>>,
+    /// Ranks that asked for a key before it was put.
+    waiting: HashMap<String, Vec<u32>>,
+    ranks: Vec<RankState>,
+    /// Ranks that have reached the fence after `fences_done`.
+    fence_arrived: u32,
+    fences_done: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct RankState {
+    bytes_put: usize,
+    keys_awaited: usize,
+    /// How many fences it has reached.
+    fences: u64,
+    gone: Option<Departure>,
+}
+
+/// Frames to send, each with the rank that is to get it.
+pub type Outgoing = Vec<(u32, Frame)>;
+
+impl Server {
+    /// A server for `size` ranks of this job.
+    pub fn new(job: JobId, size: u32) -> Self {
+        Self {
+            job,
+            table: HashMap::new(),
+            waiting: HashMap::new(),
+            ranks: vec![RankState::default(); size as usize],
+            fence_arrived: 0,
+            fences_done: 0,
+        }
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> u32 {
+        // It came from a u32.
+        u32::try_from(self.ranks.len()).unwrap_or(u32::MAX)
+    }
+
+    /// What a rank must find in its socket when it starts.
+    pub fn hello(&self, rank: u32) -> Frame {
+        Frame::Hello { version: VERSION, rank, size: self.size(), job: self.job.clone() }
+    }
+
+    /// Takes in the bytes of one frame of a rank's.
+    pub fn receive(&mut self, rank: u32, bytes: &[u8]) -> Outgoing {
+        match Frame::decode(bytes) {
+            Ok(frame) => self.handle(rank, frame),
+            Err(bad) => self.refuse(rank, format!("rank {rank} sent a bad frame: {bad}")),
+        }
+    }
+
+    /// Takes in one frame of a rank's. Frames of a rank that is gone, or was never there, are
+    /// ignored.
+    pub fn handle(&mut self, rank: u32, frame: Frame) -> Outgoing {
+        match self.ranks.get(rank as usize) {
+            Some(state) if state.gone.is_none() => {}
+            // What it put before it said that it had finished stays; nothing may follow.
+            _ => return Vec::new(),
+        }
+        match frame {
+            Frame::Put { key, value } => self.put(rank, key, value),
+            Frame::Get { key } => self.get(rank, key),
+            Frame::Fence { number } => self.fence(rank, number),
+            Frame::Finished => self.departed(rank, Departure::Finished),
+            Frame::Hello { .. }
+            | Frame::Value { .. }
+            | Frame::FenceDone { .. }
+            | Frame::Gone { .. }
+            | Frame::Refused { .. } => {
+                self.refuse(rank, format!("rank {rank} sent a frame that only the launcher sends"))
+            }
+        }
+    }
+
+    /// Takes in that a rank has left, and tells the others. Only the first departure counts, so
+    /// that a rank which finished in order and then exits is not reported twice; but a rank that
+    /// had finished and is then killed is: its memory went with it.
+    pub fn departed(&mut self, rank: u32, how: Departure) -> Outgoing {
+        let Some(state) = self.ranks.get_mut(rank as usize) else {
+            return Vec::new();
+        };
+        match (state.gone, how) {
+            (None, _) | (Some(Departure::Finished), Departure::Killed(_)) => state.gone = Some(how),
+            (Some(_), _) => return Vec::new(),
+        }
+        for waiting in self.waiting.values_mut() {
+            waiting.retain(|waiter| *waiter != rank);
+        }
+        self.to_others(rank, &Frame::Gone { rank, how })
+    }
+
+    fn put(&mut self, rank: u32, key: String, value: Vec<u8>) -> Outgoing {
+        let state = &mut self.ranks[rank as usize];
+        state.bytes_put += key.len() + value.len();
+        if state.bytes_put > MAX_PUT_PER_RANK {
+            let why = format!("rank {rank} has put more than {MAX_PUT_PER_RANK} bytes in all");
+            return self.refuse(rank, why);
+        }
+        match self.table.entry(key) {
+            Entry::Occupied(entry) if *entry.get() == value => Vec::new(),
+            Entry::Occupied(entry) => {
+                let why = format!(
+                    "rank {rank} put a second value under the key {:?}; a key is written once",
+                    entry.key()
+                );
+                self.refuse(rank, why)
+            }
+            Entry::Vacant(entry) => {
+                let waiters = self.waiting.remove(entry.key()).unwrap_or_default();
+                let mut outgoing = Vec::with_capacity(waiters.len());
+                for waiter in waiters {
+                    self.ranks[waiter as usize].keys_awaited -= 1;
+                    let key = entry.key().clone();
+                    outgoing.push((waiter, Frame::Value { key, value: value.clone() }));
+                }
+                entry.insert(value);
+                outgoing
+            }
+        }
+    }
+
+    fn get(&mut self, rank: u32, key: String) -> Outgoing {
+        if let Some(value) = self.table.get(&key) {
+            return vec![(rank, Frame::Value { value: value.clone(), key })];
+        }
+        let state = &mut self.ranks[rank as usize];
+        if state.keys_awaited == MAX_WAITING_PER_RANK {
+            let why =
+                format!("rank {rank} waits for more than {MAX_WAITING_PER_RANK} keys that nobody has put");
+            return self.refuse(rank, why);
+        }
+        let waiters = self.waiting.entry(key).or_default();
+        // Asking twice is answered once: a client asks once anyway, and the list stays bounded.
+        if !waiters.contains(&rank) {
+            waiters.push(rank);
+            state.keys_awaited += 1;
+        }
+        Vec::new()
+    }
+
+    fn fence(&mut self, rank: u32, number: u64) -> Outgoing {
+        let state = &mut self.ranks[rank as usize];
+        // The next one, and only when the previous one is over.
+        if state.fences != self.fences_done || number != state.fences + 1 {
+            let why = format!("rank {rank} entered fence {number} out of turn");
+            return self.refuse(rank, why);
+        }
+        state.fences = number;
+        self.fence_arrived += 1;
+        if self.fence_arrived < self.size() {
+            return Vec::new();
+        }
+        self.fence_arrived = 0;
+        self.fences_done = number;
+        (0..self.size()).map(|to| (to, Frame::FenceDone { number })).collect()
+    }
+
+    fn refuse(&mut self, rank: u32, why: String) -> Outgoing {
+        let mut outgoing = self.departed(rank, Departure::Misbehaved);
+        outgoing.push((rank, Frame::Refused { why }));
+        outgoing
+    }
+
+    fn to_others(&self, from: u32, frame: &Frame) -> Outgoing {
+        (0..self.size())
+            .filter(|to| *to != from && self.ranks[*to as usize].gone.is_none())
+            .map(|to| (to, frame.clone()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(size: u32) -> Server {
+        Server::new(JobId::from_bytes([7; 16]), size)
+    }
+
+    fn put(key: &str, value: &[u8]) -> Frame {
+        Frame::Put { key: key.into(), value: value.into() }
+    }
+
+    fn get(key: &str) -> Frame {
+        Frame::Get { key: key.into() }
+    }
+
+    fn value(key: &str, value: &[u8]) -> Frame {
+        Frame::Value { key: key.into(), value: value.into() }
+    }
+
+    fn is_refused(outgoing: &Outgoing, rank: u32) -> bool {
+        outgoing.iter().any(|(to, frame)| *to == rank && matches!(frame, Frame::Refused { .. }))
+    }
+
+    #[test]
+    fn a_value_that_is_there_is_answered_at_once() {
+        let mut server = server(2);
+        assert_eq!(server.handle(0, put("a", b"1")), []);
+        assert_eq!(server.handle(1, get("a")), [(1, value("a", b"1"))]);
+        assert_eq!(server.handle(0, get("a")), [(0, value("a", b"1"))]);
+    }
+
+    #[test]
+    fn a_value_that_is_not_there_yet_is_answered_once_when_it_is_put() {
+        let mut server = server(3);
+        assert_eq!(server.handle(1, get("a")), []);
+        assert_eq!(server.handle(2, get("a")), []);
+        assert_eq!(server.handle(2, get("a")), [], "asked twice");
+        assert_eq!(server.handle(0, put("b", b"no")), []);
+        assert_eq!(server.handle(0, put("a", b"1")), [(1, value("a", b"1")), (2, value("a", b"1"))]);
+        assert_eq!(server.handle(0, put("a", b"1")), [], "nobody waits any more");
+    }
+
+    #[test]
+    fn a_key_is_written_once() {
+        let mut server = server(2);
+        assert_eq!(server.handle(0, put("a", b"1")), []);
+        assert_eq!(server.handle(1, put("a", b"1")), [], "the same value changes nothing");
+        assert!(is_refused(&server.handle(1, put("a", b"2")), 1));
+        assert_eq!(server.handle(0, get("a")), [(0, value("a", b"1"))]);
+    }
+
+    #[test]
+    fn a_fence_opens_when_the_last_rank_arrives_and_can_be_used_again() {
+        let mut server = server(3);
+        for number in 1..=3 {
+            assert_eq!(server.handle(2, Frame::Fence { number }), []);
+            assert_eq!(server.handle(0, Frame::Fence { number }), []);
+            let done = Frame::FenceDone { number };
+            assert_eq!(
+                server.handle(1, Frame::Fence { number }),
+                [(0, done.clone()), (1, done.clone()), (2, done)]
+            );
+        }
+    }
+
+    #[test]
+    fn a_fence_out_of_turn_is_refused_and_the_others_are_told() {
+        for number in [0, 2, u64::MAX] {
+            let mut server = server(2);
+            let outgoing = server.handle(0, Frame::Fence { number });
+            assert!(is_refused(&outgoing, 0));
+            assert!(outgoing.contains(&(1, Frame::Gone { rank: 0, how: Departure::Misbehaved })));
+        }
+        let mut server = server(2);
+        assert_eq!(server.handle(0, Frame::Fence { number: 1 }), []);
+        assert!(is_refused(&server.handle(0, Frame::Fence { number: 1 }), 0), "twice");
+    }
+
+    #[test]
+    fn a_departure_is_told_once_to_those_who_remain() {
+        let mut server = server(3);
+        let gone = |rank, how| Frame::Gone { rank, how };
+        assert_eq!(
+            server.departed(1, Departure::Killed(9)),
+            [(0, gone(1, Departure::Killed(9))), (2, gone(1, Departure::Killed(9)))]
+        );
+        assert_eq!(server.departed(1, Departure::Disconnected), []);
+        assert_eq!(
+            server.handle(0, Frame::Finished),
+            [(2, gone(0, Departure::Finished))],
+            "rank 1 is told nothing any more"
+        );
+        assert_eq!(server.departed(0, Departure::Exited(0)), []);
+    }
+
+    #[test]
+    fn a_rank_killed_after_it_finished_is_reported_again() {
+        let mut server = server(2);
+        server.handle(0, Frame::Finished);
+        let how = Departure::Killed(11);
+        assert_eq!(server.departed(0, how), [(1, Frame::Gone { rank: 0, how })]);
+    }
+
+    #[test]
+    fn what_a_rank_put_outlives_it() {
+        let mut server = server(2);
+        server.handle(0, put("a", b"1"));
+        server.handle(0, Frame::Finished);
+        assert_eq!(server.handle(0, put("b", b"2")), [], "ignored");
+        assert_eq!(server.handle(1, get("a")), [(1, value("a", b"1"))]);
+        assert_eq!(server.handle(1, get("b")), []);
+    }
+
+    #[test]
+    fn a_rank_that_has_gone_is_sent_no_value() {
+        let mut server = server(2);
+        server.handle(1, get("a"));
+        server.departed(1, Departure::Disconnected);
+        assert_eq!(server.handle(0, put("a", b"1")), []);
+    }
+
+    #[test]
+    fn bad_bytes_cost_their_sender_its_place_and_name_it() {
+        let mut server = server(2);
+        let outgoing = server.receive(1, &[99]);
+        let reason = outgoing.iter().find_map(|(to, frame)| match frame {
+            Frame::Refused { why } => Some((*to, why.as_str())),
+            _ => None,
+        });
+        assert_eq!(reason, Some((1, "rank 1 sent a bad frame: its kind is 99, which no frame has")));
+        assert!(outgoing.contains(&(0, Frame::Gone { rank: 1, how: Departure::Misbehaved })));
+        assert_eq!(server.receive(1, &Frame::Finished.encode()), [], "it is heard no more");
+    }
+
+    #[test]
+    fn a_launchers_frame_from_a_rank_is_refused() {
+        let mut server = server(1);
+        let hello = server.hello(0);
+        assert!(is_refused(&server.handle(0, hello), 0));
+    }
+
+    #[test]
+    fn a_rank_that_does_not_exist_is_ignored() {
+        let mut server = server(1);
+        assert_eq!(server.handle(5, put("a", b"1")), []);
+        assert_eq!(server.departed(5, Departure::Finished), []);
+    }
+
+    #[test]
+    fn the_table_is_bounded_for_each_rank() {
+        let mut server = server(2);
+        let large = vec![0; super::super::protocol::MAX_VALUE];
+        let fits = MAX_PUT_PER_RANK / (large.len() + 4);
+        for number in 0..fits {
+            assert_eq!(server.handle(0, put(&format!("{number:04}"), &large)), []);
+        }
+        assert!(is_refused(&server.handle(0, put("more", &large)), 0));
+        assert_eq!(server.handle(1, put("mine", &large)), []);
+    }
+}

@@ -1,0 +1,72 @@
+//! A number that grows.
+
+use super::{AsCompletion, Completion, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts operations that are over, and throws their statuses away; those that failed are counted apart,
+/// so that a failure cannot pass for a success.
+#[derive(Clone)]
+pub struct Counter {
+    counts: Arc<Counts>,
+    object: Arc<dyn Completion>,
+}
+
+#[derive(Default)]
+struct Counts {
+    done: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Completion for Counts {
+    #[inline]
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        // Release: whoever reads the count sees what the operation wrote.
+        match status.error {
+            None => self.done.fetch_add(1, Ordering::Release),
+            Some(_) => self.failed.fetch_add(1, Ordering::Release),
+        };
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a counter".into()
+    }
+}
+
+impl Counter {
+    /// At zero.
+    #[allow(clippy::new_without_default, reason = "all completion objects are made by `new`")]
+    pub fn new() -> Self {
+        let counts = Arc::new(Counts::default());
+        Self { object: counts.clone(), counts }
+    }
+
+    /// Operations that succeeded.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.counts.done.load(Ordering::Acquire)
+    }
+
+    /// Operations that failed.
+    pub fn failed(&self) -> u64 {
+        self.counts.failed.load(Ordering::Acquire)
+    }
+
+    /// Sets the count of those that succeeded.
+    pub fn set(&self, count: u64) {
+        self.counts.done.store(count, Ordering::Release);
+    }
+}
+
+impl AsCompletion for Counter {
+    fn as_completion(&self) -> &Arc<dyn Completion> {
+        &self.object
+    }
+}
+
+impl std::fmt::Debug for Counter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Counter({}, {} failed)", self.get(), self.failed())
+    }
+}

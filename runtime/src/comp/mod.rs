@@ -1,0 +1,54 @@
+//! Completion objects: where the end of an operation is announced.
+//!
+//! Any object goes with any operation, on either side. [`Handler`] calls a function, [`CompQueue`] keeps
+//! statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of them; a type of
+//! your own implements [`Completion`].
+
+mod counter;
+mod handler;
+mod queue;
+mod registry;
+mod status;
+mod synchronizer;
+
+pub use counter::Counter;
+pub use handler::Handler;
+pub use queue::CompQueue;
+pub(crate) use registry::{Registry, Snapshot};
+pub use status::Status;
+pub use synchronizer::Synchronizer;
+
+use std::sync::Arc;
+
+/// Something that takes the status of an operation that is over.
+///
+/// `signal` runs on whatever thread makes progress, outside all locks of the runtime. It should be
+/// short; it may post operations; it may not call progress. A panic in it is caught and reported by
+/// the progress call that it happened in.
+pub trait Completion: Send + Sync {
+    /// Takes a status.
+    ///
+    /// # Errors
+    /// The status itself, when there is no room for it now. The runtime keeps it, tells the user
+    /// ([`ProgressError::CompletionFull`](crate::ProgressError::CompletionFull)), and tries again.
+    #[allow(clippy::result_large_err, reason = "the error is the status that did not fit")]
+    fn signal(&self, status: Status) -> Result<(), Status>;
+
+    /// A word on what this is, for messages to the user.
+    fn describe(&self) -> String {
+        "a completion object of the user's".into()
+    }
+}
+
+/// Anything that stands for a completion object in a post: the objects of this module, or an
+/// `Arc<dyn Completion>`.
+pub trait AsCompletion {
+    /// The object.
+    fn as_completion(&self) -> &Arc<dyn Completion>;
+}
+
+impl AsCompletion for Arc<dyn Completion> {
+    fn as_completion(&self) -> &Self {
+        self
+    }
+}

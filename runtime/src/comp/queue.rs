@@ -1,0 +1,67 @@
+//! Statuses that wait to be taken.
+
+use super::{AsCompletion, Completion, Status};
+use carrack_transports::sync::Queue;
+use std::sync::Arc;
+
+/// Keeps statuses until they are taken, in the order in which they came: any number of threads may push
+/// and pop. It never overwrites: when it is full, progress says so, and goes on once there is room.
+#[derive(Clone)]
+pub struct CompQueue {
+    queue: Arc<Statuses>,
+    object: Arc<dyn Completion>,
+}
+
+struct Statuses(Queue<Status>);
+
+impl Completion for Statuses {
+    #[inline]
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        self.0.push(status)
+    }
+
+    fn describe(&self) -> String {
+        format!("a queue of {} entries", self.0.capacity())
+    }
+}
+
+impl CompQueue {
+    /// For at least `length` statuses, rounded up to a power of two.
+    pub fn new(length: usize) -> Self {
+        let queue = Arc::new(Statuses(Queue::new(length)));
+        Self { object: queue.clone(), queue }
+    }
+
+    /// Takes the oldest status.
+    #[inline]
+    pub fn pop(&self) -> Option<Status> {
+        self.queue.0.pop()
+    }
+
+    /// Statuses in it now, more or less.
+    pub fn len(&self) -> usize {
+        self.queue.0.len()
+    }
+
+    /// Whether there are none now, more or less.
+    pub fn is_empty(&self) -> bool {
+        self.queue.0.is_empty()
+    }
+
+    /// Statuses that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.queue.0.capacity()
+    }
+}
+
+impl AsCompletion for CompQueue {
+    fn as_completion(&self) -> &Arc<dyn Completion> {
+        &self.object
+    }
+}
+
+impl std::fmt::Debug for CompQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CompQueue({} of {})", self.len(), self.capacity())
+    }
+}

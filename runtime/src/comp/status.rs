@@ -1,0 +1,38 @@
+//! How an operation ended.
+
+use crate::error::OpError;
+use crate::names::{Rank, Tag, UserContext};
+use carrack_transports::mem::Buffer;
+
+/// How an operation ended, and the buffer that it held.
+#[derive(Debug)]
+pub struct Status {
+    /// The other side.
+    pub rank: Rank,
+    /// The message's tag.
+    pub tag: Tag,
+    /// Bytes of the message. For a receive this may be less than the buffer holds.
+    pub size: usize,
+    /// What was given to the operation; 0 for a message that came in by itself.
+    pub user_context: UserContext,
+    /// The operation's buffer, or an active message's payload.
+    pub buffer: Buffer,
+    /// Why it failed, if it did.
+    pub error: Option<Box<OpError>>,
+}
+
+impl Status {
+    /// The status itself when the operation succeeded, else why not.
+    pub fn ok(self) -> Result<Self, OpError> {
+        match self.error {
+            None => Ok(self),
+            Some(error) => Err(*error),
+        }
+    }
+
+    /// The message's bytes, if they are host memory that nobody else may write. A receive's buffer may be
+    /// longer than the message: these are the message's bytes only.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        self.buffer.as_slice().map(|bytes| &bytes[..self.size.min(bytes.len())])
+    }
+}

@@ -1,0 +1,96 @@
+//! A number of operations, waited for together.
+
+use super::{AsCompletion, Completion, Status};
+use crate::error::WaitError;
+use crate::runtime::Runtime;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Waits for a number of operations: like an MPI request, for as many as its threshold says. Once their
+/// statuses are taken it can be used again.
+///
+/// It takes no more statuses than its threshold at a time: further ones wait, as for a full queue.
+#[derive(Clone)]
+pub struct Synchronizer {
+    inner: Arc<Inner>,
+    object: Arc<dyn Completion>,
+}
+
+struct Inner {
+    threshold: usize,
+    /// How many statuses there are, for tests that take no lock.
+    count: AtomicUsize,
+    statuses: Mutex<Vec<Status>>,
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Vec<Status>> {
+        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Completion for Inner {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        let mut statuses = self.lock();
+        if statuses.len() >= self.threshold {
+            return Err(status);
+        }
+        statuses.push(status);
+        self.count.store(statuses.len(), Ordering::Release);
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        format!("a synchronizer with threshold {}", self.threshold)
+    }
+}
+
+impl Synchronizer {
+    /// For `threshold` operations, one at least.
+    pub fn new(threshold: usize) -> Self {
+        let threshold = threshold.max(1);
+        let statuses = Mutex::new(Vec::with_capacity(threshold));
+        let inner = Arc::new(Inner { threshold, count: AtomicUsize::new(0), statuses });
+        Self { object: inner.clone(), inner }
+    }
+
+    /// Whether all operations are over. Does not reset it.
+    #[inline]
+    pub fn test(&self) -> bool {
+        self.inner.count.load(Ordering::Acquire) >= self.inner.threshold
+    }
+
+    /// Takes the statuses, if all operations are over, in the order in which they ended; it then starts
+    /// again from zero.
+    pub fn take(&self) -> Option<Vec<Status>> {
+        let mut statuses = self.inner.lock();
+        if statuses.len() < self.inner.threshold {
+            return None;
+        }
+        self.inner.count.store(0, Ordering::Release);
+        let room = Vec::with_capacity(self.inner.threshold);
+        Some(std::mem::replace(&mut statuses, room))
+    }
+
+    /// Makes progress until all operations are over, and takes their statuses. Does not burn a core.
+    pub fn wait(&self, runtime: &Runtime) -> Result<Vec<Status>, WaitError> {
+        loop {
+            runtime.wait(|| self.test())?;
+            if let Some(statuses) = self.take() {
+                return Ok(statuses);
+            }
+        }
+    }
+}
+
+impl AsCompletion for Synchronizer {
+    fn as_completion(&self) -> &Arc<dyn Completion> {
+        &self.object
+    }
+}
+
+impl std::fmt::Debug for Synchronizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Synchronizer({} of {})", self.inner.count.load(Ordering::Relaxed), self.inner.threshold)
+    }
+}

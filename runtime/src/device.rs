@@ -1,0 +1,274 @@
+//! Devices: resources that a thread can have for itself.
+
+use crate::comp::{Completion, Status};
+use crate::error::{OpError, ResourceError};
+use crate::names::{Rank, Tag, UserContext};
+use crate::peer::address;
+use crate::peer::backlog::Parked;
+use crate::peer::route::Route;
+use crate::progress::{Deferred, Landing};
+use crate::runtime::Inner;
+use carrack_transports::contract::{Caps, DownCause, PeerId};
+use carrack_transports::mem::{HostAllocator, PacketPool, PacketSource};
+use carrack_transports::sync::Slab;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Operations that links can hold at a time, of one device.
+const OUTSTANDING: usize = 256;
+
+/// A set of resources: an address on each transport, links to peers, packets. Threads that have a device
+/// each do not meet. Clones are handles to the same device.
+///
+/// The devices of a job are numbered in the order in which they are made, and those of one number
+/// talk to each other: all ranks must make them alike.
+#[derive(Clone)]
+pub struct Device(pub(crate) Arc<DeviceInner>);
+
+pub(crate) struct DeviceInner {
+    pub(crate) index: u32,
+    pub(crate) lanes: Box<[Lane]>,
+    routes: Box<[OnceLock<Arc<Route>>]>,
+    /// Where active messages land.
+    pub(crate) pool: PacketPool,
+    /// Host packets, for staging and for messages that wait. The same pool when that is host memory.
+    pub(crate) host_pool: PacketPool,
+    /// Ranks whose backlog is not empty.
+    busy: Mutex<Vec<Rank>>,
+    busy_count: AtomicU32,
+    /// Operations that links hold.
+    pub(crate) outstanding: Slab<Outstanding>,
+    pub(crate) landing: Waiting<Vec<Landing>>,
+    pub(crate) deferred: Waiting<VecDeque<Deferred>>,
+    closed: AtomicBool,
+}
+
+/// A list behind a lock, with its length beside it for those who only want to know whether it is empty.
+pub(crate) struct Waiting<T> {
+    list: Mutex<T>,
+    count: AtomicU32,
+}
+
+impl<T: Default> Waiting<T> {
+    fn new() -> Self {
+        Self { list: Mutex::default(), count: AtomicU32::new(0) }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.list.try_lock().ok()
+    }
+
+    pub(crate) fn set_count(&self, count: usize) {
+        self.count.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
+    }
+}
+
+/// One transport's part of a device.
+pub(crate) struct Lane {
+    pub(crate) transport: &'static str,
+    pub(crate) caps: Caps,
+    pub(crate) device: Arc<dyn carrack_transports::contract::Device>,
+}
+
+/// An operation that a link holds.
+pub(crate) struct Outstanding {
+    pub(crate) rank: Rank,
+    pub(crate) tag: Tag,
+    pub(crate) size: usize,
+    pub(crate) user_context: UserContext,
+    pub(crate) comp: Option<Arc<dyn Completion>>,
+}
+
+impl Device {
+    /// Its number, the same on all ranks.
+    pub fn index(&self) -> u32 {
+        self.0.index
+    }
+
+    /// Where active messages land.
+    pub fn packet_pool(&self) -> &PacketPool {
+        &self.0.pool
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lanes: Vec<_> = self.0.lanes.iter().map(|lane| lane.transport).collect();
+        write!(f, "Device(#{}, {})", self.0.index, lanes.join("+"))
+    }
+}
+
+/// Makes a device: see [`Runtime::device`](crate::Runtime::device).
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct DeviceBuilder<'a> {
+    pub(crate) runtime: &'a Inner,
+    pub(crate) pool: Option<PacketPool>,
+}
+
+impl DeviceBuilder<'_> {
+    /// Where active messages are to land; a pool of host memory of the device's own if not given.
+    pub fn packet_pool(mut self, pool: &PacketPool) -> Self {
+        self.pool = Some(pool.clone());
+        self
+    }
+
+    /// Makes it, and publishes its address.
+    pub fn build(self) -> Result<Device, ResourceError> {
+        let mut devices = self.runtime.devices_mut();
+        let index = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
+        devices.push(device.clone());
+        Ok(device)
+    }
+}
+
+impl DeviceInner {
+    fn open(runtime: &Inner, index: u32, pool: Option<PacketPool>) -> Result<Self, ResourceError> {
+        let settings = &runtime.settings;
+        let host =
+            || PacketPool::new(Arc::new(HostAllocator), settings.packet_size(), settings.packets_max());
+        let pool = pool.unwrap_or_else(host);
+        let host_pool = if pool.kind().is_host() { pool.clone() } else { host() };
+        let mut lanes = Vec::new();
+        let mut refused = Vec::new();
+        for (transport, domain) in &runtime.domains {
+            // A transport that cannot receive into the pool's memory gets host packets; progress then
+            // lands what came in.
+            let direct = pool.kind().is_host() || domain.caps().am_to_device;
+            let packets = if direct { pool.clone() } else { host_pool.clone() };
+            match domain.device(Arc::new(packets)) {
+                Ok(device) => lanes.push(Lane { transport, caps: domain.caps().clone(), device }),
+                Err(why) => refused.push(why),
+            }
+        }
+        if lanes.is_empty() {
+            return Err(ResourceError::Device(refused));
+        }
+        let addresses: Vec<_> = lanes.iter().map(|lane| (lane.transport, lane.device.address())).collect();
+        runtime
+            .bootstrap
+            .put(&address::key(runtime.rank.0, index), &address::encode(&addresses))
+            .map_err(|error| ResourceError::Publish(error.to_string()))?;
+        Ok(Self {
+            index,
+            lanes: lanes.into(),
+            routes: (0..runtime.size).map(|_| OnceLock::new()).collect(),
+            pool,
+            host_pool,
+            busy: Mutex::default(),
+            busy_count: AtomicU32::new(0),
+            outstanding: Slab::new(OUTSTANDING),
+            landing: Waiting::new(),
+            deferred: Waiting::new(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The route to a rank of the job, made if it was not used before.
+    #[inline]
+    pub(crate) fn route(&self, rank: Rank) -> Option<&Arc<Route>> {
+        self.routes.get(rank.0 as usize).map(|cell| cell.get_or_init(|| Arc::new(Route::new(rank))))
+    }
+
+    /// The route to a rank, if it was used before.
+    pub(crate) fn known_route(&self, rank: Rank) -> Option<&Arc<Route>> {
+        self.routes.get(rank.0 as usize)?.get()
+    }
+
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Puts an operation at the end of its peer's backlog. Gives it back when the limit is reached.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the error is the operation that did not fit; not the hot path"
+    )]
+    pub(crate) fn park(&self, route: &Route, parked: Parked, limit: usize) -> Result<(), Parked> {
+        let mut backlog = route.backlog();
+        if backlog.len() >= limit {
+            return Err(parked);
+        }
+        backlog.push_back(parked);
+        route.set_waiting(backlog.len());
+        if backlog.len() == 1 {
+            let mut busy = self.busy();
+            if !busy.contains(&route.rank) {
+                busy.push(route.rank);
+            }
+            self.busy_count.store(u32::try_from(busy.len()).unwrap_or(u32::MAX), Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn busy(&self) -> MutexGuard<'_, Vec<Rank>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any backlog is not empty.
+    #[inline]
+    pub(crate) fn has_backlogs(&self) -> bool {
+        self.busy_count.load(Ordering::Acquire) != 0
+    }
+
+    /// The ranks whose backlog is not empty.
+    pub(crate) fn busy_ranks(&self) -> Vec<Rank> {
+        self.busy().clone()
+    }
+
+    /// A backlog was emptied, says the caller who holds its lock.
+    pub(crate) fn not_busy(&self, rank: Rank) {
+        let mut busy = self.busy();
+        busy.retain(|&other| other != rank);
+        self.busy_count.store(u32::try_from(busy.len()).unwrap_or(u32::MAX), Ordering::Release);
+    }
+
+    /// Everything that waited for a peer which is gone.
+    pub(crate) fn fail_backlog(
+        &self,
+        route: &Route,
+        cause: &DownCause,
+    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+        let mut backlog = route.backlog();
+        let failed = backlog.drain(..).map(|parked| {
+            let rank = parked.rank;
+            parked.into_status(Some(OpError::PeerDown { rank, cause: cause.clone() }))
+        });
+        let failed = failed.collect();
+        route.set_waiting(0);
+        self.not_busy(route.rank);
+        failed
+    }
+
+    /// Ends everything. What was waiting is failed.
+    pub(crate) fn close(&self) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let mut ended = Vec::new();
+        for route in self.routes.iter().filter_map(OnceLock::get) {
+            let parked: Vec<_> = route.backlog().drain(..).collect();
+            ended.extend(parked.into_iter().map(|parked| parked.into_status(Some(OpError::Closed))));
+        }
+        for lane in &self.lanes {
+            lane.device.close();
+        }
+        ended
+    }
+
+    /// What events call a peer, checked: a transport repeats numbers that it was given.
+    pub(crate) fn rank_of(&self, peer: PeerId) -> Rank {
+        Rank(peer.0)
+    }
+}

@@ -1,0 +1,307 @@
+//! What can go wrong, one enum for each reaction.
+
+use crate::bootstrap::BootstrapError;
+use crate::names::{Rank, RemoteComp};
+use crate::settings::SettingsError;
+use carrack_transports::contract::{DownCause, OpFailure, Unavailable};
+use carrack_transports::gpu::GpuError;
+use carrack_transports::mem::{AllocError, CopyError};
+
+/// A runtime could not start: fix the environment.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A setting is wrong.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The launcher could not be reached, or gave nonsense.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// None of the transports that the settings allow can be opened.
+    #[error("no transport can be used: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NoTransport(Vec<Unavailable>),
+    /// The GPU driver that the settings ask for could not be started.
+    #[error("CARRACK_GPU: {0}")]
+    Gpu(#[from] GpuError),
+    /// The system refused something that waiting threads need.
+    #[error("the runtime could not start: {0}")]
+    System(String),
+}
+
+/// A post was refused, and nothing happened: fix the call. The operation still holds its buffer.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// There is no such rank.
+    #[error("{rank} does not exist: the job has ranks 0 to {last}")]
+    NoSuchRank {
+        /// The rank asked for.
+        rank: Rank,
+        /// The highest there is.
+        last: u32,
+    },
+    /// The message is longer than an eager message can be.
+    #[error(
+        "a message of {len} bytes is longer than the {max} that fit into a packet: send it in pieces, or raise CARRACK_PACKET_SIZE (at most 64KiB) on all ranks; longer messages come with rendezvous"
+    )]
+    TooLong {
+        /// Bytes of the message.
+        len: usize,
+        /// Bytes that fit.
+        max: usize,
+    },
+    /// Tag or rank cannot be a wildcard here.
+    #[error("{0} cannot be sent with: a wildcard is for receives, and its value is reserved")]
+    Wildcard(&'static str),
+    /// The buffer cannot be received into.
+    #[error(
+        "a receive needs a buffer that can be written: a Vec, a BytesMut, a packet or part of a region, not {0}"
+    )]
+    ReadOnly(&'static str),
+    /// The peer is known to be gone.
+    #[error("{rank} is gone: {cause}")]
+    PeerDown {
+        /// The peer.
+        rank: Rank,
+        /// How it went.
+        cause: DownCause,
+    },
+    /// No transport reaches the peer.
+    #[error("{rank} cannot be reached: {why}")]
+    Unreachable {
+        /// The peer.
+        rank: Rank,
+        /// Each transport's reason.
+        why: String,
+    },
+    /// The path that was demanded is not the one to this peer.
+    #[error("the path to {rank} is {chosen}, not {required} as demanded: {why}")]
+    Path {
+        /// The peer.
+        rank: Rank,
+        /// The path there is.
+        chosen: &'static str,
+        /// The path demanded.
+        required: &'static str,
+        /// Why it is not that one.
+        why: String,
+    },
+    /// The peer's backlog is full.
+    #[error(
+        "{limit} operations wait for {rank} already: call progress, post with allow_retry(true), or raise CARRACK_BACKLOG"
+    )]
+    BacklogFull {
+        /// The peer.
+        rank: Rank,
+        /// Operations that wait.
+        limit: usize,
+    },
+    /// The operation was posted already, and its buffer is with the runtime.
+    #[error("this operation was posted already: build another, or wait for this one's completion")]
+    Spent,
+    /// Outcomes were forbidden such that none is left.
+    #[error("allow_posted(false) cannot be kept inside a completion handler, which may not call progress")]
+    WouldBlock,
+    /// The memory cannot be sent from or received into.
+    #[error("{0}")]
+    Memory(CopyError),
+    /// The device was closed.
+    #[error("the device is closed")]
+    Closed,
+    /// The runtime belongs to another process.
+    #[error(
+        "this process is a fork of the one that started the runtime: start a runtime of its own, before or after"
+    )]
+    Forked,
+    /// The launcher cannot be asked where the peer is.
+    #[error("the address of {rank} cannot be had: {why}")]
+    Bootstrap {
+        /// The peer.
+        rank: Rank,
+        /// The bootstrap's error.
+        why: String,
+    },
+}
+
+/// An operation ended badly. In the status that its completion object gets.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// The peer went first.
+    #[error("{rank} is gone: {cause}")]
+    PeerDown {
+        /// The peer.
+        rank: Rank,
+        /// How it went.
+        cause: DownCause,
+    },
+    /// The message was longer than the buffer; the buffer was not written.
+    #[error("a message of {message} bytes came for a receive of {buffer}; nothing was written")]
+    Truncated {
+        /// Bytes of the message.
+        message: usize,
+        /// Bytes of the buffer.
+        buffer: usize,
+    },
+    /// A copy failed.
+    #[error(transparent)]
+    Copy(CopyError),
+    /// The event that the operation waited for failed.
+    #[error("the event that it was ordered after failed: {0}")]
+    Event(GpuError),
+    /// The device or the runtime was closed first.
+    #[error("the runtime was closed before it was over")]
+    Closed,
+}
+
+impl OpError {
+    pub(crate) fn of(failure: OpFailure, rank: Rank) -> Self {
+        match failure {
+            OpFailure::Down(cause) => Self::PeerDown { rank, cause },
+            OpFailure::Copy(error) => Self::Copy(error),
+            OpFailure::Event(error) => Self::Event(error),
+            _ => Self::Closed,
+        }
+    }
+}
+
+/// Progress was made as far as possible, and something needs attention.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProgressError {
+    /// A completion object has no room. What is for it waits, and nothing is lost; other messages of the
+    /// device wait behind it.
+    #[error(
+        "a completion object is full ({0}): take statuses out of it, or give it more room (CARRACK_QUEUE_LENGTH); {1} deliveries wait"
+    )]
+    CompletionFull(String, usize),
+    /// There is no packet to put a message into. It waits, and nothing is lost.
+    #[error(
+        "no packet is left for a message: drop those that were kept, or raise CARRACK_PACKETS_MAX; {0} deliveries wait"
+    )]
+    NoPacket(usize),
+    /// A message named a completion object that this rank does not have. It was dropped.
+    #[error(
+        "{from} sent a message of {size} bytes to completion {comp:?}, which is not registered here: register before the peers send (a barrier in between)"
+    )]
+    NoSuchCompletion {
+        /// The sender.
+        from: Rank,
+        /// What it named.
+        comp: RemoteComp,
+        /// Bytes dropped.
+        size: usize,
+    },
+    /// A message made no sense. It was dropped.
+    #[error("{from} sent a message that makes no sense: {why}")]
+    Malformed {
+        /// The sender.
+        from: Rank,
+        /// What is wrong.
+        why: String,
+    },
+    /// A completion handler panicked. Its status is gone, everything else goes on.
+    #[error("a completion handler panicked on a status from {from}: {message}")]
+    HandlerPanicked {
+        /// The status's rank.
+        from: Rank,
+        /// The panic's message.
+        message: String,
+    },
+    /// Called from a completion handler.
+    #[error("progress may not be called from a completion handler: return, and the caller will go on")]
+    InHandler,
+    /// The runtime belongs to another process.
+    #[error("this process is a fork of the one that started the runtime")]
+    Forked,
+}
+
+/// A wait ended without what was waited for.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// Progress needs attention that the waiting thread cannot give.
+    #[error(transparent)]
+    Progress(#[from] ProgressError),
+    /// The time was up.
+    #[error("not there after {0:?}")]
+    TimedOut(std::time::Duration),
+}
+
+/// A collective operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A message of it could not be posted.
+    #[error("{what}: {cause}")]
+    Post {
+        /// Which operation.
+        what: &'static str,
+        /// Why.
+        cause: PostError,
+    },
+    /// A message of it failed.
+    #[error("{what}: {cause}")]
+    Op {
+        /// Which operation.
+        what: &'static str,
+        /// Why.
+        cause: OpError,
+    },
+    /// Waiting failed.
+    #[error("{what}: {cause}")]
+    Wait {
+        /// Which operation.
+        what: &'static str,
+        /// Why.
+        cause: WaitError,
+    },
+    /// Another thread is in a collective of this runtime.
+    #[error(
+        "{0}: another thread of this rank is in a collective already: collectives of one runtime run one after another, in the same order on all ranks"
+    )]
+    Overlap(&'static str),
+    /// A rank contributed another number of bytes.
+    #[error(
+        "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the same number"
+    )]
+    Uneven {
+        /// Who differs.
+        rank: Rank,
+        /// Its bytes.
+        theirs: usize,
+        /// This rank's.
+        ours: usize,
+    },
+}
+
+/// A resource could not be made.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResourceError {
+    /// No transport could make a device.
+    #[error("no device could be opened: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Device(Vec<Unavailable>),
+    /// The address could not be published.
+    #[error("the device's address could not be published: {0}")]
+    Publish(String),
+    /// There are as many as the wire format can tell apart.
+    #[error("there can be {limit} {what}, and there are")]
+    TooMany {
+        /// Which resource.
+        what: &'static str,
+        /// How many there can be.
+        limit: usize,
+    },
+    /// A slot was asked for that is taken, or was never reserved.
+    #[error("slot {slot:?} {why}")]
+    Slot {
+        /// The slot.
+        slot: RemoteComp,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Packets could not be allocated.
+    #[error(transparent)]
+    Packets(#[from] AllocError),
+}

@@ -1,0 +1,121 @@
+//! The path to each peer, and why each other was refused.
+
+use crate::device::DeviceInner;
+use crate::error::PostError;
+use crate::names::Rank;
+use crate::peer::route::candidates;
+use crate::protocol::select::choose;
+pub use crate::protocol::select::{PathVerdict, Verdict};
+use crate::runtime::Runtime;
+use carrack_transports::contract::Caps;
+use carrack_transports::mem::{MemKind, PacketSource};
+use std::time::Duration;
+
+/// The paths to one peer from one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerPaths {
+    /// The peer.
+    pub rank: Rank,
+    /// The device's number.
+    pub device: u32,
+    /// Each transport's verdict. Paths are chosen for a pair of devices; what differs from one kind of
+    /// memory to another is how its bytes get onto the path.
+    pub paths: Vec<PathVerdict>,
+    /// How messages from each kind of memory go, when there is a path.
+    pub kinds: Vec<KindPath>,
+    /// Why nothing is known, when nothing is: the peer has not started, or is gone.
+    pub trouble: Option<String>,
+}
+
+/// How messages from one kind of memory go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KindPath {
+    /// The memory that is sent from: `host`, `pinned`, `device 0 (name)` and so on.
+    pub memory: String,
+    /// How: `copied into the ring up to 208 B, …`, `staged through a host packet …`.
+    pub way: String,
+    /// Why not otherwise, when the way is not the direct one.
+    pub why: Option<String>,
+}
+
+impl PeerPaths {
+    /// The transport that was chosen.
+    pub fn chosen(&self) -> Option<&'static str> {
+        self.paths.iter().find(|path| path.verdict == Verdict::Chosen).map(|path| path.transport)
+    }
+}
+
+impl Runtime {
+    /// For each rank, the path chosen and why each other was refused, from the default device. Waits up to
+    /// `patience` for peers that have not started.
+    pub fn explain(&self, patience: Duration) -> Vec<PeerPaths> {
+        let device = &self.0.default_device().0;
+        (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()
+    }
+
+    fn explain_peer(&self, device: &DeviceInner, rank: Rank, patience: Duration) -> PeerPaths {
+        let mut explained =
+            PeerPaths { rank, device: device.index, paths: Vec::new(), kinds: Vec::new(), trouble: None };
+        let found = std::cell::RefCell::new(None);
+        let look = || {
+            let looked: Result<_, PostError> = candidates(&self.0, device, rank);
+            let there = !matches!(looked, Ok(None));
+            *found.borrow_mut() = Some(looked);
+            there
+        };
+        let waited = self.wait_for(patience, look);
+        match found.into_inner() {
+            Some(Ok(Some((reaches, _)))) => {
+                let (chosen, paths) = choose(&reaches);
+                explained.paths = paths;
+                if let Some(lane) = chosen.and_then(|at| device.lanes.get(at)) {
+                    explained.kinds = self.explain_kinds(device, lane.transport, &lane.caps);
+                }
+            }
+            Some(Err(error)) => explained.trouble = Some(error.to_string()),
+            _ => {
+                let why = waited.err().map(|error| error.to_string()).unwrap_or_default();
+                explained.trouble = Some(format!("it has not published an address: {why}"));
+            }
+        }
+        explained
+    }
+
+    fn explain_kinds(&self, device: &DeviceInner, transport: &str, caps: &Caps) -> Vec<KindPath> {
+        let packet = device.host_pool.packet_size().min(caps.am_copied);
+        let host =
+            format!("in place up to {} B, through one packet up to {packet} B", caps.am_inline.min(packet));
+        let mut kinds = vec![
+            KindPath { memory: "host".into(), way: host.clone(), why: None },
+            KindPath { memory: "pinned".into(), way: host, why: None },
+        ];
+        for driver in self.gpu_drivers() {
+            match driver.devices() {
+                Err(error) => kinds.push(KindPath {
+                    memory: "device".into(),
+                    way: "none".into(),
+                    why: Some(format!("{}: {error}", driver.name())),
+                }),
+                Ok(gpus) => {
+                    for gpu in gpus {
+                        let info = gpu.info();
+                        let kind = MemKind::Device(info.uuid);
+                        let direct = caps.takes_am(kind, 1);
+                        let way = if direct {
+                            format!("read by the GPU's engine, up to {packet} B")
+                        } else {
+                            format!("staged through a host packet by the GPU's engine, up to {packet} B")
+                        };
+                        let why = (!direct).then(|| format!("{transport} sends host memory only"));
+                        kinds.push(KindPath {
+                            memory: format!("device {} ({})", info.ordinal, info.name),
+                            way,
+                            why,
+                        });
+                    }
+                }
+            }
+        }
+        kinds
+    }
+}

@@ -1,0 +1,133 @@
+//! A place where messages and receives meet.
+
+use super::table::Table;
+use super::{Key, Matching};
+use crate::comp::Completion;
+use crate::error::ResourceError;
+use crate::names::{Rank, Tag, UserContext};
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::Buffer;
+use std::sync::{Arc, OnceLock};
+
+/// A place where messages and receives meet. Engines are apart: a message meets only receives of the engine
+/// that its sender named. They go by number, so they must be made in the same order on all ranks.
+#[derive(Clone)]
+pub struct MatchingEngine(Arc<Inner>);
+
+struct Inner {
+    index: u16,
+    table: Table<Unexpected, Receive>,
+}
+
+/// A message that came before its receive.
+#[derive(Debug)]
+pub(crate) struct Unexpected {
+    pub(crate) from: Rank,
+    pub(crate) tag: Tag,
+    pub(crate) payload: Payload,
+}
+
+/// A receive that was posted.
+pub(crate) struct Receive {
+    /// Whom it is for, for when that rank goes.
+    pub(crate) rank: Rank,
+    pub(crate) tag: Tag,
+    pub(crate) buffer: Buffer,
+    pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) user_context: UserContext,
+}
+
+impl MatchingEngine {
+    fn new(index: u16) -> Self {
+        Self(Arc::new(Inner { index, table: Table::new() }))
+    }
+
+    pub(crate) fn index(&self) -> u16 {
+        self.0.index
+    }
+
+    /// A message has come. The receive that it is for; or it waits, as what `keep` makes of its payload.
+    #[inline]
+    pub(crate) fn arrive(
+        &self,
+        policy: Matching,
+        message: Unexpected,
+        keep: impl FnOnce(Payload) -> Payload,
+    ) -> Option<(Unexpected, Receive)> {
+        let key = Key::new(policy, message.from, message.tag);
+        self.0.table.meet_b(key, message, |message| Unexpected { payload: keep(message.payload), ..message })
+    }
+
+    /// A receive is posted. The message that it is for; or it waits. It is made only then.
+    #[inline]
+    pub(crate) fn receive(
+        &self,
+        policy: Matching,
+        rank: Rank,
+        tag: Tag,
+        make: impl FnOnce() -> Receive,
+    ) -> Option<Unexpected> {
+        let key = Key::new(policy, rank, tag);
+        self.0.table.meet_a(key, (), |()| make()).map(|((), message)| message)
+    }
+
+    /// Takes out the receives that only `rank` could have answered.
+    pub(crate) fn receives_from(&self, rank: Rank) -> Vec<Receive> {
+        self.0.table.take_b(|key| key.is_of(rank))
+    }
+
+    /// Takes out all receives.
+    pub(crate) fn all_receives(&self) -> Vec<Receive> {
+        self.0.table.take_b(|_| true)
+    }
+
+    /// How many messages, and how many receives, are waiting.
+    pub fn waiting(&self) -> (usize, usize) {
+        self.0.table.count()
+    }
+}
+
+impl std::fmt::Debug for MatchingEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (messages, receives) = self.waiting();
+        write!(f, "MatchingEngine(#{}, {messages} messages, {receives} receives)", self.0.index)
+    }
+}
+
+/// All engines of a runtime, by number.
+///
+/// A message may name an engine that this rank is about to make: its place is made when it is first named.
+pub(crate) struct Engines {
+    engines: Box<[OnceLock<MatchingEngine>]>,
+    made: std::sync::atomic::AtomicUsize,
+}
+
+impl Engines {
+    /// Engines that a runtime can have.
+    const LIMIT: usize = 256;
+    /// The default engine.
+    pub(crate) const DEFAULT: u16 = 0;
+    /// The collectives' own.
+    pub(crate) const COLLECTIVE: u16 = 1;
+
+    pub(crate) fn new() -> Self {
+        Self { engines: (0..Self::LIMIT).map(|_| OnceLock::new()).collect(), made: 2.into() }
+    }
+
+    /// The engine of a number that came over the wire, or `None` for one that cannot be.
+    #[inline]
+    pub(crate) fn get(&self, index: u16) -> Option<&MatchingEngine> {
+        self.engines.get(usize::from(index)).map(|engine| engine.get_or_init(|| MatchingEngine::new(index)))
+    }
+
+    /// The next engine.
+    pub(crate) fn make(&self) -> Result<MatchingEngine, ResourceError> {
+        let index = self.made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let engine = u16::try_from(index).ok().and_then(|index| self.get(index));
+        engine.cloned().ok_or(ResourceError::TooMany { what: "matching engines", limit: Self::LIMIT })
+    }
+
+    pub(crate) fn each(&self) -> impl Iterator<Item = &MatchingEngine> {
+        self.engines.iter().filter_map(OnceLock::get)
+    }
+}

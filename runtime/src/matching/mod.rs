@@ -1,0 +1,88 @@
+//! Matching: which message is for which receive.
+//!
+//! Both sides name a [`Matching`] policy, and a message meets a receive of the same policy whose rank and
+//! tag, as far as the policy looks at them, are the same. So there is one key on both sides, and
+//! finding its partner is one look into a hash table, however many are outstanding (MPI's wildcards, which
+//! a receive may put against any message, are what makes its matching a search).
+//!
+//! Keys hold the policy beside rank and tag at full width: two policies never collide (in LCI they share
+//! one 64-bit key). Messages and receives of one key meet in the order in which they came.
+
+mod engine;
+mod table;
+
+pub use engine::MatchingEngine;
+pub(crate) use engine::{Engines, Receive, Unexpected};
+
+use crate::names::{Rank, Tag};
+
+/// What a message and a receive must agree on to meet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Matching {
+    /// Nothing: any message meets any receive of this policy.
+    None,
+    /// The sender's rank.
+    RankOnly,
+    /// The tag.
+    TagOnly,
+    /// The sender's rank and the tag.
+    #[default]
+    RankTag,
+}
+
+impl Matching {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::RankOnly => 1,
+            Self::TagOnly => 2,
+            Self::RankTag => 3,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [Self::None, Self::RankOnly, Self::TagOnly, Self::RankTag].get(usize::from(code)).copied()
+    }
+
+    pub(crate) fn looks_at_rank(self) -> bool {
+        matches!(self, Self::RankOnly | Self::RankTag)
+    }
+
+    pub(crate) fn looks_at_tag(self) -> bool {
+        matches!(self, Self::TagOnly | Self::RankTag)
+    }
+
+    /// The policy that a receive's wildcards ask for.
+    pub(crate) fn narrowed(self, rank: Rank, tag: Tag) -> Self {
+        match (self.looks_at_rank() && rank != Rank::ANY, self.looks_at_tag() && tag != Tag::ANY) {
+            (true, true) => Self::RankTag,
+            (true, false) => Self::RankOnly,
+            (false, true) => Self::TagOnly,
+            (false, false) => Self::None,
+        }
+    }
+}
+
+/// What is looked up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    policy: Matching,
+    rank: u32,
+    tag: u64,
+}
+
+impl Key {
+    #[inline]
+    pub(crate) fn new(policy: Matching, rank: Rank, tag: Tag) -> Self {
+        Self {
+            policy,
+            rank: if policy.looks_at_rank() { rank.0 } else { 0 },
+            tag: if policy.looks_at_tag() { tag.0 } else { 0 },
+        }
+    }
+
+    /// Whether only a message of `rank` can have this key.
+    pub(crate) fn is_of(&self, rank: Rank) -> bool {
+        self.policy.looks_at_rank() && self.rank == rank.0
+    }
+}

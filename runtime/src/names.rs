@@ -1,0 +1,36 @@
+//! The numbers that things go by, each a type of its own.
+
+use std::fmt;
+
+/// A process of the job, counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// In a receive: from whomever. The sender must have posted with a matching policy that leaves the
+    /// rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
+    pub const ANY: Self = Self(u32::MAX);
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.0)
+    }
+}
+
+/// What a message is matched by, beside its rank: all 64 bits of it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct Tag(pub u64);
+
+impl Tag {
+    /// In a receive: whatever tag. The sender must have posted with a policy that leaves the tag out.
+    pub const ANY: Self = Self(u64::MAX);
+}
+
+/// A completion object of another rank, as it registered it: all 32 bits of it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct RemoteComp(pub u32);
+
+/// A number of the user's own that comes back in the status of the operation it was given to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct UserContext(pub u64);

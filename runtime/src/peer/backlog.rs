@@ -1,0 +1,202 @@
+//! Operations that wait for an event, a staging copy, or room.
+//!
+//! Each peer has a backlog of its own, so that one that is slow holds up nobody else (LCI has one for
+//! all). It is first in, first out, and while it is not empty nothing overtakes it: so messages to a
+//! peer keep their order, whatever they wait for.
+
+use crate::comp::{Completion, Status};
+use crate::device::{DeviceInner, Outstanding};
+use crate::error::OpError;
+use crate::names::{Rank, Tag, UserContext};
+use crate::peer::route::Linked;
+use crate::protocol::eager::{Plan, plan};
+use carrack_transports::contract::{Header, Op, OpToken, Submit, SubmitError};
+use carrack_transports::gpu::Event;
+use carrack_transports::mem::{Buffer, Packet, PacketSource, Transfer};
+use std::sync::Arc;
+
+/// An operation that waits.
+pub(crate) struct Parked {
+    pub(crate) header: Header,
+    pub(crate) rank: Rank,
+    pub(crate) tag: Tag,
+    pub(crate) user_context: UserContext,
+    pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) size: usize,
+    pub(crate) stage: Stage,
+}
+
+/// What it waits for.
+pub(crate) enum Stage {
+    /// An event of the user's.
+    After(Event, Buffer),
+    /// Its turn.
+    Ready(Buffer),
+    /// The copy into a host packet.
+    Staging(Transfer),
+    /// Room for that packet; the user's buffer is kept to be given back.
+    Staged(Packet, Buffer),
+    /// Nothing: it is over.
+    Over(Buffer),
+}
+
+/// What one step came to.
+pub(crate) enum Step {
+    /// It still waits.
+    Waits,
+    /// It is over.
+    Ended(Result<(), OpError>),
+    /// The link has it now.
+    HandedOver,
+}
+
+impl Parked {
+    /// The status with which it ends, its buffer included.
+    pub(crate) fn into_status(self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+        let buffer = match self.stage {
+            Stage::After(_, buffer)
+            | Stage::Ready(buffer)
+            | Stage::Staged(_, buffer)
+            | Stage::Over(buffer) => buffer,
+            Stage::Staging(transfer) => transfer.into_buffers().1,
+        };
+        let status = Status {
+            rank: self.rank,
+            tag: self.tag,
+            size: self.size,
+            user_context: self.user_context,
+            buffer,
+            error: error.map(Box::new),
+        };
+        (self.comp, status)
+    }
+
+    /// Goes as far as it can now.
+    pub(crate) fn step(&mut self, device: &DeviceInner, linked: &Linked) -> Step {
+        loop {
+            let stage = std::mem::replace(&mut self.stage, Stage::Over(Buffer::Empty));
+            let (stage, waits) = match stage {
+                Stage::After(event, buffer) => match event.query() {
+                    Ok(false) => (Stage::After(event, buffer), true),
+                    Ok(true) => (Stage::Ready(buffer), false),
+                    Err(error) => {
+                        self.stage = Stage::Over(buffer);
+                        return Step::Ended(Err(OpError::Event(error)));
+                    }
+                },
+                Stage::Ready(buffer) => match self.begin(buffer, device, linked) {
+                    Ok(next) => next,
+                    Err(step) => return step,
+                },
+                Stage::Staging(mut transfer) => match transfer.poll() {
+                    None => (Stage::Staging(transfer), true),
+                    Some(outcome) => {
+                        let (packet, buffer) = transfer.into_buffers();
+                        match (outcome, packet) {
+                            (Ok(()), Buffer::Packet(packet)) => (Stage::Staged(packet, buffer), false),
+                            (outcome, _) => {
+                                self.stage = Stage::Over(buffer);
+                                return Step::Ended(outcome.map_err(OpError::Copy));
+                            }
+                        }
+                    }
+                },
+                Stage::Staged(packet, buffer) => {
+                    let op = Op::AmCopied { header: self.header, bytes: packet.view() };
+                    match linked.link.submit(op) {
+                        Ok(Submit::Busy(_)) => (Stage::Staged(packet, buffer), true),
+                        done => {
+                            self.stage = Stage::Over(buffer);
+                            return self.submitted(done);
+                        }
+                    }
+                }
+                Stage::Over(buffer) => {
+                    self.stage = Stage::Over(buffer);
+                    return Step::Ended(Ok(()));
+                }
+            };
+            self.stage = stage;
+            if waits {
+                return Step::Waits;
+            }
+        }
+    }
+
+    /// Its turn has come.
+    fn begin(
+        &mut self,
+        mut buffer: Buffer,
+        device: &DeviceInner,
+        linked: &Linked,
+    ) -> Result<(Stage, bool), Step> {
+        match plan(buffer.kind(), buffer.len(), &linked.caps, device.host_pool.packet_size()) {
+            Plan::Copy => {
+                let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
+                match linked.link.submit(op) {
+                    Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), true)),
+                    done => {
+                        self.stage = Stage::Over(buffer);
+                        Err(self.submitted(done))
+                    }
+                }
+            }
+            Plan::HandOver => {
+                let outstanding = Outstanding {
+                    rank: self.rank,
+                    tag: self.tag,
+                    size: self.size,
+                    user_context: self.user_context,
+                    comp: self.comp.clone(),
+                };
+                let Ok(token) = device.outstanding.insert(outstanding) else {
+                    return Ok((Stage::Ready(buffer), true));
+                };
+                let op = Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
+                match linked.link.submit(op) {
+                    Ok(Submit::Posted) => Err(Step::HandedOver),
+                    other => {
+                        device.outstanding.take(token);
+                        match other {
+                            Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), true)),
+                            done => {
+                                self.stage = Stage::Over(buffer);
+                                Err(self.submitted(done))
+                            }
+                        }
+                    }
+                }
+            }
+            Plan::Stage => {
+                let Some(packet) = device.host_pool.take_with_len(buffer.len()) else {
+                    return Ok((Stage::Ready(buffer), true));
+                };
+                match Transfer::start(Buffer::Packet(packet), buffer) {
+                    Ok(transfer) => Ok((Stage::Staging(transfer), false)),
+                    Err(refused) => {
+                        self.stage = Stage::Over(refused.src);
+                        Err(Step::Ended(Err(OpError::Copy(refused.cause))))
+                    }
+                }
+            }
+            Plan::TooLong { max } => {
+                let room = carrack_transports::mem::CopyError::TooLong { len: buffer.len(), room: max };
+                self.stage = Stage::Over(buffer);
+                Err(Step::Ended(Err(OpError::Copy(room))))
+            }
+        }
+    }
+
+    fn submitted(&self, submitted: Result<Submit, SubmitError>) -> Step {
+        match submitted {
+            Ok(_) => Step::Ended(Ok(())),
+            Err(SubmitError::Down { cause, .. }) => {
+                Step::Ended(Err(OpError::PeerDown { rank: self.rank, cause }))
+            }
+            Err(error) => {
+                tracing::error!(%error, rank = self.rank.0, "a link refused what the plan had found possible");
+                Step::Ended(Err(OpError::Closed))
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Where a rank is, the link to it, and what waits for it.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`address`] | what a device publishes, and where |
+//! | [`route`] | from a device to one peer: the link, and the backlog |
+//! | [`backlog`] | operations that wait for an event, a staging copy, or room |
+
+pub(crate) mod address;
+pub(crate) mod backlog;
+pub(crate) mod route;

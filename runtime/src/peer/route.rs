@@ -1,0 +1,152 @@
+//! From a device to one peer: the link, and the backlog.
+
+use super::address;
+use super::backlog::Parked;
+use crate::device::DeviceInner;
+use crate::error::PostError;
+use crate::names::Rank;
+use crate::protocol::select::{PathVerdict, choose};
+use crate::runtime::Inner;
+use carrack_transports::contract::{Caps, DownCause, Link, PeerId, Reach, SubmitError};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// From a device to one peer. Made when the peer is first used; a silent peer costs an empty cell.
+pub(crate) struct Route {
+    pub(crate) rank: Rank,
+    linked: OnceLock<Linked>,
+    /// Held while the link is being made.
+    linking: Mutex<()>,
+    down: OnceLock<DownCause>,
+    backlog: Mutex<VecDeque<Parked>>,
+    /// How many wait; read without the lock by each post.
+    waiting: AtomicU32,
+}
+
+/// A link, and what is to be known of it.
+pub(crate) struct Linked {
+    pub(crate) link: Arc<dyn Link>,
+    pub(crate) transport: &'static str,
+    pub(crate) caps: Caps,
+    pub(crate) verdicts: Vec<PathVerdict>,
+}
+
+impl Route {
+    pub(crate) fn new(rank: Rank) -> Self {
+        Self {
+            rank,
+            linked: OnceLock::new(),
+            linking: Mutex::new(()),
+            down: OnceLock::new(),
+            backlog: Mutex::default(),
+            waiting: AtomicU32::new(0),
+        }
+    }
+
+    /// The link, if there is one already.
+    #[inline]
+    pub(crate) fn linked(&self) -> Option<&Linked> {
+        self.linked.get()
+    }
+
+    /// How the peer went, if it did.
+    pub(crate) fn down(&self) -> Option<&DownCause> {
+        self.down.get()
+    }
+
+    /// Notes that the peer is gone. Whether that is news.
+    pub(crate) fn set_down(&self, cause: DownCause) -> bool {
+        self.down.set(cause).is_ok()
+    }
+
+    /// Whether operations wait.
+    #[inline]
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn try_backlog(&self) -> Option<MutexGuard<'_, VecDeque<Parked>>> {
+        self.backlog.try_lock().ok()
+    }
+
+    /// After a change to the backlog, with its lock held.
+    pub(crate) fn set_waiting(&self, count: usize) {
+        self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
+    }
+
+    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it.
+    #[cold]
+    pub(crate) fn link(&self, runtime: &Inner, device: &DeviceInner) -> Result<Option<&Linked>, PostError> {
+        let Ok(_linking) = self.linking.try_lock() else { return Ok(None) };
+        if let Some(linked) = self.linked.get() {
+            return Ok(Some(linked));
+        }
+        if let Some(cause) = self.down() {
+            return Err(PostError::PeerDown { rank: self.rank, cause: cause.clone() });
+        }
+        let Some((candidates, blobs)) = candidates(runtime, device, self.rank)? else { return Ok(None) };
+        let (chosen, verdicts) = choose(&candidates);
+        let Some((lane, blob)) =
+            chosen.and_then(|at| Some((device.lanes.get(at)?, blobs.get(at)?.as_ref()?)))
+        else {
+            return Err(PostError::Unreachable { rank: self.rank, why: reasons(&candidates) });
+        };
+        let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|error| match error {
+            SubmitError::Down { cause, .. } => {
+                self.set_down(cause.clone());
+                PostError::PeerDown { rank: self.rank, cause }
+            }
+            other => PostError::Unreachable { rank: self.rank, why: other.to_string() },
+        })?;
+        tracing::info!(rank = self.rank.0, device = device.index, path = lane.transport, "path chosen");
+        let linked = Linked { link, transport: lane.transport, caps: lane.caps.clone(), verdicts };
+        Ok(Some(self.linked.get_or_init(|| linked)))
+    }
+}
+
+type Candidates = (Vec<(&'static str, Reach)>, Vec<Option<carrack_transports::contract::AddressBlob>>);
+
+/// What each transport says of a peer: first those that this device has, in the order of its lanes, then
+/// those that this rank could not open. `None`: the peer has not published its address yet.
+pub(crate) fn candidates(
+    runtime: &Inner,
+    device: &DeviceInner,
+    rank: Rank,
+) -> Result<Option<Candidates>, PostError> {
+    let bad = |why: String| PostError::Bootstrap { rank, why };
+    let key = address::key(rank.0, device.index);
+    let Some(bytes) = runtime.bootstrap.get(&key).map_err(|error| bad(error.to_string()))? else {
+        return Ok(None);
+    };
+    let theirs =
+        address::decode(&bytes).ok_or_else(|| bad("what it published is not a list of addresses".into()))?;
+    let mut reaches = Vec::new();
+    let mut blobs = Vec::new();
+    for lane in &device.lanes {
+        let blob = theirs.iter().find(|(name, _)| name == lane.transport).map(|(_, blob)| blob.clone());
+        let reach = match &blob {
+            Some(blob) => lane.device.reach(blob),
+            None => Reach::No("the peer does not have it (its CARRACK_TRANSPORT, or its machine)".into()),
+        };
+        reaches.push((lane.transport, reach));
+        blobs.push(blob);
+    }
+    for unavailable in &runtime.unavailable {
+        reaches.push((unavailable.transport, Reach::No(unavailable.reason.clone())));
+        blobs.push(None);
+    }
+    Ok(Some((reaches, blobs)))
+}
+
+fn reasons(candidates: &[(&'static str, Reach)]) -> String {
+    let each = candidates.iter().filter_map(|(name, reach)| match reach {
+        Reach::No(why) => Some(format!("{name}: {why}")),
+        Reach::Yes(_) => None,
+    });
+    each.collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,61 @@
+//! Active messages.
+
+use super::PostAm;
+use super::options::{Outcome, Post, Sending};
+use super::transmit::{Outgoing, transmit};
+use crate::buffer::SendBuffer;
+use crate::error::PostError;
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::protocol::header::Message;
+use crate::runtime::Runtime;
+use carrack_transports::gpu::Event;
+
+/// What an active message is made of.
+pub struct Am<'a> {
+    comp: RemoteComp,
+    sending: Sending<'a>,
+}
+
+impl Runtime {
+    /// An active message: `buffer` goes to the completion object that `rank` has registered as `comp`.
+    pub fn post_am<'a>(
+        &'a self,
+        rank: Rank,
+        buffer: impl Into<SendBuffer<'a>>,
+        comp: RemoteComp,
+    ) -> PostAm<'a> {
+        let sending = Sending { buffer: Some(buffer.into()), after: None };
+        Post::new(self, rank, Tag::default(), Am { comp, sending })
+    }
+}
+
+impl PostAm<'_> {
+    /// The tag that the receiver's status carries: all 64 bits are the user's.
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// The completion object at the receiver, if not the one that was named first.
+    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
+        self.kind.comp = comp;
+        self
+    }
+
+    /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
+    pub fn after(mut self, event: &Event) -> Self {
+        self.kind.sending.after = Some(event.clone());
+        self
+    }
+
+    /// Posts it.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was.
+    #[inline]
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
+        let outgoing = Outgoing::of(self, header)?;
+        transmit(&outgoing, &mut self.kind.sending)
+    }
+}

@@ -1,0 +1,25 @@
+//! Posting: one builder for each operation.
+//!
+//! [`call`](Post::call) never blocks and comes to one of three outcomes: `Done`, `Posted`, or `Retry`. After a
+//! retry the operation, its buffer included, is still the caller's: call it again.
+//!
+//! ```text
+//! Done     over: the status is returned, and no completion object is signalled
+//! Posted   under way: the completion object will be signalled, exactly once
+//! Retry    nothing happened; make progress and call again
+//! ```
+
+mod am;
+mod options;
+mod recv;
+mod send;
+mod transmit;
+
+pub use options::{Outcome, Path, Post, RetryReason};
+
+/// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).
+pub type PostAm<'a> = Post<'a, am::Am<'a>>;
+/// A message to be sent to a matching receive. Made by [`Runtime::post_send`](crate::Runtime::post_send).
+pub type PostSend<'a> = Post<'a, send::Send<'a>>;
+/// A receive to be posted. Made by [`Runtime::post_recv`](crate::Runtime::post_recv).
+pub type PostRecv<'a> = Post<'a, recv::Recv<'a>>;

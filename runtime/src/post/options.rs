@@ -1,0 +1,208 @@
+//! What all operations have in common.
+
+use crate::comp::{AsCompletion, Completion, Status};
+use crate::device::{Device, DeviceInner};
+use crate::error::PostError;
+use crate::matching::{Matching, MatchingEngine};
+use crate::names::{Rank, Tag, UserContext};
+use crate::runtime::Runtime;
+use carrack_transports::contract::Busy;
+use carrack_transports::gpu::Event;
+use std::sync::Arc;
+
+/// What a post came to.
+#[derive(Debug)]
+#[must_use = "a retry means that nothing was posted"]
+pub enum Outcome {
+    /// Over. The status holds the operation's buffer; no completion object is signalled.
+    Done(Status),
+    /// Under way. The completion object will be signalled once.
+    Posted,
+    /// Nothing happened: make progress, and call the operation again.
+    Retry(RetryReason),
+}
+
+impl Outcome {
+    /// Whether it is over.
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Done(_))
+    }
+
+    /// Whether it is under way.
+    pub fn is_posted(&self) -> bool {
+        matches!(self, Self::Posted)
+    }
+
+    /// Whether it has to be called again.
+    pub fn is_retry(&self) -> bool {
+        matches!(self, Self::Retry(_))
+    }
+}
+
+/// Why a post has to be tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum RetryReason {
+    /// Another thread is using the link at this moment.
+    Lock,
+    /// The ring or queue to the peer is full: the peer has to go on first.
+    Full,
+    /// No packet is free: some have to come back first.
+    NoPacket,
+    /// The peer has not started, or has not answered yet.
+    Connecting,
+    /// Earlier operations wait for this peer, and are not overtaken.
+    Backlog,
+}
+
+impl RetryReason {
+    pub(crate) fn of(busy: Busy) -> Self {
+        match busy {
+            Busy::Lock => Self::Lock,
+            Busy::Full => Self::Full,
+            Busy::NoPacket => Self::NoPacket,
+            Busy::Connecting => Self::Connecting,
+        }
+    }
+}
+
+/// A way to a peer, as [`require`](Post::require) demands it and `explain` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Path {
+    /// Within this process.
+    Loopback,
+    /// Through memory that two processes share.
+    Shm,
+}
+
+impl Path {
+    /// Its transport's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => carrack_transports::loopback::NAME,
+            Self::Shm => carrack_transports::shm::NAME,
+        }
+    }
+}
+
+/// An operation that can be posted: what it is (`K`), and how it is to be done.
+///
+/// Options are named and chained, and all have defaults. [`call`](Post::call) posts it.
+#[must_use = "nothing is posted until `call`"]
+pub struct Post<'a, K> {
+    pub(super) runtime: &'a Runtime,
+    pub(super) rank: Rank,
+    pub(super) tag: Tag,
+    pub(super) device: Option<&'a Device>,
+    pub(super) comp: Option<&'a Arc<dyn Completion>>,
+    pub(super) user_context: UserContext,
+    pub(super) allow: Allow,
+    pub(super) required: Option<Path>,
+    pub(super) kind: K,
+}
+
+/// Which outcomes the caller can do with.
+#[derive(Clone, Copy)]
+pub(super) struct Allow {
+    pub(super) done: bool,
+    pub(super) posted: bool,
+    pub(super) retry: bool,
+}
+
+/// Options of operations that are matched.
+#[derive(Clone, Copy)]
+pub(super) struct Match<'a> {
+    pub(super) policy: Matching,
+    pub(super) engine: Option<&'a MatchingEngine>,
+}
+
+/// Options of operations that send.
+pub(super) struct Sending<'a> {
+    /// `None` once it was posted.
+    pub(super) buffer: Option<crate::buffer::SendBuffer<'a>>,
+    pub(super) after: Option<Event>,
+}
+
+impl<'a, K> Post<'a, K> {
+    pub(super) fn new(runtime: &'a Runtime, rank: Rank, tag: Tag, kind: K) -> Self {
+        Self {
+            runtime,
+            rank,
+            tag,
+            device: None,
+            comp: None,
+            user_context: UserContext::default(),
+            allow: Allow { done: true, posted: true, retry: true },
+            required: None,
+            kind,
+        }
+    }
+
+    /// The completion object that is signalled when the operation was `Posted` and is over: for a
+    /// sending operation, when its buffer may be reused; for a receive, when the message is there.
+    ///
+    /// Without one, a sending operation that was posted ends unseen, and a receive does not return
+    /// before it is over.
+    pub fn comp(mut self, comp: &'a impl AsCompletion) -> Self {
+        self.comp = Some(comp.as_completion());
+        self
+    }
+
+    /// The device to use; the runtime's default device if not given.
+    pub fn device(mut self, device: &'a Device) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// A number that comes back in the status.
+    pub fn user_context(mut self, context: UserContext) -> Self {
+        self.user_context = context;
+        self
+    }
+
+    /// Whether the operation may be `Done`. If not, the completion object is signalled also when the
+    /// operation is over at once, and the outcome is `Posted`.
+    pub fn allow_done(mut self, allowed: bool) -> Self {
+        self.allow.done = allowed;
+        self
+    }
+
+    /// Whether the operation may be `Posted`. If not, the call makes progress until the operation is
+    /// over, and returns `Done`. Not possible inside a completion handler.
+    pub fn allow_posted(mut self, allowed: bool) -> Self {
+        self.allow.posted = allowed;
+        self
+    }
+
+    /// Whether the operation may have to be tried again. If not, it waits in the peer's backlog, and the
+    /// outcome is `Posted`.
+    pub fn allow_retry(mut self, allowed: bool) -> Self {
+        self.allow.retry = allowed;
+        self
+    }
+
+    /// Demands a path to the peer. If another one was chosen, the call is an error that says why.
+    pub fn require(mut self, path: Path) -> Self {
+        self.required = Some(path);
+        self
+    }
+
+    #[inline]
+    pub(super) fn device_inner(&self) -> &'a DeviceInner {
+        match self.device {
+            Some(device) => &device.0,
+            None => &self.runtime.0.default_device().0,
+        }
+    }
+
+    pub(super) fn check_rank(&self) -> Result<(), PostError> {
+        if self.rank.0 < self.runtime.0.size {
+            return Ok(());
+        }
+        if self.rank == Rank::ANY {
+            return Err(PostError::Wildcard("Rank::ANY"));
+        }
+        Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.0.size - 1 })
+    }
+}

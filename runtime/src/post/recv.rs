@@ -1,0 +1,162 @@
+//! Receives.
+
+use super::PostRecv;
+use super::options::{Match, Outcome, Post};
+use crate::buffer::Buffer;
+use crate::comp::{AsCompletion, Status, Synchronizer};
+use crate::error::{OpError, PostError, ProgressError, WaitError};
+use crate::matching::{Engines, Matching, MatchingEngine, Receive};
+use crate::names::{Rank, Tag};
+use crate::progress::{SignalError, in_handler, signal};
+use crate::runtime::Runtime;
+
+/// What a receive is made of.
+pub struct Recv<'a> {
+    /// `None` once it was posted.
+    buffer: Option<Buffer>,
+    matching: Match<'a>,
+}
+
+impl Runtime {
+    /// A receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or part of a region.
+    /// The buffer's length is its room; how long the message was, the status says.
+    ///
+    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have posted
+    /// with that policy.
+    pub fn post_recv<'a>(&'a self, rank: Rank, buffer: impl Into<Buffer>, tag: Tag) -> PostRecv<'a> {
+        let matching = Match { policy: Matching::default(), engine: None };
+        Post::new(self, rank, tag, Recv { buffer: Some(buffer.into()), matching })
+    }
+}
+
+impl<'a> PostRecv<'a> {
+    /// What message and receive must agree on. The sender must have named the same policy.
+    pub fn matching(mut self, policy: Matching) -> Self {
+        self.kind.matching.policy = policy;
+        self
+    }
+
+    /// Where they meet. The sender must have named the engine of the same number.
+    pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
+        self.kind.matching.engine = Some(engine);
+        self
+    }
+
+    /// Posts it.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was.
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        if self.comp.is_none() || !self.allow.posted {
+            return self.call_and_wait();
+        }
+        self.post()
+    }
+
+    fn post(&mut self) -> Result<Outcome, PostError> {
+        let device = self.device_inner();
+        if device.is_closed() {
+            return Err(PostError::Closed);
+        }
+        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        let policy = self.kind.matching.policy.narrowed(rank, tag);
+        if policy.looks_at_rank() {
+            self.check_rank()?;
+        }
+        let mut buffer = self.kind.buffer.take().ok_or(PostError::Spent)?;
+        if buffer.view_mut().is_none() {
+            self.kind.buffer = Some(buffer);
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        let runtime = &self.runtime.0;
+        let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT));
+        let mut held = Some(buffer);
+        let make = |buffer: Buffer| Receive { rank, tag, buffer, comp: self.comp.cloned(), user_context };
+        let met = engine.receive(policy, rank, tag, || make(held.take().unwrap_or_default()));
+        let Some(message) = met else {
+            // Nothing more will come from a rank that is gone: whoever waits for it must not wait for ever.
+            if policy.looks_at_rank()
+                && let Some(cause) = runtime.down().get(&rank).cloned()
+            {
+                for receive in engine.receives_from(rank) {
+                    let (comp, status) =
+                        receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
+                    defer_if_full(device, signal(comp.as_ref(), status));
+                }
+            }
+            return Ok(Outcome::Posted);
+        };
+        let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
+        let needs_engine = !(receive.buffer.kind().is_host() && message.payload.view().place().is_host());
+        if needs_engine {
+            // It will not be over when this returns.
+            let receive = Receive { comp: self.comp.cloned(), ..receive };
+            if let Some((comp, status)) = device.land(message, receive) {
+                return Ok(self.over(comp.is_some(), status));
+            }
+            return Ok(Outcome::Posted);
+        }
+        match device.land(message, receive) {
+            Some((_, status)) => Ok(self.over(true, status)),
+            None => Ok(Outcome::Posted),
+        }
+    }
+
+    fn over(&self, _has_comp: bool, status: Status) -> Outcome {
+        if self.allow.done {
+            return Outcome::Done(status);
+        }
+        defer_if_full(self.device_inner(), signal(self.comp, status));
+        Outcome::Posted
+    }
+
+    fn call_and_wait(&mut self) -> Result<Outcome, PostError> {
+        if in_handler() {
+            return Err(PostError::WouldBlock);
+        }
+        let waiting = Synchronizer::new(1);
+        let mut inner: PostRecv<'_> = Post {
+            runtime: self.runtime,
+            rank: self.rank,
+            tag: self.tag,
+            device: self.device,
+            comp: Some(waiting.as_completion()),
+            user_context: self.user_context,
+            allow: super::options::Allow { done: true, posted: true, retry: true },
+            required: self.required,
+            kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching },
+        };
+        let outcome = inner.post();
+        self.kind.buffer = inner.kind.buffer.take();
+        let status = match outcome? {
+            Outcome::Done(status) => status,
+            Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,
+        };
+        Ok(self.over(self.comp.is_some(), status))
+    }
+}
+
+pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Status, PostError> {
+    loop {
+        match waiting.wait(runtime) {
+            Ok(mut statuses) => match statuses.pop() {
+                Some(status) => return Ok(status),
+                None => continue,
+            },
+            Err(WaitError::Progress(ProgressError::Forked)) => return Err(PostError::Forked),
+            // Somebody else's trouble; what this call waits for may come all the same.
+            Err(error) => {
+                tracing::warn!(%error, "while waiting for an operation");
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+pub(super) fn defer_if_full(device: &crate::device::DeviceInner, signalled: Result<(), SignalError>) {
+    if let Err(SignalError::Full(comp, status)) = signalled {
+        let mut deferred = device.deferred.lock();
+        deferred.push_back(crate::progress::Deferred::Status(comp, *status));
+        device.deferred.set_count(deferred.len());
+    }
+}

@@ -1,0 +1,63 @@
+//! Messages that are matched.
+
+use super::PostSend;
+use super::options::{Match, Outcome, Post, Sending};
+use super::transmit::{Outgoing, transmit};
+use crate::buffer::SendBuffer;
+use crate::error::PostError;
+use crate::matching::{Engines, Matching, MatchingEngine};
+use crate::names::{Rank, Tag};
+use crate::protocol::header::Message;
+use crate::runtime::Runtime;
+use carrack_transports::gpu::Event;
+
+/// What a message is made of.
+pub struct Send<'a> {
+    sending: Sending<'a>,
+    matching: Match<'a>,
+}
+
+impl Runtime {
+    /// A message for a receive of `rank` that matches.
+    pub fn post_send<'a>(&'a self, rank: Rank, buffer: impl Into<SendBuffer<'a>>, tag: Tag) -> PostSend<'a> {
+        let sending = Sending { buffer: Some(buffer.into()), after: None };
+        let matching = Match { policy: Matching::default(), engine: None };
+        Post::new(self, rank, tag, Send { sending, matching })
+    }
+}
+
+impl<'a> PostSend<'a> {
+    /// What message and receive must agree on. The receive must name the same policy.
+    pub fn matching(mut self, policy: Matching) -> Self {
+        self.kind.matching.policy = policy;
+        self
+    }
+
+    /// Where they meet. The receive must name the engine of the same number.
+    pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
+        self.kind.matching.engine = Some(engine);
+        self
+    }
+
+    /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
+    pub fn after(mut self, event: &Event) -> Self {
+        self.kind.sending.after = Some(event.clone());
+        self
+    }
+
+    /// Posts it.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was.
+    #[inline]
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        let Match { policy, engine } = self.kind.matching;
+        if self.tag == Tag::ANY && policy.looks_at_tag() {
+            return Err(PostError::Wildcard("Tag::ANY"));
+        }
+        let engine = engine.map_or(Engines::DEFAULT, MatchingEngine::index);
+        let header = Message::Send { engine, policy, tag: self.tag }.encode();
+        let outgoing = Outgoing::of(self, header)?;
+        transmit(&outgoing, &mut self.kind.sending)
+    }
+}

@@ -1,0 +1,309 @@
+//! The way of a message that is sent.
+
+use super::options::{Allow, Outcome, Path, Post, RetryReason, Sending};
+use super::recv::{defer_if_full, wait_for};
+use crate::buffer::{Buffer, SendBuffer};
+use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
+use crate::device::{DeviceInner, Outstanding};
+use crate::error::PostError;
+use crate::names::{Rank, Tag, UserContext};
+use crate::peer::backlog::{Parked, Stage};
+use crate::peer::route::{Linked, Route};
+use crate::progress::{in_handler, signal};
+use crate::protocol::eager::{Plan, plan};
+use crate::runtime::Runtime;
+use carrack_transports::contract::{Busy, Header, Op, OpToken, Submit, SubmitError};
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{CopyError, MemMut, MemRef, PacketSource, SmallBytes};
+use std::sync::Arc;
+
+/// A message to be sent, but for its bytes.
+pub(super) struct Outgoing<'a> {
+    runtime: &'a Runtime,
+    device: &'a DeviceInner,
+    route: &'a Arc<Route>,
+    header: Header,
+    rank: Rank,
+    tag: Tag,
+    user_context: UserContext,
+    comp: Option<&'a Arc<dyn Completion>>,
+    allow: Allow,
+    required: Option<Path>,
+}
+
+impl<'a> Outgoing<'a> {
+    #[inline]
+    pub(super) fn of<K>(post: &Post<'a, K>, header: Header) -> Result<Self, PostError> {
+        post.check_rank()?;
+        let device = post.device_inner();
+        let no_such_rank = || PostError::NoSuchRank { rank: post.rank, last: post.runtime.0.size - 1 };
+        Ok(Self {
+            runtime: post.runtime,
+            device,
+            route: device.route(post.rank).ok_or_else(no_such_rank)?,
+            header,
+            rank: post.rank,
+            tag: post.tag,
+            user_context: post.user_context,
+            comp: post.comp,
+            allow: post.allow,
+            required: post.required,
+        })
+    }
+
+    #[inline]
+    fn status(&self, size: usize, buffer: Buffer) -> Status {
+        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        Status { rank, tag, size, user_context, buffer, error: None }
+    }
+}
+
+/// What one attempt came to.
+enum Attempt {
+    Done,
+    Posted,
+    Busy(RetryReason),
+    /// It can only go by way of the backlog: it waits for an event, or for a copy.
+    Park,
+}
+
+/// Sends a message as its options allow.
+#[inline]
+pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+    if !out.allow.posted {
+        return transmit_and_wait(out, sending);
+    }
+    match attempt(out, sending)? {
+        Attempt::Done => {
+            let size = sending.buffer.as_ref().map_or(0, SendBuffer::len);
+            // A borrowed buffer stays: the operation can be called again. An owned one goes into the status.
+            let buffer = match &mut sending.buffer {
+                Some(SendBuffer::Borrowed(_)) | None => Buffer::Empty,
+                owned => match owned.take() {
+                    Some(SendBuffer::Owned(buffer)) => buffer,
+                    _ => Buffer::Empty,
+                },
+            };
+            let status = out.status(size, buffer);
+            if out.allow.done {
+                return Ok(Outcome::Done(status));
+            }
+            defer_if_full(out.device, signal(out.comp, status));
+            out.runtime.0.sleepers.wake();
+            Ok(Outcome::Posted)
+        }
+        Attempt::Posted => Ok(Outcome::Posted),
+        Attempt::Busy(reason) if out.allow.retry => Ok(Outcome::Retry(reason)),
+        Attempt::Busy(_) | Attempt::Park => park(out, sending),
+    }
+}
+
+#[inline]
+fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
+    let buffer = sending.buffer.as_mut().ok_or(PostError::Spent)?;
+    if out.device.is_closed() {
+        return Err(PostError::Closed);
+    }
+    let Some(linked) = out.route.linked() else { return first_use(out, sending) };
+    if let Some(path) = out.required.filter(|path| path.name() != linked.transport) {
+        return Err(wrong_path(out.rank, path, linked));
+    }
+    let plan = plan(buffer.kind(), buffer.len(), &linked.caps, out.device.host_pool.packet_size());
+    if let Plan::TooLong { max } = plan {
+        return Err(PostError::TooLong { len: buffer.len(), max });
+    }
+    if out.route.has_backlog() {
+        return Ok(Attempt::Busy(RetryReason::Backlog));
+    }
+    if sending.after.is_some() {
+        return Ok(Attempt::Park);
+    }
+    let submitted = match (plan, buffer) {
+        (Plan::Copy, buffer) => linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() }),
+        (Plan::HandOver, SendBuffer::Owned(buffer)) => return hand_over(out, linked, buffer),
+        _ => return Ok(Attempt::Park),
+    };
+    match submitted {
+        Ok(Submit::Done) => Ok(Attempt::Done),
+        Ok(Submit::Posted) => Ok(Attempt::Posted),
+        Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
+        Err(error) => Err(refused(out.rank, error)),
+    }
+}
+
+/// The link takes the buffer, and gives it back when it is done.
+#[cold]
+fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
+    let outstanding = Outstanding {
+        rank: out.rank,
+        tag: out.tag,
+        size: buffer.len(),
+        user_context: out.user_context,
+        comp: out.comp.cloned(),
+    };
+    let Ok(token) = out.device.outstanding.insert(outstanding) else {
+        return Ok(Attempt::Busy(RetryReason::NoPacket));
+    };
+    match linked.link.submit(Op::AmOwned { header: out.header, buffer, token: OpToken(token) }) {
+        Ok(Submit::Posted) => Ok(Attempt::Posted),
+        other => {
+            out.device.outstanding.take(token);
+            match other {
+                Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
+                Ok(_) => Ok(Attempt::Done),
+                Err(error) => Err(refused(out.rank, error)),
+            }
+        }
+    }
+}
+
+#[cold]
+fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
+    if out.runtime.0.is_forked() {
+        return Err(PostError::Forked);
+    }
+    // What can be known to be wrong before the peer is known, is said before it.
+    let len = sending.buffer.as_ref().map_or(0, SendBuffer::len);
+    let max = out.device.host_pool.packet_size();
+    if len > max {
+        return Err(PostError::TooLong { len, max });
+    }
+    match out.route.link(&out.runtime.0, out.device)? {
+        Some(_) => attempt(out, sending),
+        None => Ok(Attempt::Busy(RetryReason::of(Busy::Connecting))),
+    }
+}
+
+#[cold]
+fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
+    use crate::protocol::select::Verdict;
+    let why = linked.verdicts.iter().find(|path| path.transport == required.name()).map(|path| {
+        match &path.verdict {
+            Verdict::Chosen => String::new(),
+            Verdict::Passed(why) => {
+                format!("{why}; set CARRACK_TRANSPORT={} to have no other", required.name())
+            }
+            Verdict::Refused(why) => why.clone(),
+        }
+    });
+    PostError::Path {
+        rank,
+        chosen: linked.transport,
+        required: required.name(),
+        why: why.unwrap_or_else(|| "this build does not have it".into()),
+    }
+}
+
+#[cold]
+fn refused(rank: Rank, error: SubmitError) -> PostError {
+    match error {
+        SubmitError::TooLong { len, max } => PostError::TooLong { len, max },
+        SubmitError::Kind(kind) => {
+            PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
+        }
+        SubmitError::Down { cause, .. } => PostError::PeerDown { rank, cause },
+        SubmitError::Address(_) => PostError::Unreachable { rank, why: error.to_string() },
+    }
+}
+
+/// Puts the message at the end of the peer's backlog, with bytes of its own.
+#[cold]
+fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+    let limit = out.runtime.0.settings.backlog();
+    if let Some(cause) = out.route.down() {
+        return Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() });
+    }
+    let buffer = sending.buffer.take().ok_or(PostError::Spent)?;
+    let borrowed = match &buffer {
+        SendBuffer::Borrowed(bytes) => Some(*bytes),
+        SendBuffer::Owned(_) => None,
+    };
+    let size = buffer.len();
+    let owned = match buffer {
+        SendBuffer::Borrowed(bytes) => own(out.device, bytes),
+        SendBuffer::Owned(buffer) => buffer,
+    };
+    let stage = match sending.after.take() {
+        Some(event) => Stage::After(event, owned),
+        None => Stage::Ready(owned),
+    };
+    let parked = Parked {
+        header: out.header,
+        rank: out.rank,
+        tag: out.tag,
+        user_context: out.user_context,
+        comp: out.comp.cloned(),
+        size,
+        stage,
+    };
+    match out.device.park(out.route, parked, limit) {
+        Ok(()) => {
+            // A borrowed buffer is free again, and the operation can be called once more.
+            sending.buffer = borrowed.map(SendBuffer::Borrowed);
+            Ok(Outcome::Posted)
+        }
+        Err(parked) => {
+            let (event, owned) = match parked.stage {
+                Stage::After(event, buffer) => (Some(event), buffer),
+                Stage::Ready(buffer) | Stage::Over(buffer) | Stage::Staged(_, buffer) => (None, buffer),
+                Stage::Staging(transfer) => (None, transfer.into_buffers().1),
+            };
+            sending.after = event;
+            sending.buffer = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));
+            if out.allow.retry {
+                return Ok(Outcome::Retry(RetryReason::Backlog));
+            }
+            Err(PostError::BacklogFull { rank: out.rank, limit })
+        }
+    }
+}
+
+/// A copy of borrowed bytes: in place, in a packet, or on the heap.
+fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
+    if let Some(mut small) = SmallBytes::zeroed(bytes.len()) {
+        let _ = copy_now(MemMut::host(small.as_mut_slice()), MemRef::host(bytes));
+        return Buffer::Small(small);
+    }
+    match device.host_pool.take_copy(MemRef::host(bytes)) {
+        Some(packet) => Buffer::Packet(packet),
+        None => Buffer::Vec(bytes.to_vec()),
+    }
+}
+
+/// `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
+#[cold]
+fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+    if in_handler() {
+        return Err(PostError::WouldBlock);
+    }
+    let waiting = Synchronizer::new(1);
+    let inner = Outgoing {
+        comp: Some(waiting.as_completion()),
+        allow: Allow { done: true, posted: true, retry: true },
+        ..*out
+    };
+    loop {
+        match transmit(&inner, sending)? {
+            Outcome::Retry(_) if !out.allow.retry => {
+                if let Err(error) = out.runtime.0.progress(out.device) {
+                    tracing::warn!(%error, "while waiting to send");
+                }
+                std::thread::yield_now();
+            }
+            Outcome::Posted => {
+                let status = wait_for(out.runtime, &waiting)?;
+                return finish(out, status);
+            }
+            Outcome::Done(status) => return finish(out, status),
+            retry => return Ok(retry),
+        }
+    }
+}
+
+fn finish(out: &Outgoing<'_>, status: Status) -> Result<Outcome, PostError> {
+    if out.allow.done {
+        return Ok(Outcome::Done(status));
+    }
+    defer_if_full(out.device, signal(out.comp, status));
+    Ok(Outcome::Posted)
+}

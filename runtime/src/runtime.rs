@@ -1,0 +1,353 @@
+//! The runtime: a rank of a job, and its resources.
+
+use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
+use crate::comp::{AsCompletion, Registry};
+use crate::device::{Device, DeviceBuilder};
+use crate::error::{OpError, ResourceError, StartError};
+use crate::matching::{Engines, MatchingEngine};
+use crate::names::{Rank, RemoteComp};
+use crate::progress::signal;
+use crate::settings::{GpuChoice, Settings, TransportChoice};
+use crate::wait::Sleepers;
+use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
+use carrack_transports::gpu::Driver;
+use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack_transports::gpu::none::NoGpu;
+use carrack_transports::loopback::Loopback;
+use carrack_transports::mem::{PacketAllocator, PacketPool};
+use carrack_transports::shm::{Geometry, Shm};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
+/// everything that is still waiting ends with an error, and peers see this rank gone in order.
+#[derive(Clone)]
+pub struct Runtime(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    /// Tells runtimes of one process apart.
+    pub(crate) id: u64,
+    /// The process that started it: a fork has no business here.
+    pid: u32,
+    pub(crate) rank: Rank,
+    pub(crate) size: u32,
+    pub(crate) settings: Settings,
+    pub(crate) drivers: Vec<Arc<dyn Driver>>,
+    pub(crate) domains: Vec<(&'static str, Arc<dyn Domain>)>,
+    pub(crate) unavailable: Vec<Unavailable>,
+    devices: RwLock<Vec<Device>>,
+    default_device: std::sync::OnceLock<Device>,
+    pub(crate) engines: Engines,
+    pub(crate) comps: Registry,
+    /// Ranks that are known to be gone.
+    down: Mutex<HashMap<Rank, DownCause>>,
+    pub(crate) sleepers: Sleepers,
+    pub(crate) collective: Mutex<u64>,
+    // Last: whatever else ends may still have something to say to the launcher.
+    pub(crate) bootstrap: Box<dyn Bootstrap>,
+}
+
+/// Starts a runtime: see [`Runtime::builder`].
+#[derive(Default)]
+#[must_use = "a builder does nothing until `start` is called"]
+pub struct RuntimeBuilder {
+    settings: Option<Settings>,
+    bootstrap: Option<Box<dyn Bootstrap>>,
+    drivers: Vec<Arc<dyn Driver>>,
+}
+
+impl RuntimeBuilder {
+    /// These settings, and not those of the environment.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Finds the other ranks through this, and not through the launcher.
+    pub fn bootstrap(mut self, bootstrap: Box<dyn Bootstrap>) -> Self {
+        self.bootstrap = Some(bootstrap);
+        self
+    }
+
+    /// A GPU driver of the caller's own, beside those that the settings ask for.
+    pub fn gpu_driver(mut self, driver: Arc<dyn Driver>) -> Self {
+        self.drivers.push(driver);
+        self
+    }
+
+    /// Starts it.
+    pub fn start(self) -> Result<Runtime, StartError> {
+        let settings = match self.settings {
+            Some(settings) => settings,
+            None => Settings::from_env()?,
+        };
+        let bootstrap: Box<dyn Bootstrap> = match self.bootstrap {
+            Some(bootstrap) => bootstrap,
+            None => match FromLauncher::from_env()? {
+                Some(launcher) => Box::new(launcher),
+                None => Box::new(Alone::new()?),
+            },
+        };
+        let mut drivers = self.drivers;
+        drivers.push(driver(&settings)?);
+        let (rank, size) = (bootstrap.rank(), bootstrap.size());
+        let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
+        let (domains, unavailable) = open_transports(&settings, &identity);
+        if domains.is_empty() {
+            return Err(StartError::NoTransport(unavailable));
+        }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let inner = Inner {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            pid: std::process::id(),
+            rank: Rank(rank),
+            size,
+            settings,
+            drivers,
+            domains,
+            unavailable,
+            devices: RwLock::default(),
+            default_device: std::sync::OnceLock::new(),
+            engines: Engines::new(),
+            comps: Registry::new(),
+            down: Mutex::default(),
+            sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
+            collective: Mutex::new(0),
+            bootstrap,
+        };
+        let runtime = Runtime(Arc::new(inner));
+        let device = runtime.device().build().map_err(|error| match error {
+            ResourceError::Device(why) => StartError::NoTransport(why),
+            other => StartError::System(other.to_string()),
+        })?;
+        let _ = runtime.0.default_device.set(device);
+        Ok(runtime)
+    }
+}
+
+fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
+    Ok(match settings.gpu() {
+        GpuChoice::Fake => {
+            let config = FakeConfig { devices: settings.fake_gpus(), ..FakeConfig::default() };
+            Arc::new(FakeDriver::new(config)?)
+        }
+        GpuChoice::None => Arc::new(NoGpu::because("CARRACK_GPU=none")),
+        GpuChoice::Auto => Arc::new(NoGpu::because(
+            "this version drives no real GPU yet; CARRACK_GPU=fake gives simulated ones",
+        )),
+    })
+}
+
+type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
+
+fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Unavailable>) {
+    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let geometry = Geometry {
+        slots: fits(settings.shm_slots()),
+        chunks: fits(settings.shm_chunks()),
+        chunk_size: fits(settings.packet_size()),
+    };
+    let all: [(TransportChoice, Box<dyn Transport>); 2] = [
+        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
+        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+    ];
+    let mut domains = Vec::new();
+    let mut unavailable = Vec::new();
+    for wanted in settings.transports() {
+        let Some((_, transport)) = all.iter().find(|(choice, _)| choice == wanted) else { continue };
+        let opened = transport.devices().and_then(|devices| match devices.first() {
+            Some(device) => transport.open(device, identity.clone()),
+            None => Err(Unavailable::new(transport.name(), "it has no device")),
+        });
+        match opened {
+            Ok(domain) => domains.push((transport.name(), domain)),
+            Err(why) => {
+                tracing::warn!(%why, "a transport cannot be used");
+                unavailable.push(why);
+            }
+        }
+    }
+    for (choice, transport) in &all {
+        if !settings.transports().contains(choice) {
+            unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
+        }
+    }
+    (domains, unavailable)
+}
+
+impl Runtime {
+    /// Starts a runtime as the environment says: as a rank of the launcher's job, or alone in a job of one.
+    pub fn start() -> Result<Self, StartError> {
+        Self::builder().start()
+    }
+
+    /// Starts a runtime with choices of the program's own.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder::default()
+    }
+
+    /// A job of `size` ranks in this process, with the environment's settings: for tests, and for programs
+    /// that want several.
+    pub fn in_process(size: u32) -> Result<Vec<Self>, StartError> {
+        Self::in_process_with(size, &Settings::from_env()?)
+    }
+
+    /// A job of `size` ranks in this process, with these settings.
+    pub fn in_process_with(size: u32, settings: &Settings) -> Result<Vec<Self>, StartError> {
+        let job = InProcess::job(size)?;
+        job.into_iter()
+            .map(|bootstrap| {
+                Self::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap)).start()
+            })
+            .collect()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.0.rank
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> u32 {
+        self.0.size
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// The GPU drivers: the caller's own, then the one that the settings ask for.
+    pub fn gpu_drivers(&self) -> &[Arc<dyn Driver>] {
+        &self.0.drivers
+    }
+
+    /// Makes a further device. All ranks must make theirs in the same order.
+    pub fn device(&self) -> DeviceBuilder<'_> {
+        DeviceBuilder { runtime: &self.0, pool: None }
+    }
+
+    /// The device that operations use when none is named.
+    pub fn default_device(&self) -> &Device {
+        self.0.default_device()
+    }
+
+    /// A pool of packets over any memory, with the settings' packet size and limit.
+    pub fn packet_pool(&self, allocator: Arc<dyn PacketAllocator>) -> PacketPool {
+        PacketPool::new(allocator, self.0.settings.packet_size(), self.0.settings.packets_max())
+    }
+
+    /// Makes a further matching engine. All ranks must make theirs in the same order.
+    pub fn matching_engine(&self) -> Result<MatchingEngine, ResourceError> {
+        self.0.engines.make()
+    }
+
+    /// The matching engine that operations use when none is named.
+    pub fn default_matching_engine(&self) -> &MatchingEngine {
+        self.0.engine(Engines::DEFAULT)
+    }
+
+    /// Longest eager message in bytes.
+    pub fn max_eager(&self) -> usize {
+        self.0.settings.packet_size()
+    }
+
+    /// Gives a completion object a name by which other ranks' active messages reach it. The name is the
+    /// same on all ranks that register in the same order; peers may use it once it is registered, so put a
+    /// [`barrier`](Self::barrier) in between.
+    pub fn register_comp(&self, comp: &impl AsCompletion) -> Result<RemoteComp, ResourceError> {
+        self.0.comps.register(comp.as_completion().clone())
+    }
+
+    /// Sets `count` names in a row aside, and tells the first: for names that must be known before their
+    /// objects are made, or that are given out in another order on each rank.
+    pub fn reserve_comps(&self, count: u32) -> Result<RemoteComp, ResourceError> {
+        self.0.comps.reserve(count)
+    }
+
+    /// Gives a completion object a name that was set aside.
+    pub fn register_comp_at(&self, name: RemoteComp, comp: &impl AsCompletion) -> Result<(), ResourceError> {
+        self.0.comps.register_at(name, comp.as_completion().clone())
+    }
+
+    /// Takes a name back. Messages that come for it from now on are reported by progress and dropped.
+    pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
+        self.0.comps.deregister(name)
+    }
+
+    /// Why a rank is known to be gone, if it is.
+    pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
+        self.0.down().get(&rank).cloned()
+    }
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Runtime({} of {})", self.0.rank, self.0.size)
+    }
+}
+
+impl Inner {
+    pub(crate) fn devices(&self) -> RwLockReadGuard<'_, Vec<Device>> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn devices_mut(&self) -> RwLockWriteGuard<'_, Vec<Device>> {
+        self.devices.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn down(&self) -> MutexGuard<'_, HashMap<Rank, DownCause>> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    pub(crate) fn default_device(&self) -> &Device {
+        // Set before `start` gives the runtime to anybody.
+        match self.default_device.get() {
+            Some(device) => device,
+            None => unreachable!("a runtime is handed out with its default device"),
+        }
+    }
+
+    pub(crate) fn engine(&self, index: u16) -> &MatchingEngine {
+        match self.engines.get(index) {
+            Some(engine) => engine,
+            None => unreachable!("engines 0 and 1 are within the limit"),
+        }
+    }
+
+    /// Whether this is another process than the one that started the runtime.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        // The C library keeps no cache of the pid, and a system call for each post is out of the question:
+        // a fork is noticed where something is set up, and where a wait begins.
+        self.pid != std::process::id()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        let devices = std::mem::take(&mut *self.devices_mut());
+        let mut ended = Vec::new();
+        for device in &devices {
+            ended.extend(device.0.close());
+            ended.extend(device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)));
+            ended.extend(
+                device.0.landing.lock().drain(..).map(|landing| landing.into_status(OpError::Closed)),
+            );
+        }
+        for engine in self.engines.each() {
+            ended.extend(
+                engine.all_receives().into_iter().map(|receive| receive.into_status(OpError::Closed)),
+            );
+        }
+        for (comp, status) in ended {
+            // A full object cannot be waited for any more.
+            let _ = signal(comp.as_ref(), status);
+        }
+    }
+}

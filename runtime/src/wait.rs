@@ -1,0 +1,181 @@
+//! Waiting without burning a core.
+//!
+//! A waiting thread first spins (a message between two busy ranks takes a fraction of a microsecond, a
+//! wake-up several), then sleeps on the descriptors that every transport arms, and on one of the
+//! runtime's own, by which threads that make progress wake those that wait for what came of it.
+
+use crate::error::{ProgressError, WaitError};
+use crate::runtime::{Inner, Runtime};
+use carrack_transports::contract::Armed;
+use carrack_transports::sync::barrier::{Barrier, heavy, light};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and under
+/// peers that tamper with each other's bells.
+const LONGEST: Duration = Duration::from_millis(500);
+/// Sleep while something is under way that no descriptor tells of.
+const SHORT: Duration = Duration::from_micros(100);
+
+/// Threads that sleep.
+pub(crate) struct Sleepers {
+    count: AtomicU32,
+    wake: OwnedFd,
+    barrier: Barrier,
+}
+
+impl Sleepers {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { count: AtomicU32::new(0), wake, barrier: Barrier::of_this_process() })
+    }
+
+    /// After something moved: whoever waits for it may have gone to sleep.
+    #[inline]
+    pub(crate) fn wake(&self) {
+        light(!(self.barrier.heavy && self.barrier.reachable));
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.ring();
+        }
+    }
+
+    #[cold]
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Announces a sleeper; what it looks at after this, nobody can change without waking it.
+    fn enter(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        heavy(self.barrier);
+    }
+
+    fn leave(&self) {
+        if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            // The last one out clears the bell. Others that are about to sleep look at their condition first.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+    }
+}
+
+impl Runtime {
+    /// Makes progress on all devices until `done` says so, and sleeps when there is nothing to do.
+    ///
+    /// # Errors
+    /// Progress needs attention. `done` is asked once more before an error is returned.
+    pub fn wait(&self, done: impl Fn() -> bool) -> Result<(), WaitError> {
+        self.0.wait(&done, None)
+    }
+
+    /// As [`wait`](Self::wait), for a limited time.
+    pub fn wait_for(&self, limit: Duration, done: impl Fn() -> bool) -> Result<(), WaitError> {
+        self.0.wait(&done, Some(limit))
+    }
+}
+
+impl Inner {
+    fn wait(&self, done: &dyn Fn() -> bool, limit: Option<Duration>) -> Result<(), WaitError> {
+        if self.is_forked() {
+            return Err(ProgressError::Forked.into());
+        }
+        let start = Instant::now();
+        let mut quiet_since = start;
+        let mut spins = 0_u32;
+        loop {
+            if done() {
+                return Ok(());
+            }
+            match self.progress_everything() {
+                Ok(true) => {
+                    spins = 0;
+                    continue;
+                }
+                Ok(false) => {}
+                Err(_) if done() => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            // The clock is looked at now and then only: reading it takes as long as a poll.
+            spins += 1;
+            if spins == 1 {
+                quiet_since = Instant::now();
+            }
+            if !spins.is_multiple_of(64) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = Instant::now();
+            if let Some(limit) = limit.filter(|limit| now - start >= *limit) {
+                return Err(WaitError::TimedOut(limit));
+            }
+            if now - quiet_since < self.settings.spin() {
+                std::thread::yield_now();
+                continue;
+            }
+            let left = limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
+            self.sleep(done, left);
+            quiet_since = Instant::now();
+            spins = 0;
+        }
+    }
+
+    fn progress_everything(&self) -> Result<bool, ProgressError> {
+        let mut moved = self.progress(&self.default_device().0)?;
+        let devices = self.devices();
+        if devices.len() > 1 {
+            let others = devices[1..].to_vec();
+            drop(devices);
+            for device in &others {
+                moved |= self.progress(&device.0)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up.
+    #[cold]
+    fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration) {
+        let devices = self.devices().clone();
+        let lanes: Vec<_> = devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
+        self.sleepers.enter();
+        let mut armed = Vec::with_capacity(lanes.len());
+        let mut fds = vec![PollFd::new(&self.sleepers.wake, PollFlags::IN)];
+        let bootstrap = self.bootstrap.wait_fd();
+        let mut ready = done();
+        for lane in &lanes {
+            if ready {
+                break;
+            }
+            match lane.device.arm() {
+                Armed::Ready => ready = true,
+                Armed::Wait(fd) => {
+                    armed.push(lane);
+                    fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                }
+            }
+        }
+        // What waits for an address, an engine or room is looked at again soon.
+        let pending = devices.iter().any(|device| {
+            let device = &device.0;
+            device.has_backlogs() || !device.landing.is_empty() || !device.deferred.is_empty()
+        });
+        if pending && let Some(fd) = &bootstrap {
+            fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+        }
+        if !ready {
+            let span = if pending { SHORT.min(longest) } else { longest };
+            let timeout = Timespec {
+                tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(span.subsec_nanos()),
+            };
+            // An interruption is as good as an event: the caller looks around and comes back.
+            let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        }
+        for lane in armed {
+            lane.device.disarm();
+        }
+        self.sleepers.leave();
+    }
+}

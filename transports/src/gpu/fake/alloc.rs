@@ -1,0 +1,146 @@
+//! Allocating a device's memory, mapping another process's, and freeing both.
+
+use super::error::{INVALID_VALUE, OUT_OF_MEMORY, error};
+use super::faults::count;
+use super::lock;
+use super::memory::{Alias, GRANULE, create};
+use super::shared::Shared;
+use super::table::{Entry, Origin, Table};
+use crate::gpu::{Flavour, Gpu, GpuError, HandleForm};
+use crate::mem::{AllocId, MemKind, Region};
+use std::any::Any;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Shared {
+    /// Allocates memory of a device.
+    pub(super) fn allocate(
+        self: &Arc<Self>,
+        ordinal: usize,
+        len: usize,
+        flavour: Flavour,
+    ) -> Result<Region, GpuError> {
+        let device = self.device("allocate", ordinal)?;
+        if len == 0 {
+            return Err(error("allocate", INVALID_VALUE, "an allocation of 0 bytes"));
+        }
+        let room = |table: &Table| {
+            let used = table.used(ordinal);
+            let span = len.checked_next_multiple_of(GRANULE).unwrap_or(usize::MAX);
+            if span > device.memory.saturating_sub(used) {
+                let hint = format!(
+                    "{len} bytes (in blocks of {GRANULE}) do not fit: {used} of {} are in use",
+                    device.memory
+                );
+                return Err(error("allocate", OUT_OF_MEMORY, hint));
+            }
+            Ok(span)
+        };
+        // Asked before the memory is made; the lock is held from here on, so it stays true.
+        let mut table = lock(&self.table);
+        let span = room(&table)?;
+        let fd = create("allocate", span)?;
+        let (context, memory) = match flavour {
+            Flavour::Plain => (Some(device.context), Origin::Plain as fn(OwnedFd) -> Origin),
+            Flavour::Shareable => (None, Origin::Shareable as fn(OwnedFd) -> Origin),
+        };
+        let alias = Arc::new(Alias::map("allocate", span, &fd)?);
+        let id = self.fresh_id();
+        let base = self.place("allocate", &table, ordinal, span, &fd)?;
+        table.insert(base, Entry { len, span, ordinal, id, context, alias, origin: memory(fd) });
+        drop(table);
+        count(&self.faults.counts.allocs);
+        let parts = Parts { ordinal, base, len, id };
+        self.region(parts, Box::new(Placed { shared: Arc::clone(self), parts, opened: false }))
+    }
+
+    /// Maps another process's memory into the window of the device that owns it.
+    pub(super) fn adopt(
+        self: &Arc<Self>,
+        ordinal: usize,
+        len: usize,
+        form: HandleForm,
+        fd: impl AsFd,
+    ) -> Result<Placed, GpuError> {
+        let device = self.device("open", ordinal)?;
+        let span = len.checked_next_multiple_of(GRANULE).filter(|&span| span > 0);
+        let span = span.ok_or_else(|| error("open", INVALID_VALUE, format!("a length of {len} bytes")))?;
+        let alias = Arc::new(Alias::map("open", span, &fd)?);
+        let context = matches!(form, HandleForm::Bytes).then_some(device.context);
+        let id = self.fresh_id();
+        let mut table = lock(&self.table);
+        let base = self.place("open", &table, ordinal, span, &fd)?;
+        let origin = Origin::Opened;
+        table.insert(base, Entry { len, span, ordinal, id, context, alias, origin });
+        drop(table);
+        count(&self.faults.counts.maps);
+        let parts = Parts { ordinal, base, len, id };
+        Ok(Placed { shared: Arc::clone(self), parts, opened: true })
+    }
+
+    /// A region over memory that is in the table for as long as `owner` lives.
+    pub(super) fn region(
+        self: &Arc<Self>,
+        parts: Parts,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Region, GpuError> {
+        let Parts { ordinal, base, len, id } = parts;
+        let device = self.device("region", ordinal)?;
+        let gpu: Arc<dyn Gpu> = self.gpu("region", ordinal)?;
+        let kind = MemKind::Device(device.info.uuid);
+        // SAFETY: the range was placed in the device's window and entered in the table; both stay until
+        // `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has no access.
+        Ok(unsafe { Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner) })
+    }
+
+    fn place(
+        &self,
+        call: &'static str,
+        table: &Table,
+        ordinal: usize,
+        span: usize,
+        fd: impl AsFd,
+    ) -> Result<usize, GpuError> {
+        let base = table.room(call, ordinal, span, self.faults.reuses_addresses())?;
+        self.device(call, ordinal)?.window.map(call, base, span, fd)?;
+        Ok(base)
+    }
+
+    fn fresh_id(&self) -> AllocId {
+        AllocId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn free(&self, base: usize, opened: bool) {
+        let mut table = lock(&self.table);
+        let Some(entry) = table.remove(base) else { return };
+        if let Some(device) = self.devices.get(entry.ordinal) {
+            device.window.clear(base, entry.span);
+        }
+        drop(table);
+        count(if opened { &self.faults.counts.unmaps } else { &self.faults.counts.frees });
+    }
+}
+
+/// Plain data of memory in the table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) ordinal: usize,
+    pub(super) base: usize,
+    pub(super) len: usize,
+    pub(super) id: AllocId,
+}
+
+/// Memory in the table; leaves it when dropped. Work under way keeps the bytes by their alias.
+#[derive(Debug)]
+pub(super) struct Placed {
+    shared: Arc<Shared>,
+    pub(super) parts: Parts,
+    opened: bool,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.shared.free(self.parts.base, self.opened);
+    }
+}

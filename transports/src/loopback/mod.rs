@@ -1,0 +1,474 @@
+//! The transport within a process: the reference implementation, and the test transport.
+//!
+//! It does the plainest thing that keeps every promise of the [contract](crate::contract): a queue under
+//! a mutex for each link, and a list of the queues that have something. It has no memory of its own,
+//! so it can send from, and receive into, memory of any kind: a message to packets on a GPU is on its way
+//! until the GPU's engine has landed it.
+//!
+//! Any number of ranks of one process can talk through it, each with devices of its own.
+
+use crate::contract::{
+    AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Header,
+    Identity, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit, SubmitError, Transport,
+    Unavailable,
+};
+use crate::mem::{Buffer, CopyError, MemRef, PacketSource, SmallBytes, Transfer, copy::copy_now};
+use crate::sync::TryLock;
+use rustix::event::EventfdFlags;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// The transport's name.
+pub const NAME: &str = "loopback";
+
+/// Messages that wait in one link's queue before it is [`Busy::Full`].
+const QUEUE: usize = 256;
+/// Messages taken from one queue before the next has its turn.
+const TURN: usize = 16;
+
+/// The loopback transport.
+#[derive(Debug, Clone, Copy)]
+pub struct Loopback {
+    max_message: usize,
+}
+
+impl Loopback {
+    /// With messages of up to so many bytes; more than a packet holds makes no sense.
+    pub fn new(max_message: usize) -> Self {
+        Self { max_message }
+    }
+}
+
+impl Transport for Loopback {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+        Ok(vec![DeviceInfo { name: "process".into(), note: "queues within this process".into() }])
+    }
+
+    fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+        let caps = Caps {
+            am_inline: SmallBytes::MAX,
+            am_copied: self.max_message,
+            am_owned: self.max_message,
+            am_from_device: true,
+            am_to_device: true,
+            orders_on_events: false,
+        };
+        Ok(Arc::new(LoopbackDomain { caps, identity }))
+    }
+}
+
+struct LoopbackDomain {
+    caps: Caps,
+    identity: Identity,
+}
+
+impl Domain for LoopbackDomain {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let inbox = Arc::new(Inbox {
+            id,
+            packets,
+            max_message: self.caps.am_copied,
+            ready: Mutex::default(),
+            waiting: AtomicU32::new(0),
+            asleep: AtomicU32::new(0),
+            wake,
+            closed: AtomicBool::new(false),
+        });
+        directory().insert(id, Arc::downgrade(&inbox));
+        Ok(Arc::new(LoopbackDevice { inbox, identity: self.identity.clone(), polling: TryLock::new(()) }))
+    }
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// The devices of this process, by number.
+fn directory() -> MutexGuard<'static, HashMap<u64, Weak<Inbox>>> {
+    static DEVICES: OnceLock<Mutex<HashMap<u64, Weak<Inbox>>>> = OnceLock::new();
+    lock(DEVICES.get_or_init(Mutex::default))
+}
+
+/// A number that no other process has: what makes an address say "this very process".
+fn this_process() -> [u8; 16] {
+    static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
+    *TOKEN.get_or_init(|| {
+        let mut token = [0; 16];
+        if rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()).is_err() {
+            let pid = u128::from(std::process::id());
+            token = (pid << 64 | u128::from(crate::clock::ticks())).to_ne_bytes();
+        }
+        token
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What links to a device share with it.
+#[derive(Debug)]
+struct Inbox {
+    id: u64,
+    packets: Arc<dyn PacketSource>,
+    max_message: usize,
+    ready: Mutex<Ready>,
+    /// Entries of `ready`; read without the lock by polls that find nothing.
+    waiting: AtomicU32,
+    asleep: AtomicU32,
+    wake: OwnedFd,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Ready {
+    /// Queues that have something, each at most once.
+    queues: VecDeque<Arc<Queue>>,
+    /// Ends of operations that were posted from here, and news of links.
+    news: VecDeque<Event>,
+}
+
+impl Inbox {
+    fn announce(&self, what: impl FnOnce(&mut Ready)) {
+        let mut ready = lock(&self.ready);
+        what(&mut ready);
+        let count = ready.queues.len() + ready.news.len();
+        // Sequentially consistent with `arm`: either the sleeper sees the count, or we see it asleep.
+        self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::SeqCst);
+        drop(ready);
+        if self.asleep.load(Ordering::SeqCst) != 0 {
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// What one link has sent and the target has not taken yet.
+#[derive(Debug)]
+struct Queue {
+    from: PeerId,
+    messages: Mutex<VecDeque<Message>>,
+    /// Whether it is on the target's list.
+    listed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Message {
+    header: Header,
+    payload: OnItsWay,
+    /// Whom to tell when the message has left the sender's buffer.
+    sender: Option<(Arc<Inbox>, OpToken)>,
+}
+
+#[derive(Debug)]
+enum OnItsWay {
+    There(Payload),
+    Landing(Transfer),
+    /// An engine refused it.
+    Lost(CopyError),
+    /// The sender has gone: the last entry of its queue.
+    End(DownCause),
+}
+
+#[derive(Debug)]
+struct LoopbackDevice {
+    inbox: Arc<Inbox>,
+    identity: Identity,
+    polling: TryLock<()>,
+}
+
+impl LoopbackDevice {
+    fn take_turn(&self, queue: &Arc<Queue>, batch: &mut Batch) -> bool {
+        let mut messages = lock(&queue.messages);
+        for _ in 0..TURN {
+            if batch.is_full() {
+                break;
+            }
+            let Some(front) = messages.front_mut() else { break };
+            if let OnItsWay::Landing(transfer) = &mut front.payload
+                && transfer.poll().is_none()
+            {
+                // Those behind it wait: messages of one link arrive in order.
+                break;
+            }
+            let Some(Message { header, payload, sender }) = messages.pop_front() else { break };
+            match payload {
+                OnItsWay::There(payload) => batch.push(Event::Arrived { from: queue.from, header, payload }),
+                OnItsWay::Landing(mut transfer) => {
+                    let outcome = transfer.poll().unwrap_or(Ok(()));
+                    let (packet, buffer) = transfer.into_buffers();
+                    if let (Ok(()), Buffer::Packet(packet)) = (&outcome, packet) {
+                        batch.push(Event::Arrived {
+                            from: queue.from,
+                            header,
+                            payload: Payload::Packet(packet),
+                        });
+                    }
+                    tell(sender, buffer, outcome.map_err(OpFailure::from));
+                }
+                OnItsWay::Lost(error) => tell(sender, Buffer::Empty, Err(OpFailure::Copy(error))),
+                OnItsWay::End(cause) => batch.push(Event::PeerDown { peer: queue.from, cause }),
+            }
+        }
+        !messages.is_empty()
+    }
+}
+
+fn tell(sender: Option<(Arc<Inbox>, OpToken)>, buffer: Buffer, outcome: Result<(), OpFailure>) {
+    match sender {
+        Some((inbox, token)) => {
+            inbox.announce(|ready| ready.news.push_back(Event::Completion { token, buffer, outcome }));
+        }
+        None => {
+            if let Err(error) = outcome {
+                tracing::error!(%error, "a message was lost on its way into a packet");
+            }
+        }
+    }
+}
+
+impl Device for LoopbackDevice {
+    fn address(&self) -> AddressBlob {
+        let mut bytes = this_process().to_vec();
+        bytes.extend(self.inbox.id.to_le_bytes());
+        AddressBlob(bytes)
+    }
+
+    fn reach(&self, to: &AddressBlob) -> Reach {
+        match parse(to) {
+            None => Reach::No("its address is not one of this transport's".into()),
+            Some((process, _)) if process != this_process() => Reach::No("it is in another process".into()),
+            Some(_) => Reach::Yes(Cost { latency_ns: 100 }),
+        }
+    }
+
+    fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
+        let (process, id) = parse(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let target = directory().get(&id).and_then(Weak::upgrade).filter(|_| process == this_process());
+        let gone = || SubmitError::Down { peer, cause: DownCause::Closed };
+        let target = target.filter(|target| !target.closed.load(Ordering::Acquire)).ok_or_else(gone)?;
+        let queue = Queue {
+            from: self.identity.me,
+            messages: Mutex::new(VecDeque::with_capacity(TURN)),
+            listed: AtomicBool::new(false),
+        };
+        let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue: Arc::new(queue) };
+        self.inbox.announce(|ready| ready.news.push_back(Event::Connected { peer }));
+        Ok(Arc::new(link))
+    }
+
+    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+        if self.inbox.waiting.load(Ordering::Acquire) == 0 {
+            return Polled::Idle;
+        }
+        let Some(_polling) = self.polling.try_lock() else { return Polled::Busy };
+        let mut turns = {
+            let mut ready = lock(&self.inbox.ready);
+            while !batch.is_full() {
+                let Some(event) = ready.news.pop_front() else { break };
+                batch.push(event);
+            }
+            ready.queues.len()
+        };
+        while turns > 0 && !batch.is_full() {
+            turns -= 1;
+            let Some(queue) = lock(&self.inbox.ready).queues.pop_front() else { break };
+            let more = self.take_turn(&queue, batch);
+            if !more {
+                queue.listed.store(false, Ordering::SeqCst);
+            }
+            // A message pushed between the two lines above was pushed by one who saw it still listed.
+            if (more || !lock(&queue.messages).is_empty())
+                && (more || !queue.listed.swap(true, Ordering::SeqCst))
+            {
+                lock(&self.inbox.ready).queues.push_back(queue);
+            }
+        }
+        let ready = lock(&self.inbox.ready);
+        let count = ready.queues.len() + ready.news.len();
+        self.inbox.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::SeqCst);
+        drop(ready);
+        if batch.is_empty() {
+            return Polled::Idle;
+        }
+        ordered(batch);
+        Polled::Some
+    }
+
+    fn arm(&self) -> Armed<'_> {
+        self.inbox.asleep.fetch_add(1, Ordering::SeqCst);
+        if self.inbox.waiting.load(Ordering::SeqCst) != 0 {
+            self.inbox.asleep.fetch_sub(1, Ordering::SeqCst);
+            return Armed::Ready;
+        }
+        Armed::Wait(self.inbox.wake.as_fd())
+    }
+
+    fn disarm(&self) {
+        if self.inbox.asleep.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let _ = rustix::io::read(&self.inbox.wake, &mut [0; 8]);
+        }
+    }
+
+    fn close(&self) {
+        if self.inbox.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        directory().remove(&self.inbox.id);
+        // Whatever was on its way here ends for its senders.
+        let queues = std::mem::take(&mut lock(&self.inbox.ready).queues);
+        for queue in queues {
+            for message in lock(&queue.messages).drain(..) {
+                if let OnItsWay::Landing(transfer) = message.payload {
+                    let (_, buffer) = transfer.into_buffers();
+                    tell(message.sender, buffer, Err(OpFailure::Down(DownCause::Closed)));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for LoopbackDevice {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn parse(blob: &AddressBlob) -> Option<([u8; 16], u64)> {
+    let (process, rest) = blob.0.split_first_chunk::<16>()?;
+    Some((*process, u64::from_le_bytes(rest.try_into().ok()?)))
+}
+
+#[derive(Debug)]
+struct LoopbackLink {
+    peer: PeerId,
+    home: Arc<Inbox>,
+    target: Arc<Inbox>,
+    queue: Arc<Queue>,
+}
+
+impl LoopbackLink {
+    fn check(&self, len: usize) -> Result<(), SubmitError> {
+        if self.target.closed.load(Ordering::Acquire) || self.home.closed.load(Ordering::Acquire) {
+            return Err(SubmitError::Down { peer: self.peer, cause: DownCause::Closed });
+        }
+        let max = self.target.max_message.min(self.target.packets.packet_size());
+        if len > max {
+            return Err(SubmitError::TooLong { len, max });
+        }
+        Ok(())
+    }
+
+    /// Adds a message to the queue, made only when there is room.
+    fn push(&self, make: impl FnOnce() -> Result<Message, Submit>) -> Submit {
+        let mut messages = lock(&self.queue.messages);
+        if messages.len() >= QUEUE {
+            return Submit::Busy(Busy::Full);
+        }
+        let posted = match make() {
+            Ok(message) => {
+                let posted = message.sender.is_some();
+                messages.push_back(message);
+                posted
+            }
+            Err(submit) => return submit,
+        };
+        drop(messages);
+        if !self.queue.listed.swap(true, Ordering::SeqCst) {
+            self.target.announce(|ready| ready.queues.push_back(self.queue.clone()));
+        }
+        if posted { Submit::Posted } else { Submit::Done }
+    }
+
+    /// Host memory that is over with when this returns.
+    fn copied(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
+        self.check(bytes.len())?;
+        if !bytes.place().is_host() {
+            return Err(SubmitError::Kind(bytes.place().kind()));
+        }
+        Ok(self.push(|| {
+            let to_host = self.target.packets.kind().is_host();
+            let payload = match SmallBytes::zeroed(bytes.len()).filter(|_| to_host) {
+                Some(mut small) => {
+                    let _ = copy_now(crate::mem::MemMut::host(small.as_mut_slice()), bytes);
+                    OnItsWay::There(Payload::Small(small))
+                }
+                None => {
+                    let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
+                    packet.set_len(bytes.len());
+                    if to_host {
+                        let _ = copy_now(packet.view_mut(), bytes);
+                        OnItsWay::There(Payload::Packet(packet))
+                    } else {
+                        // The engine takes its time, and the caller's bytes are borrowed: keep a copy.
+                        let mut kept = vec![0; bytes.len()];
+                        let _ = copy_now(crate::mem::MemMut::host(&mut kept), bytes);
+                        land(packet, Buffer::Vec(kept)).unwrap_or_else(|(_, error)| OnItsWay::Lost(error))
+                    }
+                }
+            };
+            Ok(Message { header, payload, sender: None })
+        }))
+    }
+
+    fn owned(&self, header: Header, buffer: &mut Buffer, token: OpToken) -> Result<Submit, SubmitError> {
+        if buffer.kind().is_host() {
+            return self.copied(header, buffer.view());
+        }
+        self.check(buffer.len())?;
+        Ok(self.push(|| {
+            let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
+            packet.set_len(buffer.len());
+            let sender = Some((self.home.clone(), token));
+            match land(packet, std::mem::take(buffer)) {
+                Ok(payload) => Ok(Message { header, payload, sender }),
+                Err((source, error)) => {
+                    // Posted, and over already: the failure is an event like any other.
+                    tell(sender, source, Err(OpFailure::Copy(error)));
+                    Err(Submit::Posted)
+                }
+            }
+        }))
+    }
+}
+
+fn land(packet: crate::mem::Packet, source: Buffer) -> Result<OnItsWay, (Buffer, CopyError)> {
+    match Transfer::start(Buffer::Packet(packet), source) {
+        Ok(transfer) => Ok(OnItsWay::Landing(transfer)),
+        Err(refused) => Err((refused.src, refused.cause)),
+    }
+}
+
+impl Link for LoopbackLink {
+    fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
+        match op {
+            Op::AmCopied { header, bytes } => self.copied(header, bytes),
+            Op::AmOwned { header, buffer, token } => self.owned(header, buffer, token),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        !self.target.closed.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for LoopbackLink {
+    fn drop(&mut self) {
+        let end =
+            Message { header: Header::default(), payload: OnItsWay::End(DownCause::Closed), sender: None };
+        lock(&self.queue.messages).push_back(end);
+        if !self.queue.listed.swap(true, Ordering::SeqCst) {
+            self.target.announce(|ready| ready.queues.push_back(self.queue.clone()));
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Runs a command with a watchdog: its output streams through, and at its limit it ends with all it has started.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::error::TaskError;
+
+/// How long to go on reading once a command has ended: something it left behind may hold the pipe for ever.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+/// How often the command is asked whether it has ended.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// Runs `command` and hands each line of its standard output to `on_line`, which also prints it if it wants to.
+/// Standard error streams through.
+///
+/// # Errors
+/// When it cannot be started, fails, or is not done within `limit`; in each case nothing of it is left running.
+pub(crate) fn run(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<(), TaskError> {
+    let spoken = spoken(command);
+    let started = Instant::now();
+    let mut running = Running::start(command.stdout(Stdio::piped()))?;
+    let lines = match running.child.stdout.take() {
+        Some(stdout) => lines_of(stdout),
+        None => mpsc::channel().1,
+    };
+    let status = loop {
+        match lines.recv_timeout(GLANCE) {
+            Ok(line) => on_line(&line),
+            Err(RecvTimeoutError::Timeout) => {}
+            // All is read, or its end of the pipe is closed: the command itself may still run.
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(GLANCE),
+        }
+        if let Some(status) = running.ended()? {
+            break status;
+        }
+        if started.elapsed() > limit {
+            return Err(TaskError::TimedOut { command: spoken, limit });
+        }
+    };
+    let until = Instant::now() + LAST_LINES;
+    while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        on_line(&line);
+    }
+    let left = running.left_behind();
+    if !status.success() {
+        return Err(TaskError::Failed { command: spoken, status: status.to_string(), said: String::new() });
+    }
+    if !left.is_empty() {
+        let status = format!("it left running, and they were ended: {}", left.join(", "));
+        return Err(TaskError::Failed { command: spoken, status, said: String::new() });
+    }
+    Ok(())
+}
+
+/// As [`run`], with the output as the result and silence otherwise.
+pub(crate) fn read(command: &mut Command, limit: Duration) -> Result<String, TaskError> {
+    let mut said = String::new();
+    let result = run(command.stderr(Stdio::null()), limit, |line| {
+        said.push_str(line);
+        said.push('\n');
+    });
+    match result {
+        Err(TaskError::Failed { command, status, .. }) => Err(TaskError::Failed { command, status, said }),
+        Err(other) => Err(other),
+        Ok(()) => Ok(said),
+    }
+}
+
+/// Whether a program is there and answers.
+pub(crate) fn answers(command: &mut Command) -> bool {
+    read(command, Duration::from_secs(60)).is_ok()
+}
+
+/// A command that is under way, with all that it starts. Dropping it ends all of them.
+pub(crate) struct Running {
+    child: Child,
+    mark: String,
+}
+
+impl Running {
+    /// Starts a command with nothing to read.
+    ///
+    /// Everything it starts inherits a variable that marks it, by which even a process whose parent is gone is
+    /// found again. A process group would do that too, but take Ctrl-C away from the user.
+    pub(crate) fn start(command: &mut Command) -> Result<Self, TaskError> {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{}-{number}", std::process::id());
+        let child = command
+            .env("XTASK_STEP", &mark)
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(|source| TaskError::Start { program: spoken(command), source })?;
+        Ok(Self { child, mark })
+    }
+
+    /// Its status, once it has ended.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, TaskError> {
+        self.child.try_wait().map_err(TaskError::file(format!("/proc/{}", self.child.id())))
+    }
+
+    /// Ends what a command that is done has left running, and says what it was.
+    fn left_behind(&self) -> Vec<String> {
+        // What is just ending has a moment to do so.
+        for _ in 0..25 {
+            if self.marked().next().is_none() {
+                return Vec::new();
+            }
+            thread::sleep(GLANCE);
+        }
+        self.marked().map(end).collect()
+    }
+
+    /// The processes that carry the mark.
+    fn marked(&self) -> impl Iterator<Item = Pid> {
+        let mark = format!("XTASK_STEP={}", self.mark).into_bytes();
+        fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(move |pid| {
+                // A zombie has no environment left, and another user's cannot be read: neither is ours to end.
+                let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                environment.split(|byte| *byte == 0).any(|variable| variable == mark)
+            })
+            .filter_map(Pid::from_raw)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // A process may start another between the look and the kill: look again until there is none.
+        for _ in 0..50 {
+            if self.marked().map(end).count() == 0 {
+                break;
+            }
+            thread::sleep(GLANCE);
+        }
+        // It is dead or dying by now, and this only takes its status; nothing is left to do about an error.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Ends a process, and says which it was.
+fn end(pid: Pid) -> String {
+    let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+    // The one error is that it has ended by itself.
+    let _ = kill_process(pid, Signal::KILL);
+    format!("{} (pid {})", name.trim(), pid.as_raw_nonzero())
+}
+
+/// Reads lines on a thread of its own, since a pipe cannot be waited for with a limit.
+fn lines_of(stdout: ChildStdout) -> Receiver<String> {
+    let (send, lines) = mpsc::channel();
+    thread::spawn(move || {
+        let mut reader = BufReader::new(stdout);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+            if send.send(text).is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+    lines
+}
+
+/// Prints a line of a child at once; a closed terminal is no reason to stop.
+pub(crate) fn echo(line: &str) {
+    let _ = writeln!(io::stdout().lock(), "{line}");
+}
+
+/// The command as a user would type it.
+pub(crate) fn spoken(command: &Command) -> String {
+    let program = std::path::Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    let words: Vec<_> = std::iter::once(name).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn the_lines_of_a_command_arrive_in_order_and_whole() {
+        let mut lines = Vec::new();
+        run(&mut shell("echo one; echo two; printf three"), SOON, |line| lines.push(line.to_owned()))
+            .unwrap();
+        assert_eq!(lines, ["one", "two", "three"]);
+    }
+
+    #[test]
+    fn a_command_that_fails_is_an_error_with_its_status() {
+        let error = run(&mut shell("exit 3"), SOON, |_| {}).unwrap_err();
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn a_command_that_hangs_ends_at_its_limit_with_all_it_started() {
+        let began = Instant::now();
+        let script = "sh -c 'echo $$; exec sleep 600' & wait";
+        let mut grandchild = String::new();
+        let error = run(&mut shell(script), Duration::from_millis(500), |line| grandchild = line.to_owned());
+        assert!(matches!(error, Err(TaskError::TimedOut { .. })), "{error:?}");
+        assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
+        let state = fs::read_to_string(format!("/proc/{grandchild}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "the grandchild still runs: {state}");
+    }
+
+    #[test]
+    fn a_command_that_leaves_a_process_running_fails_and_the_process_is_ended() {
+        let began = Instant::now();
+        let error = run(&mut shell("(sleep 600 &) ; echo done"), SOON, |_| {}).unwrap_err();
+        assert!(error.to_string().contains("sleep"), "{error}");
+        assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error_that_names_it() {
+        let error = run(&mut Command::new("no-such-program"), SOON, |_| {}).unwrap_err();
+        assert!(error.to_string().contains("no-such-program"), "{error}");
+    }
+}

@@ -1,0 +1,40 @@
+//! What can go wrong in a task, each with what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why a task could not be carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TaskError {
+    /// A program could not be started.
+    #[error("cannot start `{program}`: {source}; is it installed and in PATH?")]
+    Start { program: String, source: io::Error },
+    /// A program ended with an error.
+    #[error("`{command}` failed ({status}){}", after_colon(said))]
+    Failed { command: String, status: String, said: String },
+    /// A program was still running at its limit, and was ended.
+    #[error("`{command}` was still running after {limit:?} and was ended")]
+    TimedOut { command: String, limit: Duration },
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    /// A program's output is not of the form that this task knows.
+    #[error("{program} did not print {expected}; it printed:\n{found}")]
+    Output { program: &'static str, expected: &'static str, found: String },
+    /// Something is missing that this task does not install.
+    #[error("{what} is missing; {remedy}")]
+    Missing { what: String, remedy: &'static str },
+}
+
+impl TaskError {
+    /// For `map_err` on what is done to the file at `path`.
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+}
+
+fn after_colon(said: &str) -> String {
+    if said.trim().is_empty() { String::new() } else { format!(":\n{}", said.trim_end()) }
+}

@@ -1,0 +1,23 @@
+//! A long file is asking to be two.
+
+use super::tree::Source;
+
+/// design.md asks at about 500; we ask again here.
+const LONG: usize = 700;
+
+pub(super) fn check(sources: &[Source]) -> Vec<String> {
+    let long = sources.iter().filter(|source| source.code.len() > LONG);
+    long.map(|source| format!("{} has {} lines, more than {LONG}", source.path, source.code.len())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_warned_of_beyond_700_lines_and_not_at_them() {
+        let lines = |count| Source::new("a.rs", &"line\n".repeat(count));
+        assert_eq!(check(&[lines(700)]), [""; 0]);
+        assert_eq!(check(&[lines(701)]), ["a.rs has 701 lines, more than 700"]);
+    }
+}

@@ -1,0 +1,51 @@
+//! Miri, where there is a nightly that has it or can get it. Only stable is promised on a fresh machine.
+
+use std::process::Command;
+
+use super::step::{Context, Outcome};
+use crate::child;
+use crate::workspace::clean;
+
+pub(super) fn step(context: &mut Context) -> Outcome {
+    if let Err(reason) = install(context) {
+        return Outcome::Skipped(reason);
+    }
+    let mut command = nightly(context);
+    command
+        .args(["miri", "test", "-p", "carrack-transports", "--lib", "miri_"])
+        // Isolation would refuse the clock, which waits with a deadline read. Leaks stay errors.
+        .env("MIRIFLAGS", "-Zmiri-disable-isolation")
+        .env("CARGO_TARGET_DIR", context.workspace.target.join("miri"));
+    context.run_tests(&mut command)
+}
+
+/// Sees to it that `cargo +nightly miri` works, or says why it cannot.
+fn install(context: &Context) -> Result<(), String> {
+    if !child::answers(nightly(context).arg("--version")) {
+        return Err("there is no nightly toolchain (rustup toolchain install nightly)".into());
+    }
+    let mut rustup = Command::new("rustup");
+    rustup.args(["component", "add", "miri", "rust-src", "--toolchain", "nightly"]);
+    let there = || child::answers(nightly(context).args(["miri", "--version"]));
+    if !there() && (context.run(&mut rustup).is_err() || !there()) {
+        return Err("the nightly toolchain has no Miri, and rustup could not add it".into());
+    }
+    // Builds the standard library that Miri interprets, which needs the component rust-src.
+    let set_up = |context: &Context| context.run(nightly(context).args(["miri", "setup"]));
+    if set_up(context).is_err() && (context.run(&mut rustup).is_err() || set_up(context).is_err()) {
+        return Err("`cargo +nightly miri setup` failed, with what is printed above".into());
+    }
+    Ok(())
+}
+
+/// rustup's `cargo +nightly`. The one that runs this task says in the environment which toolchain it is of, which
+/// would win over the `+`.
+fn nightly(context: &Context) -> Command {
+    let mut command = Command::new("cargo");
+    command.arg("+nightly").current_dir(&context.workspace.root);
+    clean(&mut command);
+    for ours in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN", "LD_LIBRARY_PATH"] {
+        command.env_remove(ours);
+    }
+    command
+}

@@ -1,0 +1,95 @@
+//! A step of the test run, and how it ends.
+
+use std::fmt;
+use std::process::Command;
+use std::time::Duration;
+
+use super::tally::Tally;
+use crate::child;
+use crate::error::TaskError;
+use crate::workspace::Workspace;
+
+/// A step of the test run.
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    /// Whether `--quick` runs it too.
+    pub(super) quick: bool,
+    /// Whether it may be skipped when time is up: only what a machine may lack anyway.
+    pub(super) optional: bool,
+    /// What its watchdog grants.
+    pub(super) limit: Duration,
+    pub(super) body: fn(&mut Context) -> Outcome,
+}
+
+impl Step {
+    /// How it ends when there is no time left to begin it.
+    pub(super) fn out_of_time(&self, budget: Duration) -> Outcome {
+        let reason = format!("the steps before it used up the {} minutes of the run", budget.as_secs() / 60);
+        if self.optional { Outcome::Skipped(reason) } else { Outcome::Failed(reason) }
+    }
+}
+
+/// What a step works with.
+pub(super) struct Context {
+    pub(super) workspace: Workspace,
+    pub(super) tally: Tally,
+    /// What the watchdog grants the step that is under way.
+    pub(super) limit: Duration,
+}
+
+impl Context {
+    /// Runs a command, its output streaming through.
+    pub(super) fn run(&self, command: &mut Command) -> Result<(), TaskError> {
+        println!("$ {}", child::spoken(command));
+        child::run(command, self.limit, child::echo)
+    }
+
+    /// Runs `cargo test` in some form, and counts its tests.
+    ///
+    /// A run that executes none fails: a filter that matches nothing tests nothing.
+    pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
+        println!("$ {}", child::spoken(command));
+        let mut tally = Tally::default();
+        let result = child::run(command, self.limit, |line| {
+            child::echo(line);
+            tally.read(line);
+        });
+        let outcome = match result {
+            Ok(()) if tally.is_empty() => Outcome::Failed("no test ran: is its filter out of date?".into()),
+            Ok(()) => Outcome::Passed,
+            Err(error) => {
+                // A test that aborts its process, or does not compile, has no result line.
+                tally.at_least_one_failed();
+                Outcome::Failed(error.to_string())
+            }
+        };
+        self.tally.add(tally);
+        outcome
+    }
+}
+
+/// How a step ended.
+pub(super) enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+impl From<Result<(), TaskError>> for Outcome {
+    fn from(result: Result<(), TaskError>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(error) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed(reason) => write!(f, "FAILED: {reason}"),
+            Self::Skipped(reason) => write!(f, "SKIPPED: {reason}"),
+        }
+    }
+}

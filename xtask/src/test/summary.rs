@@ -1,0 +1,64 @@
+//! The table at the end of a test run.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::step::Outcome;
+
+/// What became of each step.
+#[derive(Default)]
+pub(super) struct Summary {
+    rows: Vec<(&'static str, Outcome, Duration)>,
+}
+
+impl Summary {
+    pub(super) fn add(&mut self, step: &'static str, outcome: Outcome, took: Duration) {
+        self.rows.push((step, outcome, took));
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.count(|outcome| matches!(outcome, Outcome::Failed(_))) > 0
+    }
+
+    fn count(&self, which: fn(&Outcome) -> bool) -> usize {
+        self.rows.iter().filter(|(_, outcome, _)| which(outcome)).count()
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "=== summary ===")?;
+        for (step, outcome, took) in &self.rows {
+            let line = outcome.to_string();
+            // An error may run over many lines; here only its first, since the rest stands above.
+            let first = line.lines().next().unwrap_or_default();
+            writeln!(f, "{step:<18} {:>7.1} s  {first}", took.as_secs_f64())?;
+        }
+        let skipped = self.count(|outcome| matches!(outcome, Outcome::Skipped(_)));
+        if skipped > 0 {
+            let steps = if skipped == 1 { "STEP WAS" } else { "STEPS WERE" };
+            writeln!(f, "\n!!! {skipped} {steps} SKIPPED: what it checks is not checked on this machine")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_fails_when_a_step_failed_and_says_loudly_what_was_skipped() {
+        let mut summary = Summary::default();
+        summary.add("format", Outcome::Passed, Duration::from_secs(1));
+        summary.add("miri", Outcome::Skipped("no nightly".into()), Duration::ZERO);
+        assert!(!summary.failed());
+        let text = summary.to_string();
+        assert!(text.contains("SKIPPED: no nightly") && text.contains("!!! 1 STEP WAS SKIPPED"), "{text}");
+
+        summary.add("test", Outcome::Failed("exit 101\nlong story".into()), Duration::from_secs(1));
+        assert!(summary.failed());
+        let text = summary.to_string();
+        assert!(text.contains("FAILED: exit 101") && !text.contains("long story"), "{text}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Where things are, as Cargo itself tells it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+use crate::error::TaskError;
+
+/// The workspace and everything that it depends on.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Workspace {
+    /// Every package of the graph, ours and the registry's, for all platforms.
+    pub(crate) packages: Vec<Package>,
+    #[serde(rename = "workspace_root")]
+    pub(crate) root: PathBuf,
+    #[serde(rename = "target_directory")]
+    pub(crate) target: PathBuf,
+}
+
+/// A package of the graph.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) rust_version: Option<String>,
+    /// `None` for a package of the workspace.
+    pub(crate) source: Option<String>,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// A target of a package.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Target {
+    pub(crate) kind: Vec<String>,
+}
+
+impl Workspace {
+    /// Asks Cargo; this also downloads what is missing, so that later steps may run offline.
+    pub(crate) fn load() -> Result<Self, TaskError> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let output = cargo(&root)
+            .args(["metadata", "--format-version", "1"])
+            .output()
+            .map_err(|source| TaskError::Start { program: "cargo".into(), source })?;
+        if !output.status.success() {
+            return Err(TaskError::Failed {
+                command: "cargo metadata".into(),
+                status: output.status.to_string(),
+                said: String::from_utf8_lossy(&output.stderr).into_owned(),
+            });
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| TaskError::Output {
+            program: "cargo metadata",
+            expected: "the JSON of its format version 1",
+            found: error.to_string(),
+        })
+    }
+
+    /// The Cargo that runs this task, in the workspace's root.
+    pub(crate) fn cargo(&self) -> Command {
+        cargo(&self.root)
+    }
+
+    /// Whether any package of ours has integration tests.
+    pub(crate) fn has_integration_tests(&self) -> bool {
+        let ours = self.packages.iter().filter(|package| package.source.is_none());
+        ours.flat_map(|package| &package.targets).any(|target| target.kind.iter().any(|kind| kind == "test"))
+    }
+}
+
+fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    clean(&mut command);
+    command
+}
+
+/// Takes away what `cargo run` told *this* program about itself, and settings of Carrack that the caller happens
+/// to have: a step must find the same environment on every machine.
+pub(crate) fn clean(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        let ours = name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if ours || name.starts_with("CARRACK_") {
+            command.env_remove(&*name);
+        }
+    }
+}
