@@ -349,5 +349,11 @@ impl Drop for Inner {
             // A full object cannot be waited for any more.
             let _ = signal(comp.as_ref(), status);
         }
+        // A rank that unwinds has not ended in order, and the launcher is right to say so.
+        if !std::thread::panicking()
+            && let Err(error) = self.bootstrap.finish()
+        {
+            tracing::debug!(%error, "the launcher did not hear that this rank has finished");
+        }
     }
 }

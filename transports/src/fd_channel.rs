@@ -11,9 +11,53 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, PidfdFlags};
+use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+/// Why an inherited descriptor was not taken over. It is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdoptError {
+    /// Nothing is open under the number.
+    NotOpen,
+    /// It is no socket.
+    NotASocket,
+    /// It is a socket of another kind.
+    OtherSocket,
+    /// It was taken over before.
+    Taken,
+    /// The system's word.
+    System(Errno),
+}
+
+/// Takes over a Unix socket of sequenced packets that this process inherited under a number of which the
+/// environment tells, and sets it to close on exec. Each number can be taken over once.
+pub fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
+    static TAKEN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+    // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
+    if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(AdoptError::NotOpen);
+    }
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if taken.contains(&number) {
+        return Err(AdoptError::Taken);
+    }
+    // SAFETY: it is open, and only looked at.
+    let seen = unsafe { BorrowedFd::borrow_raw(number) };
+    match (rustix::net::sockopt::socket_domain(seen), rustix::net::sockopt::socket_type(seen)) {
+        (Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) => {}
+        (Ok(_), Ok(_)) => return Err(AdoptError::OtherSocket),
+        (Err(Errno::NOTSOCK), _) => return Err(AdoptError::NotASocket),
+        (Err(error), _) | (_, Err(error)) => return Err(AdoptError::System(error)),
+    }
+    rustix::io::fcntl_setfd(seen, rustix::io::FdFlags::CLOEXEC).map_err(AdoptError::System)?;
+    taken.insert(number);
+    // SAFETY: it is open, it was open before this process's own code ran (that is what the environment
+    // says), and nobody else takes it over, as the set above remembers.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
 
 /// Descriptors that one message carries at most.
 pub const MAX_FDS: usize = 4;

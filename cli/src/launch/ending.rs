@@ -26,11 +26,7 @@ pub(super) struct Ending {
 impl Ending {
     /// Of a job that may run until then.
     pub(super) fn new(time_limit: Option<Instant>) -> Self {
-        Self {
-            time_limit,
-            status: None,
-            kill_at: None,
-        }
+        Self { time_limit, status: None, kill_at: None }
     }
 
     /// Whether something has ended the job early.
@@ -78,10 +74,7 @@ mod tests {
     #[test]
     fn a_job_that_nothing_ended_succeeds() {
         let mut ending = Ending::new(None);
-        assert_eq!(
-            (ending.status(), ending.has_begun(), ending.deadline()),
-            (0, false, None)
-        );
+        assert_eq!((ending.status(), ending.has_begun(), ending.deadline()), (0, false, None));
         assert_eq!(ending.due(Instant::now()), None);
     }
 

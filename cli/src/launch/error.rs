@@ -73,9 +73,6 @@ impl LaunchError {
 
     /// Makes an error of the system's refusal, with what was being done.
     pub(super) fn os<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self::Os {
-            doing,
-            source: source.into(),
-        }
+        move |source| Self::Os { doing, source: source.into() }
     }
 }

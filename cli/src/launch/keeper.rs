@@ -1,16 +1,14 @@
 //! The parent of all ranks: one thread, one event loop.
 
-use std::ffi::OsString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use carrack::bootstrap::{Departure, JobId};
-use clap::{Args, ValueEnum};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, read};
@@ -19,75 +17,13 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, ge
 use super::binding::{Bind, allowed_cpus, cpu_of};
 use super::ending::{Due, Ending, GRACE};
 use super::error::LaunchError;
-use super::options::{Job, Output, parse_ranks};
+use super::options::Output;
+use super::orders::KeeperOptions;
 use super::output::{Outputs, Stream};
 use super::post::Post;
 use super::rank::{Rank, Template};
 use super::signals::{self, Signals};
 use super::sweep::{adopt_orphans, sweep};
-
-/// The options of `carrack __keeper`, which only the launcher starts.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct KeeperOptions {
-    /// The pipe from the launcher: a byte is a signal to end the job by, its end is the launcher's.
-    #[arg(long)]
-    lifeline: i32,
-    #[arg(long, value_parser = parse_ranks)]
-    ranks: u32,
-    #[arg(long, value_enum)]
-    bind: Bind,
-    #[arg(long, value_enum)]
-    output: Output,
-    #[arg(long)]
-    timeout_ms: Option<u64>,
-    /// The process group that may read from the terminal, when stdin is one.
-    #[arg(long)]
-    foreground: Option<i32>,
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    command: Vec<OsString>,
-}
-
-impl KeeperOptions {
-    /// What the launcher says to the keeper about a job whose program it has found.
-    pub(super) fn of(job: &Job, program: PathBuf, lifeline: i32, foreground: Option<i32>) -> Self {
-        Self {
-            lifeline,
-            ranks: job.ranks,
-            bind: job.bind,
-            output: job.output,
-            timeout_ms: job
-                .timeout
-                .map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
-            foreground,
-            command: [program.into_os_string()]
-                .into_iter()
-                .chain(job.args.iter().cloned())
-                .collect(),
-        }
-    }
-
-    /// The options as arguments.
-    pub(super) fn to_args(&self) -> Vec<OsString> {
-        fn name(value: &impl ValueEnum) -> String {
-            value
-                .to_possible_value()
-                .map_or_else(String::new, |value| value.get_name().to_owned())
-        }
-        let mut args = vec![
-            format!("--lifeline={}", self.lifeline),
-            format!("--ranks={}", self.ranks),
-            format!("--bind={}", name(&self.bind)),
-            format!("--output={}", name(&self.output)),
-        ];
-        args.extend(self.timeout_ms.map(|timeout| format!("--timeout-ms={timeout}")));
-        args.extend(self.foreground.map(|group| format!("--foreground={group}")));
-        args.push("--".into());
-        args.into_iter()
-            .map(OsString::from)
-            .chain(self.command.iter().cloned())
-            .collect()
-    }
-}
 
 /// Keeps a job until nothing of it runs any more, and gives its exit status.
 pub(crate) fn keep(options: KeeperOptions) -> ExitCode {
@@ -188,12 +124,7 @@ impl<'a> Keeper<'a> {
             .map_err(|error| LaunchError::os("making the job's identity")(io::Error::other(error)))?;
         let watch = |main: &OwnedFd| {
             let add = |fd, source: Source| {
-                epoll::add(
-                    main,
-                    fd,
-                    epoll::EventData::new_u64(source.token()),
-                    epoll::EventFlags::IN,
-                )
+                epoll::add(main, fd, epoll::EventData::new_u64(source.token()), epoll::EventFlags::IN)
             };
             add(lifeline.as_fd(), Source::Lifeline)?;
             add(signals.as_fd(), Source::Signals)
@@ -203,9 +134,7 @@ impl<'a> Keeper<'a> {
             .map_err(LaunchError::os("making the event loop (epoll)"))?;
         let outputs =
             Outputs::new(options.ranks).map_err(LaunchError::os("making the event loop (epoll)"))?;
-        let time_limit = options
-            .timeout_ms
-            .map(|ms| Instant::now() + Duration::from_millis(ms));
+        let time_limit = options.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
         Ok(Self {
             options,
             program: options.command.first().map_or(Path::new(""), Path::new),
@@ -215,11 +144,7 @@ impl<'a> Keeper<'a> {
             outputs,
             post: Post::new(job, options.ranks),
             ending: Ending::new(time_limit),
-            cpus: if options.bind == Bind::Core {
-                allowed_cpus()?
-            } else {
-                Vec::new()
-            },
+            cpus: if options.bind == Bind::Core { allowed_cpus()? } else { Vec::new() },
             open_files,
             ranks: Vec::new(),
         })
@@ -281,9 +206,7 @@ impl<'a> Keeper<'a> {
                 Output::Tagged => format!("[{rank}] "),
                 Output::Plain | Output::Inherited => String::new(),
             };
-            self.outputs
-                .add(rank, stream, pipe, tag)
-                .map_err(LaunchError::os("watching a rank's output"))?;
+            self.outputs.add(rank, stream, pipe, tag).map_err(LaunchError::os("watching a rank's output"))?;
         }
         Ok(())
     }
@@ -292,10 +215,7 @@ impl<'a> Keeper<'a> {
     fn turn(&mut self, at_once: bool) -> Flow {
         let main_failed = "waiting for events (epoll)";
         self.flush()?;
-        let deadline = [self.ending.deadline(), self.post.deadline()]
-            .into_iter()
-            .flatten()
-            .min();
+        let deadline = [self.ending.deadline(), self.post.deadline()].into_iter().flatten().min();
         let timeout = match (at_once, deadline) {
             (true, _) => Some(Duration::ZERO),
             (false, at) => at.map(|at| at.saturating_duration_since(Instant::now())),
@@ -318,9 +238,7 @@ impl<'a> Keeper<'a> {
                 }
                 Source::Signals => self.take_signals()?,
                 Source::Pipes(stream) => {
-                    self.outputs
-                        .read(stream)
-                        .map_err(LaunchError::os("reading a rank's output"))?;
+                    self.outputs.read(stream).map_err(LaunchError::os("reading a rank's output"))?;
                 }
                 // It has room again; every turn begins with a flush.
                 Source::Sink => {}
@@ -332,20 +250,14 @@ impl<'a> Keeper<'a> {
             }
         }
         let now = Instant::now();
-        self.post
-            .expire(now, &self.main)
-            .map_err(LaunchError::os("serving a rank's bootstrap"))?;
+        self.post.expire(now, &self.main).map_err(LaunchError::os("serving a rank's bootstrap"))?;
         for complaint in self.post.complaints() {
             self.outputs.say(&format!("carrack: {complaint}"));
         }
         match self.ending.due(now) {
             Some(Due::TimeLimit) => {
                 let seconds = Duration::from_millis(self.options.timeout_ms.unwrap_or(0)).as_secs_f64();
-                self.end(
-                    124,
-                    Signal::TERM,
-                    &format!("the job took longer than {seconds} s (--timeout)"),
-                );
+                self.end(124, Signal::TERM, &format!("the job took longer than {seconds} s (--timeout)"));
             }
             Some(Due::Kill) => {
                 self.kill(&format!("{} s have passed", GRACE.as_secs()));
@@ -358,11 +270,7 @@ impl<'a> Keeper<'a> {
     fn flush(&mut self) -> Result<(), LaunchError> {
         let stdout_is_read = self
             .outputs
-            .flush(
-                &self.main,
-                |stream| Source::Pipes(stream).token(),
-                Source::Sink.token(),
-            )
+            .flush(&self.main, |stream| Source::Pipes(stream).token(), Source::Sink.token())
             .map_err(LaunchError::os("watching the output"))?;
         if !stdout_is_read {
             // As the shell would end a program by SIGPIPE.
@@ -438,10 +346,7 @@ impl<'a> Keeper<'a> {
         match how {
             Departure::Exited(0) => {}
             Departure::Killed(signal) => {
-                let what = format!(
-                    "rank {rank} was killed by signal {signal} ({})",
-                    signals::name(signal)
-                );
+                let what = format!("rank {rank} was killed by signal {signal} ({})", signals::name(signal));
                 self.end(signals::exit_status(signal), Signal::TERM, &what);
             }
             _ => {
@@ -450,9 +355,7 @@ impl<'a> Keeper<'a> {
                 self.end(u8::try_from(status).unwrap_or(1), Signal::TERM, &what);
             }
         }
-        self.post
-            .died(rank, how, &self.main)
-            .map_err(LaunchError::os("serving a rank's bootstrap"))
+        self.post.died(rank, how, &self.main).map_err(LaunchError::os("serving a rank's bootstrap"))
     }
 
     /// Ends the job early: says why, and asks the ranks that still run to end. False when it was
@@ -531,10 +434,7 @@ impl<'a> Keeper<'a> {
             told |= signal != libc::SIGCHLD;
         }
         let mut ready = [PollFd::new(&self.lifeline, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         Ok(told || poll(&mut ready, Some(&now)).is_ok_and(|ready| ready > 0))
     }
 }
@@ -562,10 +462,7 @@ fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
 /// Raises this process's limit on open files to what it may be, and returns what it was.
 fn raise_open_files() -> Result<Rlimit, LaunchError> {
     let before = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: before.maximum,
-        maximum: before.maximum,
-    };
+    let raised = Rlimit { current: before.maximum, maximum: before.maximum };
     setrlimit(Resource::Nofile, raised).map_err(LaunchError::os("raising the limit on open files"))?;
     Ok(before)
 }
@@ -575,60 +472,24 @@ fn not_started(error: &io::Error) -> (u8, &'static str) {
     match Errno::from_io_error(error) {
         Some(Errno::NOENT) => (127, "; the file or the interpreter that it names is missing"),
         Some(Errno::ACCESS) => (126, "; make the file executable (`chmod +x`)"),
-        Some(Errno::NOEXEC) => (
-            126,
-            "; it is no program for this machine, or a script without `#!`",
-        ),
-        Some(Errno::AGAIN) => (
-            1,
-            "; raise the limit on processes (`ulimit -u`) or start fewer ranks",
-        ),
-        Some(Errno::MFILE | Errno::NFILE) => (
-            1,
-            "; raise the limit on open files (`ulimit -n`) or start fewer ranks",
-        ),
+        Some(Errno::NOEXEC) => (126, "; it is no program for this machine, or a script without `#!`"),
+        Some(Errno::AGAIN) => (1, "; raise the limit on processes (`ulimit -u`) or start fewer ranks"),
+        Some(Errno::MFILE | Errno::NFILE) => {
+            (1, "; raise the limit on open files (`ulimit -n`) or start fewer ranks")
+        }
         _ => (1, ""),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: KeeperOptions,
-    }
-
-    #[test]
-    fn what_the_launcher_says_is_what_the_keeper_hears() {
-        let said = KeeperOptions {
-            lifeline: 7,
-            ranks: 12,
-            bind: Bind::Core,
-            output: Output::Plain,
-            timeout_ms: Some(1500),
-            foreground: Some(42),
-            command: ["/bin/x", "--ranks", "3", "-n", "--", ""]
-                .map(OsString::from)
-                .into(),
-        };
-        let heard = Command::try_parse_from([OsString::from("x")].into_iter().chain(said.to_args())).unwrap();
-        assert_eq!(format!("{said:?}"), format!("{:?}", heard.options));
-    }
 
     #[test]
     fn a_source_comes_back_from_its_token() {
-        for source in [
-            Source::Lifeline,
-            Source::Signals,
-            Source::Sink,
-            Source::Socket(0),
-            Source::Socket(4095),
-        ] {
+        for source in
+            [Source::Lifeline, Source::Signals, Source::Sink, Source::Socket(0), Source::Socket(4095)]
+        {
             assert_eq!(Source::of(source.token()).token(), source.token());
         }
     }

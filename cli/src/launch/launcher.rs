@@ -15,9 +15,9 @@ use rustix::process::{
 
 use super::binding::{Bind, allowed_cpus};
 use super::error::LaunchError;
-use super::keeper::KeeperOptions;
 use super::look_up::Places;
 use super::options::Job;
+use super::orders::KeeperOptions;
 use super::signals::{self, Signals};
 use super::sweep::{adopt_orphans, sweep};
 
@@ -51,9 +51,7 @@ fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<P
     let inherit = move || fcntl_setfd(&theirs, FdFlags::empty()).map_err(io::Error::from);
     // SAFETY: between fork and exec the closure makes one system call, and nothing else.
     unsafe { command.pre_exec(inherit) };
-    let keeper = command
-        .spawn()
-        .map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
+    let keeper = command.spawn().map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
     Ok(Pid::from_child(&keeper))
     // Our copy of their end goes with the command here.
 }
@@ -81,16 +79,10 @@ fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, La
 
 fn keeper_ended(status: WaitStatus) -> u8 {
     let Some(signal) = status.terminating_signal() else {
-        return status
-            .exit_status()
-            .and_then(|status| u8::try_from(status).ok())
-            .unwrap_or(1);
+        return status.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(1);
     };
     // Its ranks die with it; what they had started has become ours.
-    eprintln!(
-        "carrack: the keeper of this job was killed by {}; ending the job",
-        signals::name(signal)
-    );
+    eprintln!("carrack: the keeper of this job was killed by {}; ending the job", signals::name(signal));
     match sweep() {
         Ok(left) => {
             for pid in left {
@@ -104,10 +96,7 @@ fn keeper_ended(status: WaitStatus) -> u8 {
 
 fn check_ranks(ranks: u32) -> Result<(), LaunchError> {
     if !(1..=MAX_RANKS).contains(&ranks) {
-        return Err(LaunchError::Ranks {
-            ranks,
-            limit: MAX_RANKS,
-        });
+        return Err(LaunchError::Ranks { ranks, limit: MAX_RANKS });
     }
     // A socket and two pipes each, two more while one starts, and what the keeper itself has open.
     let needed = 3 * u64::from(ranks) + 64;

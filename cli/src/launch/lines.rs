@@ -16,10 +16,7 @@ pub(super) struct Lines {
 impl Lines {
     /// With this tag before every line; it may be empty.
     pub(super) fn new(tag: String) -> Self {
-        Self {
-            tag,
-            unfinished: Vec::new(),
-        }
+        Self { tag, unfinished: Vec::new() }
     }
 
     /// Takes in what was read, and appends the lines that are whole to `out`.
@@ -87,14 +84,8 @@ mod tests {
     #[test]
     fn a_line_at_the_limit_is_one_and_a_longer_one_comes_in_pieces() {
         let line = |len: usize| "x".repeat(len);
-        assert_eq!(
-            run(&[line(LONGEST).as_bytes(), b"\n"]),
-            format!("[3] {}\n", line(LONGEST))
-        );
-        assert_eq!(
-            run(&[line(LONGEST + 1).as_bytes(), b"\n"]),
-            format!("[3] {}\n[3] x\n", line(LONGEST))
-        );
+        assert_eq!(run(&[line(LONGEST).as_bytes(), b"\n"]), format!("[3] {}\n", line(LONGEST)));
+        assert_eq!(run(&[line(LONGEST + 1).as_bytes(), b"\n"]), format!("[3] {}\n[3] x\n", line(LONGEST)));
         assert_eq!(run(&[line(3 * LONGEST).as_bytes()]).matches("[3] ").count(), 3);
     }
 

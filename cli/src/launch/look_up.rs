@@ -22,14 +22,8 @@ pub(super) struct Places {
 impl Places {
     /// Those of this process.
     pub(super) fn of_this_process() -> Self {
-        let own_folder = env::current_exe()
-            .ok()
-            .and_then(|exe| exe.parent().map(Path::to_owned));
-        Self {
-            path: env::var_os("PATH").unwrap_or_default(),
-            own_folder,
-            current: env::current_dir().ok(),
-        }
+        let own_folder = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+        Self { path: env::var_os("PATH").unwrap_or_default(), own_folder, current: env::current_dir().ok() }
     }
 
     /// The path of a program: as it is when it has a slash, else from PATH, else from beside the
@@ -53,11 +47,7 @@ impl Places {
         }
         Err(match found_but_not_executable {
             Some(path) => LaunchError::NotExecutable { path },
-            None => LaunchError::NotFound {
-                program: named.to_owned(),
-                looked,
-                hint: self.hint(named),
-            },
+            None => LaunchError::NotFound { program: named.to_owned(), looked, hint: self.hint(named) },
         })
     }
 
@@ -75,9 +65,7 @@ impl Places {
 
     /// What to do about a missing program that seems to be an example not yet built.
     fn hint(&self, program: &Path) -> String {
-        let in_examples = program
-            .parent()
-            .is_some_and(|folder| folder.ends_with("examples"));
+        let in_examples = program.parent().is_some_and(|folder| folder.ends_with("examples"));
         let has_source = program.file_name().is_some_and(|name| {
             let mut source = Path::new("examples").join(name).into_os_string();
             source.push(".rs");
@@ -92,11 +80,8 @@ impl Places {
             return String::new();
         }
         let of_debug_build = self.own_folder.as_ref().is_some_and(|own| own.ends_with("debug"));
-        let release = if of_debug_build && !program.starts_with("target/release") {
-            ""
-        } else {
-            " --release"
-        };
+        let release =
+            if of_debug_build && !program.starts_with("target/release") { "" } else { " --release" };
         format!("; if it is one of the examples, build it: cargo build{release} --examples")
     }
 }
@@ -110,27 +95,17 @@ mod tests {
     use super::*;
 
     fn places(own_folder: Option<&Path>) -> Places {
-        Places {
-            path: "/bin:/usr/bin".into(),
-            own_folder: own_folder.map(Path::to_owned),
-            current: None,
-        }
+        Places { path: "/bin:/usr/bin".into(), own_folder: own_folder.map(Path::to_owned), current: None }
     }
 
     #[test]
     fn a_name_is_looked_for_in_path() {
-        assert!(
-            places(None)
-                .look_up("sh".as_ref())
-                .is_ok_and(|path| path.ends_with("sh"))
-        );
+        assert!(places(None).look_up("sh".as_ref()).is_ok_and(|path| path.ends_with("sh")));
     }
 
     #[test]
     fn what_is_not_found_is_named_with_the_places_looked_in() {
-        let error = places(Some(Path::new("/nowhere/release")))
-            .look_up("no-such".as_ref())
-            .unwrap_err();
+        let error = places(Some(Path::new("/nowhere/release"))).look_up("no-such".as_ref()).unwrap_err();
         assert_eq!(error.exit_status(), 127);
         let shown = error.to_string();
         for expected in ["no-such", "PATH", "/nowhere/release/examples"] {
@@ -141,28 +116,14 @@ mod tests {
 
     #[test]
     fn what_looks_like_an_example_comes_with_the_command_that_builds_it() {
-        let error = places(None)
-            .look_up("target/release/examples/no-such".as_ref())
-            .unwrap_err();
-        assert!(
-            error.to_string().ends_with("cargo build --release --examples"),
-            "{error}"
-        );
+        let error = places(None).look_up("target/release/examples/no-such".as_ref()).unwrap_err();
+        assert!(error.to_string().ends_with("cargo build --release --examples"), "{error}");
     }
 
     #[test]
     fn a_folder_and_a_plain_file_are_not_executable_and_an_empty_name_is_not_found() {
-        assert_eq!(
-            places(None).look_up("/tmp".as_ref()).unwrap_err().exit_status(),
-            126
-        );
-        assert_eq!(
-            places(None)
-                .look_up("/proc/version".as_ref())
-                .unwrap_err()
-                .exit_status(),
-            126
-        );
+        assert_eq!(places(None).look_up("/tmp".as_ref()).unwrap_err().exit_status(), 126);
+        assert_eq!(places(None).look_up("/proc/version".as_ref()).unwrap_err().exit_status(), 126);
         assert_eq!(places(None).look_up("".as_ref()).unwrap_err().exit_status(), 127);
     }
 }

@@ -13,6 +13,7 @@
 //! | [`options`] | the command line of `run`, and the [`Job`] that it describes |
 //! | [`look_up`] | finds the program |
 //! | [`launcher`] | starts the keeper, passes signals on, gives the exit status |
+//! | [`orders`] | what the launcher tells the keeper |
 //! | [`keeper`] | the event loop: output, bootstrap, deaths, signals, deadlines |
 //! | [`ending`] | when and how a job ends: who failed first, when grace is over |
 //! | [`rank`] | starts one rank |
@@ -33,6 +34,7 @@ mod launcher;
 mod lines;
 mod look_up;
 mod options;
+mod orders;
 mod output;
 mod post;
 mod rank;
@@ -44,8 +46,9 @@ use std::process::ExitCode;
 
 pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;
-pub(crate) use keeper::{KeeperOptions, keep};
+pub(crate) use keeper::keep;
 pub(crate) use options::{Job, LaunchOptions, Output};
+pub(crate) use orders::KeeperOptions;
 
 /// Runs the job that the command line describes, and gives the launcher's exit status.
 pub(crate) fn launch(options: LaunchOptions) -> ExitCode {

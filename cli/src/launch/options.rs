@@ -48,11 +48,7 @@ impl LaunchOptions {
             args: command.collect(),
             ranks: self.ranks,
             bind: self.bind,
-            output: if self.no_tag {
-                Output::Plain
-            } else {
-                Output::Tagged
-            },
+            output: if self.no_tag { Output::Plain } else { Output::Tagged },
             timeout: self.timeout,
             env: Vec::new(),
         }

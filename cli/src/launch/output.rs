@@ -71,12 +71,7 @@ impl Outputs {
                 is_watched: false,
             })
         };
-        Ok(Self {
-            sinks,
-            blocked: [false; 2],
-            flows: [flow()?, flow()?],
-            buffer: vec![0; 64 * 1024],
-        })
+        Ok(Self { sinks, blocked: [false; 2], flows: [flow()?, flow()?], buffer: vec![0; 64 * 1024] })
     }
 
     /// Adds one stream of a rank, whose lines are to bear this tag.
@@ -89,16 +84,8 @@ impl Outputs {
     ) -> rustix::io::Result<()> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         let flow = &mut self.flows[stream.index()];
-        epoll::add(
-            &flow.watch,
-            &fd,
-            epoll::EventData::new_u64(rank.into()),
-            epoll::EventFlags::IN,
-        )?;
-        flow.pipes[rank as usize] = Some(Pipe {
-            fd,
-            lines: Lines::new(tag),
-        });
+        epoll::add(&flow.watch, &fd, epoll::EventData::new_u64(rank.into()), epoll::EventFlags::IN)?;
+        flow.pipes[rank as usize] = Some(Pipe { fd, lines: Lines::new(tag) });
         Ok(())
     }
 
@@ -113,10 +100,7 @@ impl Outputs {
     pub(super) fn read(&mut self, stream: Stream) -> rustix::io::Result<()> {
         let mut events = [MaybeUninit::uninit(); 64];
         let watch = &self.flows[stream.index()].watch;
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let ready = match epoll::wait(watch, &mut events, Some(&now)) {
             Ok((ready, _)) => ready,
             Err(Errno::INTR) => return Ok(()),

@@ -55,12 +55,8 @@ impl Post {
 
     /// A socket for this rank, with the greeting in it. Our end is watched under `token`.
     pub(super) fn open(&mut self, rank: u32, main: &OwnedFd, token: u64) -> rustix::io::Result<OwnedFd> {
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         for end in [&ours, &theirs] {
             set_socket_send_buffer_size(end, SOCKET_BUFFER)?;
         }
@@ -69,13 +65,7 @@ impl Post {
         let hello = self.server.hello(rank).encode();
         send(&ours, &hello, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         let (outbox, outbox_bytes) = (VecDeque::new(), 0);
-        self.boxes[rank as usize] = Some(Mailbox {
-            socket: ours,
-            outbox,
-            outbox_bytes,
-            watched_for,
-            token,
-        });
+        self.boxes[rank as usize] = Some(Mailbox { socket: ours, outbox, outbox_bytes, watched_for, token });
         Ok(theirs)
     }
 
@@ -181,12 +171,7 @@ impl Post {
         wanted.set(epoll::EventFlags::IN, mailbox.outbox_bytes <= OUTBOX_FULL);
         wanted.set(epoll::EventFlags::OUT, !mailbox.outbox.is_empty());
         if wanted != mailbox.watched_for {
-            epoll::modify(
-                main,
-                &mailbox.socket,
-                epoll::EventData::new_u64(mailbox.token),
-                wanted,
-            )?;
+            epoll::modify(main, &mailbox.socket, epoll::EventData::new_u64(mailbox.token), wanted)?;
             mailbox.watched_for = wanted;
         }
         Ok(())

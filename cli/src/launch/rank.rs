@@ -54,11 +54,7 @@ impl Template<'_> {
     /// Starts this rank with its end of the bootstrap's socket, on that CPU.
     pub(super) fn start(&self, rank: u32, socket: &OwnedFd, cpu: Option<CpuSet>) -> io::Result<Started> {
         let output = || {
-            if self.piped {
-                Stdio::piped()
-            } else {
-                Stdio::inherit()
-            }
+            if self.piped { Stdio::piped() } else { Stdio::inherit() }
         };
         let foreground = self.foreground.filter(|_| rank == 0);
         // The command owns a duplicate, for its closure may outlive this call; that is the one that
@@ -70,11 +66,7 @@ impl Template<'_> {
             .env(RANK_VARIABLE, rank.to_string())
             .env(SIZE_VARIABLE, self.size.to_string())
             .env(FD_VARIABLE, socket.as_raw_fd().to_string())
-            .stdin(if rank == 0 {
-                Stdio::inherit()
-            } else {
-                Stdio::null()
-            })
+            .stdin(if rank == 0 { Stdio::inherit() } else { Stdio::null() })
             .stdout(output())
             .stderr(output())
             .process_group(foreground.unwrap_or(0));
@@ -98,10 +90,7 @@ impl Template<'_> {
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
         Ok(Started {
-            rank: Rank {
-                pid,
-                leads_group: foreground.is_none(),
-            },
+            rank: Rank { pid, leads_group: foreground.is_none() },
             stdout: child.stdout.map(OwnedFd::from),
             stderr: child.stderr.map(OwnedFd::from),
         })

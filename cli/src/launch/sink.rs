@@ -16,10 +16,7 @@ const PIPE_BUF: usize = 4096;
 /// How much may wait here before its producers should pause, in bytes.
 const FULL: usize = 1024 * 1024;
 
-const NO_TIME: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A queue of bytes before a descriptor of this process.
 pub(super) struct Sink {
@@ -46,12 +43,7 @@ impl Sink {
     pub(super) fn new(fd: BorrowedFd<'static>) -> Self {
         let is_file =
             fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-        Self {
-            fd,
-            chunk: if is_file { usize::MAX } else { PIPE_BUF },
-            queue: Vec::new(),
-            written: 0,
-        }
+        Self { fd, chunk: if is_file { usize::MAX } else { PIPE_BUF }, queue: Vec::new(), written: 0 }
     }
 
     /// Where to append. Append whole lines only: what is in the queue is written in one piece.

@@ -48,11 +48,7 @@ pub(super) fn sweep() -> io::Result<Vec<Pid>> {
 
 /// Waits for the dead, at least for one when `block`. False when no child is left.
 fn reap_all(block: bool) -> io::Result<bool> {
-    let mut options = if block {
-        WaitOptions::empty()
-    } else {
-        WaitOptions::NOHANG
-    };
+    let mut options = if block { WaitOptions::empty() } else { WaitOptions::NOHANG };
     loop {
         match wait(options) {
             Ok(Some(_)) => options = WaitOptions::NOHANG,
@@ -70,11 +66,7 @@ fn children() -> io::Result<Vec<Pid>> {
     let mut children = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse::<i32>().ok())
-        else {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
         // It may have gone since the folder was read.

@@ -7,10 +7,10 @@
 //! |---|---|
 //! | [`alone`] | a job of one: what a program started without a launcher gets |
 //! | [`in_process`] | many ranks in one process, for tests and loopback |
-//! | [`table`] | the table of those two |
+//! | `table` | the table of those two |
 //! | [`launcher`] | the client of `carrack run`, over an inherited Unix socket |
-//! | [`adopt`] | makes the inherited descriptor number an owned socket |
-//! | [`arrivals`] | what has come from the launcher and who is to be woken for it |
+//! | `adopt` | makes the inherited descriptor number an owned socket |
+//! | `arrivals` | what has come from the launcher and who is to be woken for it |
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the launcher's half, as a state machine without I/O |
 //! | [`job`] | the identity and secret of a job |

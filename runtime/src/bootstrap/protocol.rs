@@ -466,8 +466,8 @@ mod tests {
     #[test]
     fn a_length_beyond_the_bound_is_refused_before_anything_is_allocated() {
         let mut bytes = Frame::Put { key: "k".into(), value: vec![] }.encode();
-        let at = bytes.len() - 4;
-        bytes[at..].copy_from_slice(&u32::MAX.to_le_bytes());
+        bytes.truncate(bytes.len() - 4);
+        bytes.extend(u32::MAX.to_le_bytes());
         assert!(matches!(Frame::decode(&bytes), Err(BadFrame::TooLong { field: "value", .. })));
     }
 

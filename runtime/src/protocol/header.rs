@@ -35,6 +35,19 @@ impl Message {
         }
     }
 
+    /// Whether it is an active message, and well-formed: all that is asked in its path.
+    #[inline(always)]
+    pub(crate) fn is_am(header: Header) -> bool {
+        header.0[0] & 0xffff_ffff == AM
+    }
+
+    /// The completion object and the tag of a header that [`is_am`](Self::is_am).
+    #[inline(always)]
+    pub(crate) fn am(header: Header) -> (RemoteComp, Tag) {
+        let [word, tag] = header.0;
+        (RemoteComp((word >> 32) as u32), Tag(tag))
+    }
+
     /// Reads what a peer sent.
     ///
     /// # Errors
@@ -55,6 +68,42 @@ impl Message {
     }
 }
 
+/// What became of a message that was not an active one. Written over its header once it has been looked at,
+/// so that a header is read once; never sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// It waits for its receive.
+    Kept,
+    /// It has met one: the n-th pair of the batch.
+    Met(usize),
+    /// It makes no sense.
+    Nonsense,
+}
+
+const KEPT: u64 = 0xf0;
+const MET: u64 = 0xf1;
+const NONSENSE: u64 = 0xf2;
+
+impl Found {
+    pub(crate) fn encode(self) -> Header {
+        match self {
+            Self::Kept => Header([KEPT, 0]),
+            Self::Met(at) => Header([MET, at as u64]),
+            Self::Nonsense => Header([NONSENSE, 0]),
+        }
+    }
+
+    /// `None` for an active message, which nothing was written over.
+    pub(crate) fn decode(header: Header) -> Option<Self> {
+        match header.0 {
+            [KEPT, _] => Some(Self::Kept),
+            [MET, at] => Some(Self::Met(at as usize)),
+            [NONSENSE, _] => Some(Self::Nonsense),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +113,7 @@ mod tests {
         #[test]
         fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..4) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
+                prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {
                     prop_assert_eq!(message.encode(), Header([word, tag]));
                 }

@@ -1,5 +1,6 @@
 //! A list of files that may do what others may not.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -35,7 +36,8 @@ impl Allowed {
         found: impl IntoIterator<Item = (&'a Source, usize, &'a str)>,
     ) -> Vec<String> {
         let mut needed = vec![false; self.entries.len()];
-        let mut violations = Vec::new();
+        // A file is named once, at its first place: it is the file that wants an entry, or wants cleaning.
+        let mut strangers: BTreeMap<&str, (usize, &str, usize)> = BTreeMap::new();
         for (source, line, what) in found {
             let mut allowed = false;
             for (entry, needed) in self.entries.iter().zip(&mut needed) {
@@ -44,10 +46,21 @@ impl Allowed {
                 }
             }
             if !allowed {
-                violations
-                    .push(format!("{}:{line}: `{what}` in a file that is not in {}", source.path, self.list));
+                let (.., places) = strangers.entry(&source.path).or_insert((line, what, 0));
+                *places += 1;
             }
         }
+        let mut violations: Vec<String> = strangers
+            .into_iter()
+            .map(|(path, (line, what, places))| match places {
+                1 => format!("{path}:{line}: `{what}` in a file that is not in {}", self.list),
+                _ => format!(
+                    "{path}:{line} and {} more: `{what}` in a file that is not in {}",
+                    places - 1,
+                    self.list
+                ),
+            })
+            .collect();
         let stale = self.entries.iter().zip(needed).filter(|(_, needed)| !needed);
         violations
             .extend(stale.map(|(entry, _)| format!("{}: {entry} no longer needs its entry", self.list)));
@@ -72,6 +85,14 @@ mod tests {
     fn a_folder_covers_what_is_in_it_and_a_file_only_itself() {
         assert!(covers("a/b/", "a/b/c.rs") && covers("a/b.rs", "a/b.rs"));
         assert!(!covers("a/b", "a/b/c.rs") && !covers("a/b.rs", "a/b.rs.rs") && !covers("a/b/", "a/bc.rs"));
+    }
+
+    #[test]
+    fn a_file_with_many_places_is_named_once_with_the_first_of_them() {
+        let source = Source::new("a.rs", "");
+        let found = [(&source, 3, "unsafe"), (&source, 5, "unsafe"), (&source, 9, "unsafe")];
+        let violations = Allowed::parse("list", "").compare(found);
+        assert_eq!(violations, ["a.rs:3 and 2 more: `unsafe` in a file that is not in list"]);
     }
 
     #[test]

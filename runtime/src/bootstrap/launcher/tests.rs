@@ -1,6 +1,6 @@
 //! The client against a launcher that is played by the test.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::thread;
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ fn a_partial_or_ill_formed_set_of_variables_is_an_error_that_names_the_variable(
 fn the_inherited_number_becomes_an_owned_socket_once() {
     let (ours, theirs) = pair();
     tell(&theirs, &hello(1, 3));
-    let fd = ours.as_raw_fd().to_string();
+    let fd = ours.into_raw_fd().to_string();
     let client = FromLauncher::from_vars(Some(&fd), Some("1"), Some("3")).unwrap().unwrap();
     assert_eq!((client.rank(), client.size()), (1, 3));
     assert_eq!(client.job(), &JobId::from_bytes([3; 16]));
@@ -197,10 +197,19 @@ fn a_fence_fails_with_the_name_of_the_rank_that_is_gone() {
 #[test]
 fn a_fence_that_was_passed_succeeds_although_a_rank_left_right_after() {
     let (client, launcher) = joined();
-    tell(&launcher, &Frame::FenceDone { number: 1 });
-    tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Exited(0) });
-    client.fence().unwrap();
-    assert!(client.fence().is_err());
+    thread::scope(|scope| {
+        let fence = scope.spawn(|| client.fence());
+        assert_eq!(hear(&launcher), Frame::Fence { number: 1 });
+        tell(&launcher, &Frame::FenceDone { number: 1 });
+        tell(&launcher, &Frame::Gone { rank: 2, how: Departure::Finished });
+        fence.join().unwrap().unwrap();
+    });
+    for _ in 0..2 {
+        let error = client.fence().unwrap_err();
+        assert!(matches!(error, BootstrapError::RankGone { rank: 2, .. }), "{error}");
+    }
+    client.put("last", b"").unwrap();
+    assert_eq!(hear(&launcher), Frame::Put { key: "last".into(), value: vec![] }, "and no fence");
 }
 
 #[test]

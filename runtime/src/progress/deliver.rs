@@ -1,0 +1,369 @@
+//! Carries out what events ask for, outside all locks.
+
+use super::land::Landing;
+use super::signal::{SignalError, signal};
+use super::{Met, Pass, Scratch};
+use crate::comp::{Completion, Snapshot, Status};
+use crate::error::{OpError, ProgressError};
+use crate::matching::{Receive, Unexpected};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::peer::backlog::Step;
+use crate::protocol::header::{Found, Message};
+use carrack_transports::contract::{DownCause, Event, Loan, OpFailure, Payload};
+use carrack_transports::mem::{Buffer, PacketSource, SmallBytes, Transfer};
+use std::sync::Arc;
+
+/// What is still to be done about an event.
+#[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "deferred deliveries are few; boxing one would allocate in every receive"
+)]
+pub(crate) enum Delivery {
+    /// An active message.
+    Am { from: Rank, comp: RemoteComp, tag: Tag, payload: Payload },
+    /// A message that has met its receive.
+    Matched(Unexpected, Receive),
+    /// An operation that a link had is over.
+    Ended { token: u64, buffer: Buffer, outcome: Result<(), OpFailure> },
+    /// A peer is gone.
+    Down { rank: Rank, cause: DownCause },
+    /// A peer sent nonsense.
+    Fault(ProgressError),
+}
+
+/// What could not be delivered.
+pub(crate) enum Deferred {
+    /// All of it.
+    Delivery(Delivery),
+    /// The last step: its completion object had no room.
+    Status(Arc<dyn Completion>, Status),
+}
+
+impl Pass<'_> {
+    /// Delivers what was found, in order; defers what cannot be delivered now and all that is behind it.
+    #[inline]
+    pub(super) fn deliver_all(&mut self, scratch: &mut Scratch) {
+        let Scratch { batch, met, comps, .. } = scratch;
+        let mut stuck = !self.device.deferred.is_empty();
+        for event in batch.drain() {
+            let delivered =
+                if stuck { self.as_delivery(event, met) } else { self.deliver_event(event, met, comps) };
+            if let Err(deferred) = delivered {
+                self.defer(deferred);
+                stuck = true;
+            }
+        }
+        met.clear();
+    }
+
+    /// The path of every event; an active message goes straight through.
+    #[inline(always)]
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn deliver_event(&mut self, event: Event, met: &mut Met, comps: &Snapshot) -> Result<(), Deferred> {
+        match event {
+            Event::Arrived { from, header, payload } if Message::is_am(header) => {
+                let (comp, tag) = Message::am(header);
+                self.deliver_am(self.device.rank_of(from), comp, tag, payload, comps)
+            }
+            other => match self.as_delivery(other, met) {
+                Err(Deferred::Delivery(delivery)) => self.deliver(delivery, comps),
+                done => done,
+            },
+        }
+    }
+
+    /// What an event asks for, as something that can wait. `Ok` when it asks for nothing.
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn as_delivery(&mut self, event: Event, met: &mut Met) -> Result<(), Deferred> {
+        let delivery = match event {
+            Event::Arrived { from, header, payload } => {
+                let from = self.device.rank_of(from);
+                match Found::decode(header) {
+                    None => {
+                        let (comp, tag) = Message::am(header);
+                        Delivery::Am { from, comp, tag, payload }
+                    }
+                    Some(Found::Kept) => return Ok(()),
+                    Some(Found::Met(at)) => match met.get_mut(at).and_then(Option::take) {
+                        Some((message, receive)) => Delivery::Matched(message, receive),
+                        None => return Ok(()),
+                    },
+                    Some(Found::Nonsense) => {
+                        let why = "its header names no operation, engine or policy that there is".into();
+                        Delivery::Fault(ProgressError::Malformed { from, why })
+                    }
+                }
+            }
+            Event::Completion { token, buffer, outcome } => {
+                Delivery::Ended { token: token.0, buffer, outcome }
+            }
+            Event::PeerDown { peer, cause } => Delivery::Down { rank: self.device.rank_of(peer), cause },
+            // Connected, and whatever later transports report: the backlog is looked at in any case.
+            _ => return Ok(()),
+        };
+        Err(Deferred::Delivery(delivery))
+    }
+
+    fn defer(&self, what: Deferred) {
+        let mut deferred = self.device.deferred.lock();
+        deferred.push_back(what);
+        self.device.deferred.set_count(deferred.len());
+    }
+
+    /// Whether nothing is deferred any more.
+    #[cold]
+    pub(super) fn retry_deferred(&mut self, comps: &mut Snapshot) -> bool {
+        self.inner.comps.refresh(comps);
+        loop {
+            // One at a time, outside the lock: delivering calls users' code.
+            let Some(mut deferred) = self.device.deferred.try_lock() else { return false };
+            let Some(next) = deferred.pop_front() else { return true };
+            let behind = deferred.len() + 1;
+            drop(deferred);
+            let retried = match next {
+                Deferred::Delivery(delivery) => self.deliver(delivery, comps),
+                Deferred::Status(comp, status) => self.signal(Some(&comp), status),
+            };
+            let mut deferred = self.device.deferred.lock();
+            match retried {
+                Ok(()) => {
+                    self.moved = true;
+                    self.device.deferred.set_count(deferred.len());
+                }
+                Err(again) => {
+                    let error = match &again {
+                        Deferred::Status(comp, _) => ProgressError::CompletionFull(comp.describe(), behind),
+                        Deferred::Delivery(_) => ProgressError::NoPacket(behind),
+                    };
+                    deferred.push_front(again);
+                    self.device.deferred.set_count(deferred.len());
+                    self.complain(error);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn complain(&mut self, error: ProgressError) {
+        if self.error.is_none() {
+            self.error = Some(error);
+        }
+    }
+
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn signal(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) -> Result<(), Deferred> {
+        match signal(comp, status) {
+            Ok(()) => Ok(()),
+            Err(SignalError::Full(comp, status)) => Err(Deferred::Status(comp, *status)),
+            Err(SignalError::Panicked(error)) => {
+                self.complain(error);
+                Ok(())
+            }
+        }
+    }
+
+    /// As `signal`, for what is in no order with the device's messages.
+    fn signal_or_defer(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
+        if let Err(deferred) = self.signal(comp, status) {
+            self.defer(deferred);
+        }
+    }
+
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn deliver(&mut self, delivery: Delivery, comps: &Snapshot) -> Result<(), Deferred> {
+        match delivery {
+            Delivery::Am { from, comp, tag, payload } => self.deliver_am(from, comp, tag, payload, comps),
+            Delivery::Matched(message, receive) => match self.device.land(message, receive) {
+                Some((comp, status)) => self.signal(comp.as_ref(), status),
+                None => Ok(()),
+            },
+            Delivery::Ended { token, buffer, outcome } => {
+                let Some(operation) = self.device.outstanding.take(token) else {
+                    tracing::error!(token, "a transport ended an operation that it did not have");
+                    return Ok(());
+                };
+                let error = outcome.err().map(|failure| OpError::of(failure, operation.rank));
+                let (comp, status) = operation.end(buffer, error);
+                self.signal(comp.as_ref(), status)
+            }
+            Delivery::Down { rank, cause } => {
+                self.peer_down(rank, cause);
+                Ok(())
+            }
+            Delivery::Fault(error) => {
+                tracing::warn!(%error, "a message was dropped");
+                self.complain(error);
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn deliver_am(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        payload: Payload,
+        comps: &Snapshot,
+    ) -> Result<(), Deferred> {
+        let Some(comp) = comps.get(name) else {
+            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size: payload.len() });
+            return Ok(());
+        };
+        let size = payload.len();
+        let wait = |payload| Err(Deferred::Delivery(Delivery::Am { from, comp: name, tag, payload }));
+        let pool = &self.device.pool;
+        if !pool.kind().is_host() && size > 0 {
+            // The payload's place is the GPU. What a transport has put there already stays; all else lands.
+            let source = match payload {
+                Payload::Packet(packet) if packet.kind() == pool.kind() => {
+                    let status = arrival(from, tag, size, Buffer::Packet(packet));
+                    return self.signal(Some(comp), status);
+                }
+                Payload::Packet(packet) => Buffer::Packet(packet),
+                Payload::Small(small) => Buffer::Small(small),
+                Payload::Loan(loan) => match self.keep(&loan) {
+                    Some(buffer) => buffer,
+                    None => return wait(Payload::Loan(loan)),
+                },
+            };
+            let Some(packet) = pool.take_with_len(size) else { return wait(unkeep(source)) };
+            return match Transfer::start(Buffer::Packet(packet), source) {
+                Ok(transfer) => {
+                    let comp = Some(comp.clone());
+                    let landing = Landing {
+                        transfer,
+                        comp,
+                        rank: from,
+                        tag,
+                        size,
+                        user_context: UserContext::default(),
+                    };
+                    self.device.add_landing(landing);
+                    Ok(())
+                }
+                Err(refused) => {
+                    let mut status = arrival(from, tag, size, refused.src);
+                    status.error = Some(Box::new(OpError::Copy(refused.cause)));
+                    self.signal(Some(comp), status)
+                }
+            };
+        }
+        let buffer = match payload {
+            Payload::Small(small) => Buffer::Small(small),
+            Payload::Packet(packet) => Buffer::Packet(packet),
+            Payload::Loan(loan) => match self.keep(&loan) {
+                Some(buffer) => buffer,
+                None => return wait(Payload::Loan(loan)),
+            },
+        };
+        self.signal(Some(comp), arrival(from, tag, size, buffer))
+    }
+
+    /// Copies what was lent into a packet.
+    fn keep(&self, loan: &Loan) -> Option<Buffer> {
+        self.device.host_pool.take_copy(loan.view()).map(Buffer::Packet)
+    }
+
+    /// Moves on what waits in backlogs.
+    #[cold]
+    pub(super) fn move_backlogs(&mut self) {
+        for rank in self.device.busy_ranks() {
+            let Some(route) = self.device.known_route(rank).cloned() else { continue };
+            let mut ended = Vec::new();
+            if route.linked().is_none() {
+                match route.link(self.inner, self.device) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => continue,
+                    Err(error) => {
+                        let cause = DownCause::Refused(error.to_string());
+                        ended.extend(self.device.fail_backlog(&route, &cause));
+                    }
+                }
+            }
+            if let Some(linked) = route.linked()
+                && let Some(mut backlog) = route.try_backlog()
+            {
+                while let Some(front) = backlog.front_mut() {
+                    let step = front.step(self.device, linked);
+                    if matches!(step, Step::Waits) {
+                        break;
+                    }
+                    let Some(parked) = backlog.pop_front() else { break };
+                    self.moved = true;
+                    if let Step::Ended(outcome) = step {
+                        ended.push(parked.into_status(outcome.err()));
+                    }
+                }
+                route.set_waiting(backlog.len());
+                if backlog.is_empty() {
+                    self.device.not_busy(rank);
+                }
+            }
+            for (comp, status) in ended {
+                self.signal_or_defer(comp.as_ref(), status);
+            }
+        }
+    }
+
+    /// Looks which engines are done.
+    #[cold]
+    pub(super) fn move_landings(&mut self) {
+        let mut ended = Vec::new();
+        if let Some(mut landings) = self.device.landing.try_lock() {
+            for landing in landings.extract_if(.., |landing| landing.transfer.poll().is_some()) {
+                ended.push(landing);
+            }
+            self.device.landing.set_count(landings.len());
+        }
+        for mut landing in ended {
+            self.moved = true;
+            let outcome = landing.transfer.poll().unwrap_or(Ok(()));
+            let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+
+    #[cold]
+    fn peer_down(&mut self, rank: Rank, cause: DownCause) {
+        let Some(route) = self.device.route(rank).cloned() else { return };
+        if !route.set_down(cause.clone()) {
+            return;
+        }
+        tracing::info!(%rank, device = self.device.index, %cause, "peer down");
+        let mut ended = self.device.fail_backlog(&route, &cause);
+        // A peer that closed one device in order may have others. It is gone when none is left.
+        let is_gone = !matches!(cause, DownCause::Closed) || {
+            let devices = self.inner.devices();
+            devices.iter().all(|device| device.0.known_route(rank).is_none_or(|route| route.down().is_some()))
+        };
+        if is_gone {
+            self.inner.down().entry(rank).or_insert_with(|| cause.clone());
+            for engine in self.inner.engines.each() {
+                let receives = engine.receives_from(rank).into_iter();
+                ended.extend(
+                    receives.map(|r| r.into_status(OpError::PeerDown { rank, cause: cause.clone() })),
+                );
+            }
+        }
+        for (comp, status) in ended {
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}
+
+fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
+    Status { rank, tag, size, user_context: UserContext::default(), buffer, error: None }
+}
+
+/// The payload that a buffer was made of, for another try.
+fn unkeep(buffer: Buffer) -> Payload {
+    match buffer {
+        Buffer::Packet(packet) => Payload::Packet(packet),
+        Buffer::Small(small) => Payload::Small(small),
+        _ => Payload::Small(SmallBytes::empty()),
+    }
+}

@@ -1,0 +1,121 @@
+//! Messages that go into a buffer, by the CPU or by a GPU's engine.
+
+use crate::comp::{Completion, Status};
+use crate::device::{DeviceInner, Outstanding};
+use crate::error::OpError;
+use crate::matching::{Receive, Unexpected};
+use crate::names::{Rank, Tag, UserContext};
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, Transfer};
+use std::sync::Arc;
+
+/// A message on its way into memory that an engine has to write.
+pub(crate) struct Landing {
+    pub(super) transfer: Transfer,
+    pub(super) comp: Option<Arc<dyn Completion>>,
+    pub(super) rank: Rank,
+    pub(super) tag: Tag,
+    pub(super) size: usize,
+    pub(super) user_context: UserContext,
+}
+
+impl Landing {
+    pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
+        self.end(Some(error))
+    }
+
+    pub(super) fn end(self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+        let Self { transfer, comp, rank, tag, size, user_context } = self;
+        let (buffer, _) = transfer.into_buffers();
+        (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
+    }
+}
+
+impl Outstanding {
+    pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
+        self.end(Buffer::Empty, Some(error))
+    }
+
+    pub(super) fn end(self, buffer: Buffer, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+        let Self { rank, tag, size, user_context, comp } = self;
+        (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
+    }
+}
+
+impl Receive {
+    pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
+        let Self { rank, tag, buffer, comp, user_context } = self;
+        (comp, Status { rank, tag, size: 0, user_context, buffer, error: Some(Box::new(error)) })
+    }
+}
+
+impl std::fmt::Debug for Receive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Receive({} B from {}, {:?})", self.buffer.len(), self.rank, self.tag)
+    }
+}
+
+impl DeviceInner {
+    pub(super) fn add_landing(&self, landing: Landing) {
+        let mut landings = self.landing.lock();
+        landings.push(landing);
+        self.landing.set_count(landings.len());
+    }
+
+    /// Puts a message into the buffer of the receive that it met. The completion object and its status, or
+    /// nothing when an engine is at it.
+    pub(crate) fn land(
+        &self,
+        message: Unexpected,
+        receive: Receive,
+    ) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+        let Unexpected { from, tag, payload } = message;
+        let Receive { mut buffer, comp, user_context, .. } = receive;
+        let size = payload.len();
+        let status = |buffer, error: Option<OpError>| Status {
+            rank: from,
+            tag,
+            size,
+            user_context,
+            buffer,
+            error: error.map(Box::new),
+        };
+        if size > buffer.len() {
+            let error = OpError::Truncated { message: size, buffer: buffer.len() };
+            return Some((comp, status(buffer, Some(error))));
+        }
+        if buffer.kind().is_host() && payload.view().place().is_host() {
+            let copied = match buffer.view_mut() {
+                Some(target) => copy_now(target, payload.view()),
+                None => Ok(()),
+            };
+            drop(payload);
+            return Some((comp, status(buffer, copied.err().map(OpError::Copy))));
+        }
+        let source = match payload {
+            Payload::Small(small) => Buffer::Small(small),
+            Payload::Packet(packet) => Buffer::Packet(packet),
+            // An engine takes its time, and what was lent must go back soon.
+            Payload::Loan(loan) => {
+                let mut kept = match self.host_pool.take_with_len(size) {
+                    Some(packet) => Buffer::Packet(packet),
+                    None => Buffer::Vec(vec![0; size]),
+                };
+                if let Some(target) = kept.view_mut()
+                    && let Err(error) = copy_now(target, loan.view())
+                {
+                    return Some((comp, status(buffer, Some(OpError::Copy(error)))));
+                }
+                kept
+            }
+        };
+        match Transfer::start(buffer, source) {
+            Ok(transfer) => {
+                self.add_landing(Landing { transfer, comp, rank: from, tag, size, user_context });
+                None
+            }
+            Err(refused) => Some((comp, status(refused.dst, Some(OpError::Copy(refused.cause))))),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Polls devices, and carries out what the events ask for.
+//!
+//! ```text
+//! poll ──► ordered: messages meet receives ──► the device is free for other threads ──► copies, completions
+//! ```
+//!
+//! Matching happens before another thread can poll the device, so messages meet receives in the order
+//! in which they came. Everything else, handlers included, happens outside all locks.
+//!
+//! What cannot be delivered now (a full queue, no packet) is deferred, and nothing is taken off the
+//! device until it is: so a slow consumer pushes back on its peers, and memory stays bounded.
+
+mod deliver;
+mod land;
+mod signal;
+
+pub(crate) use deliver::Deferred;
+pub(crate) use land::Landing;
+pub(crate) use signal::{SignalError, in_handler, signal};
+
+use crate::comp::Snapshot;
+use crate::device::{Device, DeviceInner};
+use crate::error::ProgressError;
+use crate::matching::{Receive, Unexpected};
+use crate::protocol::header::{Found, Message};
+use crate::runtime::{Inner, Runtime};
+use carrack_transports::contract::{Batch, Event, Payload, PeerId, Polled};
+use carrack_transports::mem::SmallBytes;
+use std::cell::RefCell;
+
+/// What a thread keeps from one progress call to the next, so that none allocates.
+struct Scratch {
+    batch: Batch,
+    met: Met,
+    runtime: u64,
+    comps: Snapshot,
+}
+
+/// Messages of a batch that have met their receive. The events in the batch say which of these is theirs.
+type Met = Vec<Option<(Unexpected, Receive)>>;
+
+thread_local! {
+    static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };
+}
+
+impl Runtime {
+    /// Makes progress on the default device: takes in messages, moves on what waits, calls completion
+    /// objects. Never blocks. Any thread may call it, several at once; not from a completion handler.
+    ///
+    /// Returns whether anything moved.
+    ///
+    /// # Errors
+    /// Something needs attention; all the rest was done, and the next call goes on.
+    #[inline]
+    pub fn progress(&self) -> Result<bool, ProgressError> {
+        self.0.progress(&self.0.default_device().0)
+    }
+
+    /// Makes progress on one device.
+    #[inline]
+    pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
+        self.0.progress(&device.0)
+    }
+
+    /// Makes progress on all devices.
+    pub fn progress_all(&self) -> Result<bool, ProgressError> {
+        let mut moved = false;
+        let devices = self.0.devices().clone();
+        for device in &devices {
+            moved |= self.0.progress(&device.0)?;
+        }
+        Ok(moved)
+    }
+}
+
+/// One progress call's findings.
+struct Pass<'a> {
+    inner: &'a Inner,
+    device: &'a DeviceInner,
+    error: Option<ProgressError>,
+    moved: bool,
+}
+
+impl Inner {
+    pub(crate) fn progress(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
+        if in_handler() {
+            return Err(ProgressError::InHandler);
+        }
+        let mut scratch = SCRATCH.take().unwrap_or_else(|| {
+            let batch = Batch::new(self.settings.poll_batch());
+            Box::new(Scratch { batch, met: Vec::new(), runtime: 0, comps: Snapshot::default() })
+        });
+        if scratch.runtime != self.id {
+            scratch.runtime = self.id;
+            scratch.comps = Snapshot::default();
+        }
+        let mut pass = Pass { inner: self, device, error: None, moved: false };
+        pass.run(&mut scratch);
+        let Pass { error, moved, .. } = pass;
+        SCRATCH.set(Some(scratch));
+        if moved {
+            self.sleepers.wake();
+        }
+        match error {
+            None => Ok(moved),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+impl Pass<'_> {
+    #[inline]
+    fn run(&mut self, scratch: &mut Scratch) {
+        if self.device.has_backlogs() {
+            self.move_backlogs();
+        }
+        if !self.device.landing.is_empty() {
+            self.move_landings();
+        }
+        if !self.device.deferred.is_empty() && !self.retry_deferred(&mut scratch.comps) {
+            return;
+        }
+        for lane in &self.device.lanes {
+            let Scratch { batch, met, .. } = &mut *scratch;
+            let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
+            if polled == Polled::Some {
+                self.moved = true;
+                self.inner.comps.refresh(&mut scratch.comps);
+                self.deliver_all(scratch);
+            }
+        }
+    }
+
+    /// Runs before another thread can poll the device: messages meet receives. Active messages stay as
+    /// they are; each other message becomes a note of what was found.
+    #[inline]
+    fn in_order(&self, batch: &mut Batch, met: &mut Met) {
+        for event in batch.events_mut() {
+            if let Event::Arrived { from, header, payload } = event
+                && !Message::is_am(*header)
+            {
+                *header = self.meet(*from, Message::decode(*header), payload, met).encode();
+            }
+        }
+    }
+
+    fn meet(
+        &self,
+        from: PeerId,
+        message: Result<Message, String>,
+        payload: &mut Payload,
+        met: &mut Met,
+    ) -> Found {
+        let (engine, policy, tag) = match message {
+            Ok(Message::Send { engine, policy, tag }) => (engine, policy, tag),
+            Ok(Message::Am { .. }) | Err(_) => return Found::Nonsense,
+        };
+        let Some(engine) = self.inner.engines.get(engine) else { return Found::Nonsense };
+        let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
+        let message = Unexpected { from: self.device.rank_of(from), tag, payload };
+        match engine.arrive(policy, message, |payload| self.settle(payload)) {
+            None => Found::Kept,
+            Some(pair) => {
+                met.push(Some(pair));
+                Found::Met(met.len() - 1)
+            }
+        }
+    }
+
+    /// A message has to wait for its receive. What was lent goes back to its sender if there is a packet to
+    /// keep it in; if not, the sender runs out of what it can lend, and that is its backpressure.
+    fn settle(&self, payload: Payload) -> Payload {
+        match payload {
+            Payload::Loan(loan) => match self.device.host_pool.take_copy(loan.view()) {
+                Some(packet) => Payload::Packet(packet),
+                None => Payload::Loan(loan),
+            },
+            other => other,
+        }
+    }
+}
