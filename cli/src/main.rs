@@ -1,28 +1,104 @@
 //! The carrack command.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`launch`] | `carrack run`: starts the ranks of a job, and leaves nothing behind |
+//! | [`perf`] | `carrack perf`: latency, bandwidth and message rate between two ranks |
+//! | [`info`] | `carrack info`: what this machine has, and the settings in force |
+//! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
+//! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
+mod explain;
+mod info;
 mod launch;
+mod own_ranks;
+mod perf;
 
 use clap::{Parser, Subcommand};
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// What the command line or the environment has wrong.
+const USAGE: u8 = 2;
 
 #[derive(Parser)]
-#[command(name = "carrack", version, about = "Carrack's launcher and tools")]
+#[command(name = "carrack", version, about = "Runs, measures and explains Carrack jobs")]
+#[command(after_help = "Exit status:
+  0    done
+  1    it failed, and said why on stderr
+  2    the command line or a CARRACK_* variable is wrong
+  124  `run`: the time limit was reached
+  126  `run`: the program cannot be executed
+  127  `run`: there is no such program
+  else `run`: that of the first rank that failed; 128 and a signal's number when a signal ended it
+
+CARRACK_LOG sets what is logged on stderr (`warn`, `carrack=debug`); `carrack info` lists all variables.")]
 struct Cli {
     #[command(subcommand)]
-    verb: Verb,
+    command: Verb,
 }
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Start a program as several ranks.
+    /// Start the ranks of a job on this machine
     Run(launch::LaunchOptions),
+    /// Measure latency, bandwidth and message rate between two ranks
+    Perf(perf::PerfOptions),
+    /// Say what this machine has, and which settings are in force
+    Info(info::InfoOptions),
+    /// Say which path leads to each peer, and why no other was taken
+    Explain(explain::ExplainOptions),
     #[command(name = "__keeper", hide = true)]
     Keeper(launch::KeeperOptions),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().verb {
+    let command = Cli::parse().command;
+    log_to_stderr();
+    match command {
         Verb::Run(options) => launch::launch(options),
         Verb::Keeper(options) => launch::keep(options),
+        Verb::Perf(options) => perf::perf(&options),
+        Verb::Info(options) => info::info(&options),
+        Verb::Explain(options) => explain::explain(&options),
+    }
+}
+
+/// Logs as CARRACK_LOG says. The variable is read by itself, and not with the settings: `run` starts programs
+/// whose variables are none of its business.
+fn log_to_stderr() {
+    let wanted = std::env::var("CARRACK_LOG").unwrap_or_else(|_| "warn".into());
+    let filter = EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
+        complain(format_args!(
+            "CARRACK_LOG={wanted} is no filter ({error}); write a level such as `warn`, or `carrack=debug`"
+        ));
+        EnvFilter::new("warn")
+    });
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+}
+
+/// Tells the user what is wrong. Never fails: there is nobody else to tell.
+fn complain(what: impl Display) {
+    use io::Write as _;
+    let _ = writeln!(io::stderr(), "carrack: {what}");
+}
+
+/// Whether whoever reads our output has heard enough (`carrack info | head`), which is no failure.
+fn is_closed_pipe(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::BrokenPipe
+}
+
+/// Prints all of a command's output, and gives the exit status.
+fn print(text: &str) -> ExitCode {
+    use io::Write as _;
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if !is_closed_pipe(&error) => {
+            complain(format_args!("writing to stdout failed: {error}"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
 }

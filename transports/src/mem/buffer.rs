@@ -22,6 +22,15 @@ impl SmallBytes {
         Self { len: 0, bytes: [0; Self::MAX] }
     }
 
+    /// The first `len` of these bytes; all of them when `len` is more. What lies behind is kept, and never shown.
+    #[inline(always)]
+    pub fn first(len: usize, bytes: [u8; Self::MAX]) -> Self {
+        // At most 40: the cast loses nothing.
+        #[allow(clippy::cast_possible_truncation)]
+        let len = if len < Self::MAX { len as u8 } else { Self::MAX as u8 };
+        Self { len, bytes }
+    }
+
     /// Room for `len` bytes, all zero. `None` when they do not fit.
     #[inline]
     pub fn zeroed(len: usize) -> Option<Self> {

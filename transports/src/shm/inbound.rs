@@ -261,35 +261,44 @@ impl Sender {
     /// Takes records off the ring.
     #[inline(always)]
     fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
-        for taken in 0..TURN {
-            if batch.is_full() {
-                return Look::Goes;
-            }
-            let (from, segment) = (self.from, &self.segment);
-            let popped = self.consumer.pop(|record| match receive(&record, segment, packets) {
-                Ok(Some(payload)) => Some(Ok((Header(record.header), payload))),
-                Ok(None) => None,
-                Err(why) => Some(Err(why)),
-            });
-            match popped {
-                Ok(Some(Ok((header, payload)))) => {
-                    batch.push(Event::Arrived { from, header, payload });
-                    self.silent = 0;
-                }
-                Ok(None) if self.ended.is_some() && !self.consumer.is_ready() => {
-                    return Look::Ended(self.ended.take().unwrap_or(DownCause::Closed));
-                }
-                Ok(None) => {
-                    if taken == 0 {
-                        self.silent = self.silent.saturating_add(1);
-                    }
-                    return Look::Goes;
-                }
-                Ok(Some(Err(why))) => return Look::Ended(DownCause::Protocol(why)),
+        let mut taken = 0;
+        while taken < TURN && !batch.is_full() {
+            let record = match self.consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => return self.nothing(taken),
                 Err(why) => return Look::Ended(corrupt(why)),
-            }
+            };
+            let (count, header) = (record.count, Header(record.header()));
+            let payload = if record.kind == KIND_INLINE && count == 1 {
+                Payload::Small(SmallBytes::first(record.len(), record.first()))
+            } else {
+                match receive(&record, &self.segment, packets) {
+                    Ok(Some(payload)) => payload,
+                    Ok(None) => return Look::Goes,
+                    Err(why) => return Look::Ended(DownCause::Protocol(why)),
+                }
+            };
+            self.consumer.advance(count);
+            batch.push(Event::Arrived { from: self.from, header, payload });
+            taken += 1;
         }
+        self.silent = 0;
         Look::Goes
+    }
+
+    #[inline(always)]
+    fn nothing(&mut self, taken: usize) -> Look {
+        if taken > 0 {
+            self.silent = 0;
+        } else {
+            self.silent = self.silent.saturating_add(1);
+        }
+        match &self.ended {
+            None => Look::Goes,
+            // Looked at once more: what it sent before it ended may have come between the two looks.
+            Some(_) if self.consumer.is_ready() => Look::Goes,
+            Some(cause) => Look::Ended(cause.clone()),
+        }
     }
 
     /// Whether the sender has ended.
@@ -316,8 +325,7 @@ fn corrupt(why: Corrupt) -> DownCause {
     DownCause::Protocol(why.to_string())
 }
 
-/// The message of one record. `Ok(None)`: there is no packet for it now; it stays in the ring.
-#[inline(always)]
+/// The message of a record that is more than one slot. `Ok(None)`: there is no packet for it now; it stays in the ring.
 fn receive(
     record: &Record<'_, SegmentSlots>,
     segment: &Arc<Segment>,
@@ -325,10 +333,6 @@ fn receive(
 ) -> Result<Option<Payload>, String> {
     match record.kind {
         KIND_INLINE => {
-            if let Some(mut small) = SmallBytes::zeroed(record.len()) {
-                record.copy_to(small.as_mut_slice());
-                return Ok(Some(Payload::Small(small)));
-            }
             let Some(mut packet) = packets.take() else { return Ok(None) };
             packet.set_len(record.len());
             match packet.as_mut_slice() {

@@ -28,6 +28,9 @@ pub const NEXT: usize = 56;
 pub const MAX_SLOTS: usize = 4;
 /// Payload bytes that a record can carry: 208.
 pub const MAX_PAYLOAD: usize = FIRST + (MAX_SLOTS - 1) * NEXT;
+/// How far ahead of its next slot a producer asks for the cache line of one: far enough that the line has
+/// come from the other core by then, and beyond the slot that a consumer which keeps up is looking at.
+const AHEAD: u64 = 6;
 /// Bytes of a slot behind its control word.
 pub const BODY: usize = 56;
 /// Bytes of the header that each record carries beside its payload.
@@ -50,6 +53,11 @@ pub unsafe trait Slots {
     /// # Safety
     /// The slot is the producer's at the moment.
     unsafe fn write(&self, at: usize, f: impl FnOnce(*mut u8));
+    /// A hint that the producer will soon write this slot.
+    #[inline(always)]
+    fn will_write(&self, at: usize) {
+        let _ = at;
+    }
     /// Hands out a slot's body for reading.
     ///
     /// # Safety
@@ -137,6 +145,51 @@ impl<S: Slots> Producer<S> {
     /// Writes one record. `payload` is host memory of at most [`MAX_PAYLOAD`] bytes.
     #[inline]
     pub fn push(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
+        if payload.len() <= FIRST && payload.place().is_host() {
+            // SAFETY: host memory, by its view's promise, of that length.
+            return unsafe { self.push_one(kind, header, payload) };
+        }
+        self.push_several(kind, header, payload)
+    }
+
+    /// A record of one slot: the path of small messages.
+    ///
+    /// # Safety
+    /// `payload` is host memory of at most [`FIRST`] bytes.
+    #[inline(always)]
+    unsafe fn push_one(
+        &mut self,
+        kind: u8,
+        header: [u64; 2],
+        payload: MemRef<'_>,
+    ) -> Result<(), PushError> {
+        if self.sent - self.freed > self.mask {
+            self.refresh()?;
+            if self.sent - self.freed > self.mask {
+                return Err(PushError::Full);
+            }
+        }
+        let at = (self.sent & self.mask) as usize;
+        // SAFETY: the credit check says that the consumer is done with this slot.
+        unsafe {
+            self.slots.write(at, |body| {
+                body.cast::<[u64; 2]>().write_unaligned(header);
+                fill(body, HEADER, payload);
+            });
+        }
+        // Release: whoever sees the sequence number sees the record.
+        self.slots.control(at).store(control_word(self.sent, 1, kind, payload.len()), Ordering::Release);
+        self.sent += 1;
+        self.slots.will_write(((self.sent + AHEAD) & self.mask) as usize);
+        Ok(())
+    }
+
+    fn push_several(
+        &mut self,
+        kind: u8,
+        header: [u64; 2],
+        payload: MemRef<'_>,
+    ) -> Result<(), PushError> {
         let len = payload.len();
         if len > MAX_PAYLOAD || !payload.place().is_host() {
             return Err(PushError::Unfit);
@@ -213,8 +266,8 @@ pub struct Record<'a, S> {
     position: u64,
     /// What the producer called it.
     pub kind: u8,
-    /// The header.
-    pub header: [u64; 2],
+    /// Slots that it takes.
+    pub count: u8,
     len: usize,
 }
 
@@ -240,10 +293,9 @@ impl<S: Slots> Consumer<S> {
         control as u32 == self.taken.wrapping_add(1) as u32
     }
 
-    /// Takes the next record, if there is one, and frees its slots when `take` has returned something.
-    /// When `take` returns `None` the record stays where it is.
-    #[inline]
-    pub fn pop<R>(&mut self, take: impl FnOnce(Record<'_, S>) -> Option<R>) -> Result<Option<R>, Corrupt> {
+    /// The next record, if there is one. It stays in its slots until [`advance`](Self::advance).
+    #[inline(always)]
+    pub fn peek(&self) -> Result<Option<Record<'_, S>>, Corrupt> {
         let at = (self.taken & self.mask) as usize;
         let control = self.slots.control(at).load(Ordering::Acquire);
         if control as u32 != self.taken.wrapping_add(1) as u32 {
@@ -251,21 +303,34 @@ impl<S: Slots> Consumer<S> {
         }
         let (slots, kind, len) = ((control >> 32) as u8, (control >> 40) as u8, (control >> 48) as u16);
         let bytes = usize::from(len);
-        if bytes > MAX_PAYLOAD || usize::from(slots) != slots_for(bytes) || u64::from(slots) > self.mask + 1 {
+        if !(slots == 1 && bytes <= FIRST) && !self.can_be(slots, bytes) {
             return Err(Corrupt::Shape { slots, len });
         }
-        let mut header = [0; 2];
-        // SAFETY: the sequence number says that the producer has handed this slot over.
-        unsafe { self.slots.read(at, |body| header = body.cast::<[u64; 2]>().read_unaligned()) };
-        let record =
-            Record { slots: &self.slots, mask: self.mask, position: self.taken, kind, header, len: bytes };
-        let Some(result) = take(record) else { return Ok(None) };
-        self.taken += u64::from(slots);
+        Ok(Some(Record { slots: &self.slots, mask: self.mask, position: self.taken, kind, count: slots, len: bytes }))
+    }
+
+    fn can_be(&self, slots: u8, bytes: usize) -> bool {
+        bytes <= MAX_PAYLOAD && usize::from(slots) == slots_for(bytes) && u64::from(slots) <= self.mask + 1
+    }
+
+    /// Frees the slots of the record that [`peek`](Self::peek) gave last: as many as its `count` says.
+    #[inline(always)]
+    pub fn advance(&mut self, count: u8) {
+        self.taken += u64::from(count);
         if self.taken - self.told >= self.tell_every {
             // Release: our reads are over before the producer may write again.
             self.slots.freed().store(self.taken, Ordering::Release);
             self.told = self.taken;
         }
+    }
+
+    /// Takes the next record, if there is one, and frees its slots when `take` has returned something.
+    /// When `take` returns `None` the record stays where it is.
+    pub fn pop<R>(&mut self, take: impl FnOnce(Record<'_, S>) -> Option<R>) -> Result<Option<R>, Corrupt> {
+        let Some(record) = self.peek()? else { return Ok(None) };
+        let count = record.count;
+        let Some(result) = take(record) else { return Ok(None) };
+        self.advance(count);
         Ok(Some(result))
     }
 }
@@ -281,6 +346,27 @@ impl<S: Slots> Record<'_, S> {
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The header.
+    #[inline(always)]
+    pub fn header(&self) -> [u64; 2] {
+        let mut header = [0; 2];
+        let at = (self.position & self.mask) as usize;
+        // SAFETY: the sequence number said that the producer has handed this slot over.
+        unsafe { self.slots.read(at, |body| header = body.cast::<[u64; 2]>().read_unaligned()) };
+        header
+    }
+
+    /// What the first slot holds of the payload, and whatever lies behind it there: a copy of fixed size is
+    /// quicker than one of the right size. For records of one slot that is all of it.
+    #[inline(always)]
+    pub fn first(&self) -> [u8; FIRST] {
+        let mut bytes = [0; FIRST];
+        let at = (self.position & self.mask) as usize;
+        // SAFETY: as above, and a body is `HEADER + FIRST` bytes long.
+        unsafe { self.slots.read(at, |body| bytes = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned()) };
+        bytes
     }
 
     /// Copies the payload to the start of `to`, as far as there is room.
@@ -403,7 +489,7 @@ mod models {
                 let taken = consumer.pop(|record| {
                     let mut bytes = [0; 3];
                     record.copy_to(&mut bytes);
-                    Some((record.header, bytes))
+                    Some((record.header(), bytes))
                 });
                 if let Some((header, bytes)) = taken.unwrap() {
                     assert_eq!((header, bytes), ([*got, !*got], [*got as u8; 3]));
@@ -439,7 +525,7 @@ mod tests {
         let take = |record: Record<'_, HeapSlots>| {
             let mut bytes = vec![0; record.len()];
             record.copy_to(&mut bytes);
-            Some((record.kind, record.header, bytes))
+            Some((record.kind, record.header(), bytes))
         };
         consumer.pop(take).unwrap()
     }

@@ -1,0 +1,266 @@
+//! `carrack info`: what this machine has, and the settings in force.
+
+use crate::own_ranks::{allowed_cpus, cpu_list};
+use crate::{USAGE, complain, print};
+use carrack::Runtime;
+use carrack::bootstrap::Alone;
+use carrack::settings::{Settings, TransportChoice};
+use carrack::transports::contract::Transport;
+use carrack::transports::loopback::Loopback;
+use carrack::transports::shm::{Geometry, Shm};
+use clap::Args;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::fs;
+use std::process::ExitCode;
+
+/// The options of `carrack info`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct InfoOptions {
+    /// Print one JSON object: version, machine, transports, gpus, settings.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints it.
+pub(crate) fn info(options: &InfoOptions) -> ExitCode {
+    let settings = match Settings::from_env() {
+        Ok(settings) => settings,
+        Err(error) => {
+            complain(error);
+            return ExitCode::from(USAGE);
+        }
+    };
+    let info = Info::gather(&settings);
+    print(&if options.json { info.to_json() } else { info.to_text() })
+}
+
+#[derive(Serialize)]
+struct Info {
+    version: &'static str,
+    machine: Machine,
+    transports: Vec<TransportInfo>,
+    gpus: Vec<GpuDriver>,
+    settings: Vec<Setting>,
+}
+
+#[derive(Serialize)]
+struct Machine {
+    cpu: Option<String>,
+    /// CPUs that this process may use, as Linux lists them.
+    cpus_allowed: String,
+    cpu_count: usize,
+    kernel: String,
+    memory_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct TransportInfo {
+    name: &'static str,
+    available: bool,
+    /// What there is, or why there is nothing.
+    note: String,
+    /// Whether CARRACK_TRANSPORT allows it.
+    allowed: bool,
+}
+
+#[derive(Serialize)]
+struct GpuDriver {
+    driver: String,
+    devices: Vec<GpuDevice>,
+    /// Why there are none.
+    reason: Option<String>,
+}
+
+#[derive(Serialize)]
+struct GpuDevice {
+    ordinal: u32,
+    name: String,
+    uuid: String,
+    pci: String,
+    memory_bytes: u64,
+    simulated: bool,
+}
+
+#[derive(Serialize)]
+struct Setting {
+    name: &'static str,
+    value: String,
+    /// `default`, or the variable that it comes from.
+    origin: String,
+    variable: &'static str,
+    expected: String,
+    doc: &'static str,
+}
+
+impl Info {
+    fn gather(settings: &Settings) -> Self {
+        let setting = |line: carrack::settings::SettingLine| Setting {
+            name: line.name,
+            value: line.value,
+            origin: line.origin.to_string(),
+            variable: line.variable,
+            expected: line.expected,
+            doc: line.doc,
+        };
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine::gather(),
+            transports: transports(settings),
+            gpus: gpus(settings),
+            settings: settings.describe().into_iter().map(setting).collect(),
+        }
+    }
+
+    fn to_json(&self) -> String {
+        // Plain data under names that are strings: it has a form in JSON.
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut text);
+        text
+    }
+
+    fn write(&self, text: &mut String) -> std::fmt::Result {
+        let Self { version, machine, transports, gpus, settings } = self;
+        writeln!(text, "carrack {version}\n\nMachine")?;
+        writeln!(text, "  CPU      {}", machine.cpu.as_deref().unwrap_or("unknown"))?;
+        writeln!(text, "  allowed  {} CPU(s): {}", machine.cpu_count, machine.cpus_allowed)?;
+        writeln!(text, "  kernel   {}", machine.kernel)?;
+        writeln!(text, "  memory   {:.1} GiB", gib(machine.memory_bytes))?;
+        writeln!(text, "\nTransports")?;
+        for TransportInfo { name, available, note, allowed } in transports {
+            let state = if *available { "available" } else { "not available" };
+            let left_out = if *allowed { "" } else { "; CARRACK_TRANSPORT leaves it out" };
+            writeln!(text, "  {name:<9} {state}: {note}{left_out}")?;
+        }
+        writeln!(text, "\nGPUs")?;
+        for GpuDriver { driver, devices, reason } in gpus {
+            match reason {
+                Some(reason) => writeln!(text, "  {driver}: no device: {reason}")?,
+                None => writeln!(text, "  {driver}: {} device(s)", devices.len())?,
+            }
+            for gpu in devices {
+                let simulated = if gpu.simulated { ", simulated" } else { "" };
+                let GpuDevice { ordinal, name, uuid, pci, memory_bytes, .. } = gpu;
+                writeln!(
+                    text,
+                    "    {ordinal}  {name}, {:.1} GiB, at {pci}, {uuid}{simulated}",
+                    gib(*memory_bytes)
+                )?;
+            }
+        }
+        writeln!(text, "\nSettings")?;
+        let widest = |of: fn(&Setting) -> usize| settings.iter().map(of).max().unwrap_or(0);
+        let variables = widest(|setting| setting.variable.len());
+        let values = widest(|setting| setting.value.len());
+        for Setting { variable, value, origin, doc, .. } in settings {
+            let origin = if origin == variable { "environment" } else { origin };
+            writeln!(text, "  {variable:<variables$}  {value:<values$}  {origin:<11}  {doc}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    fn gather() -> Self {
+        let cpus = allowed_cpus();
+        let system = rustix::system::uname();
+        let part = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        let info = rustix::system::sysinfo();
+        Self {
+            cpu: cpu_model(),
+            cpus_allowed: cpu_list(&cpus),
+            cpu_count: cpus.len(),
+            kernel: format!(
+                "{} {} {}",
+                part(system.sysname()),
+                part(system.release()),
+                part(system.machine())
+            ),
+            memory_bytes: info.totalram as u64 * u64::from(info.mem_unit),
+        }
+    }
+}
+
+/// The processor's name. Where the kernel gives none (many ARM machines), there is none.
+fn cpu_model() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?;
+    Some(line.1.trim().to_owned())
+}
+
+fn transports(settings: &Settings) -> Vec<TransportInfo> {
+    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let geometry = Geometry {
+        slots: fits(settings.shm_slots()),
+        chunks: fits(settings.shm_chunks()),
+        chunk_size: fits(settings.packet_size()),
+    };
+    let all: [(TransportChoice, Box<dyn Transport>); 2] = [
+        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
+        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+    ];
+    let look = |(choice, transport): &(TransportChoice, Box<dyn Transport>)| {
+        let (available, note) = match transport.devices() {
+            Ok(devices) => {
+                let notes: Vec<_> =
+                    devices.iter().map(|device| format!("{}: {}", device.name, device.note)).collect();
+                (true, notes.join("; "))
+            }
+            Err(why) => (false, why.reason),
+        };
+        TransportInfo {
+            name: transport.name(),
+            available,
+            note,
+            allowed: settings.transports().contains(choice),
+        }
+    };
+    all.iter().map(look).collect()
+}
+
+/// The drivers that a runtime with these settings has: it alone knows which they are.
+fn gpus(settings: &Settings) -> Vec<GpuDriver> {
+    let alone = Alone::new().map_err(|error| error.to_string());
+    let runtime = alone.and_then(|alone| {
+        let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(alone));
+        builder.start().map_err(|error| error.to_string())
+    });
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(why) => {
+            let reason = Some(format!("a runtime could not be started to look: {why}"));
+            return vec![GpuDriver { driver: "unknown".into(), devices: Vec::new(), reason }];
+        }
+    };
+    let drivers = runtime.gpu_drivers().iter();
+    drivers
+        .map(|driver| match driver.devices() {
+            Ok(gpus) => {
+                let devices = gpus.iter().map(|gpu| {
+                    let info = gpu.info();
+                    GpuDevice {
+                        ordinal: info.ordinal,
+                        name: info.name.clone(),
+                        uuid: info.uuid.to_string(),
+                        pci: info.pci.clone(),
+                        memory_bytes: info.memory,
+                        simulated: info.simulated,
+                    }
+                });
+                GpuDriver { driver: driver.name().into(), devices: devices.collect(), reason: None }
+            }
+            Err(why) => {
+                GpuDriver { driver: driver.name().into(), devices: Vec::new(), reason: Some(why.to_string()) }
+            }
+        })
+        .collect()
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}

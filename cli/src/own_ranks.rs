@@ -1,0 +1,46 @@
+//! How a command gets its ranks when no launcher started it: it starts itself again, as a job.
+
+use crate::launch::{Job, LaunchError, run_job};
+use carrack::bootstrap::protocol::RANK_VARIABLE;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use std::ffi::OsString;
+
+/// Whether a launcher started this process as a rank.
+pub(crate) fn is_rank() -> bool {
+    std::env::var_os(RANK_VARIABLE).is_some()
+}
+
+/// Runs this very command line as a job of two ranks, with these variables set, and gives its exit status.
+pub(crate) fn run_two(env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
+    let args = std::env::args_os().skip(1).collect();
+    run_job(&Job { env, ..Job::of_this_program(args, 2) })
+}
+
+/// The CPUs that this thread may use, in order; none when the kernel does not say.
+pub(crate) fn allowed_cpus() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// CPU numbers as Linux lists them: `0-3,8`.
+pub(crate) fn cpu_list(cpus: &[usize]) -> String {
+    let runs = cpus.chunk_by(|one, next| one + 1 == *next);
+    let shown = runs.map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        [one] => one.to_string(),
+        [] => String::new(),
+    });
+    shown.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_listed_as_linux_lists_them() {
+        assert_eq!(cpu_list(&[]), "");
+        assert_eq!(cpu_list(&[3]), "3");
+        assert_eq!(cpu_list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+    }
+}

@@ -1,0 +1,57 @@
+//! Active messages.
+
+use super::error::PerfError;
+use super::line::Line;
+use super::seat::Seat;
+use carrack::Buffer;
+use carrack::buffer::RegionSlice;
+use carrack::post::PostAm;
+
+/// A line of active messages.
+pub(super) struct AmLine<'a> {
+    seat: &'a Seat,
+    message: Message<'a>,
+}
+
+/// What is sent again and again.
+enum Message<'a> {
+    /// Borrowed bytes: one operation that is called for each message.
+    Borrowed(PostAm<'a>),
+    /// Memory that the operation owns while it runs: built for each message.
+    Owned(RegionSlice),
+}
+
+impl<'a> AmLine<'a> {
+    /// A line that sends `payload`.
+    pub(super) fn new(seat: &'a Seat, payload: &'a Buffer) -> Self {
+        let message = match payload {
+            Buffer::Region(slice) => Message::Owned(slice.clone()),
+            host => {
+                let bytes = host.as_slice().unwrap_or_default();
+                Message::Borrowed(
+                    seat.runtime.post_am(seat.peer, bytes, seat.arrivals_name).device(&seat.device),
+                )
+            }
+        };
+        Self { seat, message }
+    }
+}
+
+impl Line for AmLine<'_> {
+    #[inline]
+    fn send(&mut self) -> Result<(), PerfError> {
+        match &mut self.message {
+            Message::Borrowed(message) => self.seat.post(|| message.call()),
+            Message::Owned(slice) => {
+                let Seat { runtime, device, peer, arrivals_name, .. } = self.seat;
+                let mut message = runtime.post_am(*peer, slice.clone(), *arrivals_name).device(device);
+                self.seat.post(|| message.call())
+            }
+        }
+    }
+
+    #[inline]
+    fn receive(&mut self, count: u64) -> Result<(), PerfError> {
+        self.seat.take(count)
+    }
+}

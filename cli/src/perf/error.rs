@@ -1,0 +1,120 @@
+//! What can go wrong, and what to do then.
+
+use crate::launch::LaunchError;
+use carrack::settings::SettingsError;
+use carrack::transports::contract::DownCause;
+use carrack::transports::gpu::GpuError;
+use carrack::transports::mem::CopyError;
+use carrack::{
+    CollectiveError, OpError, PostError, ProgressError, Rank, ResourceError, StartError, WaitError,
+};
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why nothing, or not everything, was measured.
+#[derive(Debug, Error)]
+pub(super) enum PerfError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(
+        "a message of {size} bytes is longer than the {max} that fit into a packet: leave it out of --size, or set CARRACK_PACKET_SIZE (at most 64KiB; longer messages come with rendezvous)"
+    )]
+    TooLong { size: usize, max: usize },
+    #[error(
+        "perf measures between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without a launcher"
+    )]
+    Ranks(u32),
+    #[error(
+        "--transport loopback reaches within one process only, and a launcher started two: run perf without the launcher"
+    )]
+    LoopbackBetweenProcesses,
+    #[error("--mem device: there is no GPU ({0}); CARRACK_GPU=fake gives a simulated one")]
+    NoGpu(String),
+    #[error("the two ranks were started with different arguments: give both the same")]
+    DifferentArguments,
+    #[error("{rank} is gone: {cause}")]
+    PeerGone { rank: Rank, cause: DownCause },
+    #[error("another thread of this rank failed")]
+    GivenUp,
+    #[error("{from} gave an order that makes no sense: are both ranks of the same build?")]
+    Order { from: Rank },
+    #[error(
+        "a message of {size} bytes ({what}) came out different at byte {at}: the figures are worthless; please report this"
+    )]
+    Corrupt { what: &'static str, size: usize, at: usize },
+    #[error(
+        "a message of {size} bytes ({what}) came with a length of {got}: the figures are worthless; please report this"
+    )]
+    Length { what: &'static str, size: usize, got: usize },
+    #[error("a message failed: {0}")]
+    Arrival(String),
+    #[error("--plot {path:?}: {why}; name a file in a folder that you may write to")]
+    Plot { path: PathBuf, why: String },
+    #[error("writing to stdout failed: {0}")]
+    Output(#[from] io::Error),
+    #[error("{doing} failed: {source}; check the limits of this user (`ulimit -a`)")]
+    System { doing: &'static str, source: io::Error },
+    #[error("a round measured nothing; please report this")]
+    Nothing,
+    #[error("a thread of this rank panicked")]
+    Panicked,
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
+    #[error(transparent)]
+    Post(#[from] PostError),
+    #[error(transparent)]
+    Op(#[from] OpError),
+    #[error(transparent)]
+    Progress(#[from] ProgressError),
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// Boxed: it is several times the size of all others, and every call of a measured loop returns one or none.
+    #[error(transparent)]
+    Collective(Box<CollectiveError>),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+impl PerfError {
+    /// Whether the command line or the environment is to blame.
+    pub(super) fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Settings(_)
+                | Self::TooLong { .. }
+                | Self::Ranks(_)
+                | Self::LoopbackBetweenProcesses
+                | Self::NoGpu(_)
+                | Self::DifferentArguments
+                | Self::Start(StartError::Settings(_))
+        )
+    }
+
+    /// Whether it only follows from another error of this rank.
+    pub(super) fn is_echo(&self) -> bool {
+        matches!(self, Self::GivenUp)
+    }
+
+    /// Whether it is enough that one rank says so: all of them see the same.
+    pub(super) fn is_everybodys(&self) -> bool {
+        self.is_usage()
+    }
+
+    /// Makes an error of the system's refusal, with what was being done.
+    pub(super) fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System { doing, source: source.into() }
+    }
+}
+
+impl From<CollectiveError> for PerfError {
+    fn from(error: CollectiveError) -> Self {
+        Self::Collective(Box::new(error))
+    }
+}

@@ -1,0 +1,133 @@
+//! What a round came to.
+
+use super::error::PerfError;
+use hdrhistogram::Histogram;
+use quanta::Clock;
+use std::time::Duration;
+
+/// Times in ticks of the raw clock.
+pub(super) type Times = Histogram<u64>;
+
+/// An empty histogram, up to minutes, to three digits.
+pub(super) fn new_times() -> Times {
+    // The bounds are constants that the crate accepts: a test makes one.
+    match Histogram::new_with_bounds(1, 1 << 40, 3) {
+        Ok(times) => times,
+        Err(error) => unreachable!("1 to 2^40 with three digits: {error}"),
+    }
+}
+
+/// What one seat measured in one round.
+pub(super) enum Measured {
+    /// Round trips, one by one.
+    Trips(Times),
+    /// So many ticks for the whole stream.
+    Stream(u64),
+    /// The other side measures.
+    Nothing,
+}
+
+/// What all seats measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Figures {
+    /// One way.
+    Latency(Latency),
+    /// One way, all seats together.
+    Stream {
+        /// Messages a second.
+        rate: f64,
+    },
+}
+
+/// One way, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub(super) struct Latency {
+    pub(super) min: f64,
+    pub(super) mean: f64,
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    pub(super) max: f64,
+}
+
+/// Puts what seats measured together: the figures, and how long the slowest took. `count` messages each.
+pub(super) fn together(
+    clock: &Clock,
+    count: u64,
+    measured: impl IntoIterator<Item = Measured>,
+) -> Result<Option<(Figures, Duration)>, PerfError> {
+    let tick = seconds_of_a_tick(clock);
+    let mut trips: Option<Times> = None;
+    let (mut rate, mut longest) = (0.0, 0.0_f64);
+    for one in measured {
+        match one {
+            Measured::Trips(times) => {
+                longest = longest.max(times.mean() * times.len() as f64 * tick);
+                match &mut trips {
+                    // The same bounds, so that everything fits.
+                    Some(all) => all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike")),
+                    None => trips = Some(times),
+                }
+            }
+            Measured::Stream(ticks) => {
+                let seconds = ticks as f64 * tick;
+                longest = longest.max(seconds);
+                rate += count as f64 / seconds;
+            }
+            Measured::Nothing => {}
+        }
+    }
+    let took = Duration::from_secs_f64(longest);
+    Ok(match trips {
+        Some(times) => Some((Figures::Latency(Latency::of(&times, tick)), took)),
+        None if rate > 0.0 => Some((Figures::Stream { rate }, took)),
+        None => None,
+    })
+}
+
+impl Latency {
+    fn of(times: &Times, tick: f64) -> Self {
+        let one_way_us = |ticks: f64| ticks * tick / 2.0 * 1e6;
+        let at = |quantile| one_way_us(times.value_at_quantile(quantile) as f64);
+        Self {
+            min: one_way_us(times.min() as f64),
+            mean: one_way_us(times.mean()),
+            p50: at(0.5),
+            p99: at(0.99),
+            max: one_way_us(times.max() as f64),
+        }
+    }
+}
+
+fn seconds_of_a_tick(clock: &Clock) -> f64 {
+    // Long enough that the rounding to nanoseconds is nothing.
+    const TICKS: u64 = 1 << 40;
+    clock.delta_as_nanos(0, TICKS) as f64 * 1e-9 / TICKS as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_way_is_half_a_round_trip_and_percentiles_are_in_order() {
+        let mut times = new_times();
+        for ticks in 1..=1000 {
+            times.record(ticks * 1000).unwrap();
+        }
+        let Latency { min, mean, p50, p99, max } = Latency::of(&times, 1e-9);
+        assert!(min <= p50 && p50 <= p99 && p99 <= max);
+        for (got, wanted) in [(min, 0.5), (mean, 250.0), (p50, 250.0), (p99, 495.0), (max, 500.0)] {
+            assert!((got / wanted - 1.0).abs() < 0.003, "{got} for {wanted}");
+        }
+    }
+
+    #[test]
+    fn the_rate_is_the_sum_of_all_seats() {
+        let clock = Clock::new();
+        let ticks = (1.0 / seconds_of_a_tick(&clock)) as u64;
+        let both = [Measured::Stream(ticks), Measured::Stream(2 * ticks)];
+        let Ok(Some((Figures::Stream { rate }, took))) = together(&clock, 1000, both) else { panic!() };
+        assert!((rate - 1500.0).abs() < 1.0, "{rate}");
+        assert!((took.as_secs_f64() - 2.0).abs() < 0.01, "{took:?}");
+    }
+}

@@ -1,0 +1,24 @@
+//! What the measured loops need of an operation.
+
+use super::error::PerfError;
+
+/// One direction there and one back between two seats, for messages of one size. The loops are compiled for
+/// each kind of line.
+pub(super) trait Line {
+    /// Sends a message.
+    fn send(&mut self) -> Result<(), PerfError>;
+
+    /// Waits for `count` more messages.
+    fn receive(&mut self, count: u64) -> Result<(), PerfError>;
+}
+
+/// What is measured over a line: told to it in advance, so that it can prepare.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traffic {
+    /// Bytes of a message.
+    pub(super) size: usize,
+    /// Messages that will come in, in all.
+    pub(super) incoming: u64,
+    /// Messages that the sender may be ahead of the receiver.
+    pub(super) depth: u64,
+}

@@ -1,0 +1,53 @@
+//! `carrack perf`: latency, bandwidth and message rate between two ranks.
+//!
+//! Rank 0 measures and prints; rank 1 follows its orders. Both know the same list of points from the same
+//! command line, so an order is a few bytes. A point is measured in rounds: short ones until it is known how
+//! many messages fill the time asked for, then the one that counts.
+//!
+//! In the order in which a run passes through:
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`options`] | the command line |
+//! | [`plan`] | the points to measure, checked against what the runtime can do |
+//! | [`start`] | where the two ranks come from: this command again, a launcher, or two threads |
+//! | [`order`] | what rank 0 tells rank 1 |
+//! | [`session`] | one rank: its seats, and the points one after another |
+//! | [`memory`] | host or GPU memory, on both sides |
+//! | [`place`] | which CPU each thread runs on, and whether it may poll |
+//! | [`seat`] | one thread's place: a device of its own, and how it waits |
+//! | [`line`] | what the measured loops need of an operation; [`am`] and [`send`] have it |
+//! | [`tally`] | counts arrivals for the cost of a store |
+//! | [`latency`], [`stream`] | **the measured loops** |
+//! | [`round`] | one round: a thread for each seat, all of them at once |
+//! | [`check`] | a random payload there and back, compared to the last byte |
+//! | [`figures`] | what a round came to |
+//! | [`record`] | a point's result, as a line of JSON |
+//! | [`table`], [`plot`], [`bar`] | the same for people: rows, charts, progress |
+//! | [`error`] | what can go wrong |
+
+mod am;
+mod bar;
+mod check;
+mod error;
+mod figures;
+mod latency;
+mod line;
+mod memory;
+mod options;
+mod order;
+mod place;
+mod plan;
+mod plot;
+mod record;
+mod round;
+mod seat;
+mod send;
+mod session;
+mod start;
+mod stream;
+mod table;
+mod tally;
+
+pub(crate) use options::PerfOptions;
+pub(crate) use start::perf;

@@ -1,0 +1,142 @@
+//! The command line of `perf`.
+
+use crate::launch::Bind;
+use carrack::settings::{Settings, TransportChoice, parse_size};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The most threads a rank may have: each takes a device of its own, and their rings take memory.
+const MAX_THREADS: usize = 256;
+
+/// The options of `carrack perf`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it uses those.
+
+latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
+bandwidth  windows of 64 messages, each acknowledged; counted when the receiver has confirmed all of them.
+rate       the same, for small messages (8 B unless --size is given).
+
+With --json each point is an object on a line of its own:
+  op            \"am\" or \"send\"
+  test          \"latency\", \"bandwidth\" or \"rate\"
+  size          bytes of a message
+  threads       threads of each rank, each with a device of its own
+  transport     the path that was taken: \"shm\", \"loopback\" (two ranks on two threads of one process)
+  mem           memory on both sides: \"host\", \"device\", or \"device (simulated)\"
+  messages      messages that were measured (round trips for latency)
+  latency_us    {min, mean, p50, p99, max}, one way, in microseconds; null but for latency
+  bandwidth_gbps  10^9 bytes a second; null for latency
+  rate_mps      10^6 messages a second, of all threads; null for latency")]
+pub(crate) struct PerfOptions {
+    /// What to measure.
+    #[arg(value_enum, default_value_t = Wanted::All)]
+    pub(super) test: Wanted,
+
+    /// Operations, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "am,send", value_name = "OP,...")]
+    pub(super) op: Vec<Op>,
+
+    /// Bytes of a message, such as 8,4K: 8,64,512,4K,8K if not given, and 8 for rate.
+    #[arg(long, value_delimiter = ',', value_parser = size, value_name = "SIZE,...")]
+    pub(super) size: Vec<usize>,
+
+    /// Threads of each rank.
+    #[arg(long, value_delimiter = ',', value_parser = threads, default_value = "1", value_name = "N,...")]
+    pub(super) threads: Vec<usize>,
+
+    /// Memory that messages are sent from and received into: device is the first GPU.
+    #[arg(long, value_enum, default_value_t = MemoryChoice::Host)]
+    pub(super) mem: MemoryChoice,
+
+    /// The transport; that of CARRACK_TRANSPORT, or shm, if not given. loopback measures two ranks on two
+    /// threads of one process.
+    #[arg(long, value_parser = transport, value_name = "NAME")]
+    pub(super) transport: Option<TransportChoice>,
+
+    /// How long to measure each point.
+    #[arg(long, value_parser = seconds, default_value = "0.5", value_name = "SECONDS")]
+    pub(super) seconds: Duration,
+
+    /// Pin each thread to a core of its own where there are enough, so that figures are stable, or leave
+    /// placement to the kernel.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Bind::Core)]
+    pub(super) bind: Bind,
+
+    /// Print a line of JSON for each point.
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Draw latency and bandwidth over message size into this SVG file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) plot: Option<PathBuf>,
+}
+
+/// What to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub(super) enum Wanted {
+    /// Time of one message, one way.
+    Latency,
+    /// Bytes a second.
+    Bandwidth,
+    /// Messages a second.
+    Rate,
+    /// All of them.
+    All,
+}
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub(super) enum Op {
+    /// Active messages.
+    Am,
+    /// Messages that are matched by receives.
+    Send,
+}
+
+impl Op {
+    /// As on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Am => "am",
+            Self::Send => "send",
+        }
+    }
+}
+
+/// Memory to send from and receive into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub(super) enum MemoryChoice {
+    /// Ordinary memory.
+    Host,
+    /// Memory of the first GPU.
+    Device,
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    match text.trim().parse() {
+        Ok(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(threads),
+        _ => Err(format!("a rank has 1 to {MAX_THREADS} threads")),
+    }
+}
+
+/// Read as its variable is, so that a transport which is added to the settings is known here, too.
+fn transport(text: &str) -> Result<TransportChoice, String> {
+    let settings = Settings::from_vars([("CARRACK_TRANSPORT", text)]).map_err(|error| error.to_string())?;
+    match settings.transports() {
+        [one] => Ok(*one),
+        _ => Err("name one transport: a figure of several would be of whichever was chosen".into()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("give a number of seconds above 0 and up to 3600, such as 0.5".into()),
+    }
+}

@@ -1,0 +1,143 @@
+//! Results as charts: latency over size, and bandwidth over size, in one SVG.
+
+use super::error::PerfError;
+use super::record::Record;
+use super::table::size_in_words;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+const SIZE: (u32, u32) = (1100, 480);
+
+/// A curve: bytes, and the figure.
+type Curve = Vec<(f64, f64)>;
+
+/// Looks whether the file can be written, before anything is measured. Leaves what is in it.
+pub(super) fn check(path: &Path) -> Result<(), PerfError> {
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|error| failed(path, &error))
+}
+
+/// Draws the results. A size of 0 has no place on a logarithmic axis, and is left out.
+pub(super) fn draw(path: &Path, records: &[Record]) -> Result<(), PerfError> {
+    let latency = curves(records, "latency", |record| Some(record.latency_us?.p50));
+    let bandwidth = curves(records, "bandwidth", |record| record.bandwidth_gbps);
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let about = records.first().map(|record| format!("{}, {} memory", record.transport, record.mem));
+        both(&area, &about.unwrap_or_default(), &latency, &bandwidth)
+            .map_err(|error| failed(path, &error))?;
+        area.present().map_err(|error| failed(path, &error))?;
+    }
+    std::fs::write(path, svg).map_err(|error| failed(path, &error))
+}
+
+fn failed(path: &Path, why: &impl ToString) -> PerfError {
+    PerfError::Plot { path: path.to_owned(), why: why.to_string() }
+}
+
+/// The curves of one test, by name: the operation, and its threads where there are several.
+fn curves(
+    records: &[Record],
+    test: &str,
+    figure: impl Fn(&Record) -> Option<f64>,
+) -> BTreeMap<String, Curve> {
+    let mut curves = BTreeMap::<String, Curve>::new();
+    for record in records.iter().filter(|record| record.test == test && record.size > 0) {
+        let Some(figure) = figure(record).filter(|figure| *figure > 0.0) else { continue };
+        let name = match record.threads {
+            1 => record.op.to_owned(),
+            threads => format!("{}, {threads} threads", record.op),
+        };
+        curves.entry(name).or_default().push((record.size as f64, figure));
+    }
+    for curve in curves.values_mut() {
+        curve.sort_by(|one, other| one.0.total_cmp(&other.0));
+    }
+    curves
+}
+
+type Error<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
+
+fn both<'a>(
+    area: &DrawingArea<SVGBackend<'a>, Shift>,
+    about: &str,
+    latency: &BTreeMap<String, Curve>,
+    bandwidth: &BTreeMap<String, Curve>,
+) -> Result<(), Error<'a>> {
+    area.fill(&WHITE)?;
+    let halves = area.split_evenly((1, 2));
+    let [left, right] = halves.as_slice() else { return Ok(()) };
+    let (x, y) = ranges(latency);
+    let caption = format!("One-way latency, p50 ({about})");
+    chart(left, &caption, "latency (µs)", (x.log_scale().base(2.0), y.log_scale()), latency)?;
+    let (x, y) = ranges(bandwidth);
+    let caption = format!("Bandwidth ({about})");
+    chart(right, &caption, "bandwidth (GB/s)", (x.log_scale().base(2.0), 0.0..y.end), bandwidth)
+}
+
+fn chart<'a, Y>(
+    area: &DrawingArea<SVGBackend<'a>, Shift>,
+    caption: &str,
+    unit: &str,
+    (x, y): (impl AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>, Y),
+    curves: &BTreeMap<String, Curve>,
+) -> Result<(), Error<'a>>
+where
+    Y: AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>,
+{
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 16))
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(60)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .x_desc("message size (bytes)")
+        .y_desc(unit)
+        .x_label_formatter(&|size| size_in_words(size.round() as usize))
+        .y_label_formatter(&|figure| short(*figure))
+        .draw()?;
+    for (number, (name, curve)) in curves.iter().enumerate() {
+        let colour = Palette99::pick(number).to_rgba();
+        chart
+            .draw_series(LineSeries::new(curve.iter().copied(), colour.stroke_width(2)))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        chart.draw_series(curve.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
+    }
+    if curves.is_empty() {
+        return area.draw_text(
+            "not measured",
+            &("sans-serif", 14).into_text_style(area),
+            (SIZE.0 as i32 / 4 - 40, SIZE.1 as i32 / 2),
+        );
+    }
+    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.4)).draw()
+}
+
+/// Ranges that hold all points, with some room; the axes of an empty chart where there are none.
+fn ranges(curves: &BTreeMap<String, Curve>) -> (Range<f64>, Range<f64>) {
+    let points = || curves.values().flatten();
+    let around = |values: &mut dyn Iterator<Item = f64>| {
+        let (low, high) =
+            values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+        if high > 0.0 { low / 1.5..high * 1.5 } else { 1.0..10.0 }
+    };
+    (around(&mut points().map(|point| point.0)), around(&mut points().map(|point| point.1)))
+}
+
+/// Three digits at most.
+fn short(figure: f64) -> String {
+    match figure {
+        ..1.0 => format!("{figure:.3}"),
+        1.0..10.0 => format!("{figure:.2}"),
+        10.0..100.0 => format!("{figure:.1}"),
+        _ => format!("{figure:.0}"),
+    }
+}

@@ -1,0 +1,49 @@
+//! A point's result.
+
+use super::figures::{Figures, Latency};
+use super::plan::Point;
+use serde::Serialize;
+
+/// A point's result: what `--json` prints on a line of its own. The help of `perf` says what the fields mean.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Record {
+    pub(super) op: &'static str,
+    pub(super) test: &'static str,
+    pub(super) size: usize,
+    pub(super) threads: usize,
+    pub(super) transport: &'static str,
+    pub(super) mem: &'static str,
+    pub(super) messages: u64,
+    pub(super) latency_us: Option<Latency>,
+    pub(super) bandwidth_gbps: Option<f64>,
+    pub(super) rate_mps: Option<f64>,
+}
+
+impl Record {
+    /// Puts it together.
+    pub(super) fn new(
+        point: Point,
+        transport: &'static str,
+        mem: &'static str,
+        messages: u64,
+        figures: Figures,
+    ) -> Self {
+        let Point { op, test, size, threads } = point;
+        let (latency_us, rate) = match figures {
+            Figures::Latency(latency) => (Some(latency), None),
+            Figures::Stream { rate } => (None, Some(rate)),
+        };
+        Self {
+            op: op.name(),
+            test: test.name(),
+            size,
+            threads,
+            transport,
+            mem,
+            messages,
+            latency_us,
+            bandwidth_gbps: rate.map(|rate| rate * size as f64 / 1e9),
+            rate_mps: rate.map(|rate| rate / 1e6),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! One round: all seats of a point at once, each with a thread of its own.
+
+use super::am::AmLine;
+use super::check::payload;
+use super::error::PerfError;
+use super::figures::Measured;
+use super::line::Line;
+use super::memory::Memory;
+use super::options::Op;
+use super::plan::{Point, Test};
+use super::seat::Seat;
+use super::send::SendLine;
+use super::{latency, place, stream};
+use quanta::Clock;
+use std::thread;
+
+/// What all seats of a round have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Round<'a> {
+    pub(super) memory: &'a Memory,
+    pub(super) clock: &'a Clock,
+    pub(super) point: Point,
+    /// Messages of each seat; whole windows of them in a stream.
+    pub(super) count: u64,
+    /// Whether this rank measures.
+    pub(super) leads: bool,
+}
+
+impl Round<'_> {
+    /// Goes it, on these seats. The first seat's thread is the caller's.
+    ///
+    /// Threads do not wait for each other: each begins with its peer's, and what they lose at the ends is the
+    /// time that it takes to start a thread.
+    pub(super) fn go(&self, seats: &mut [Seat]) -> Result<Vec<Measured>, PerfError> {
+        let Some((first, others)) = seats.split_first_mut() else { return Ok(Vec::new()) };
+        thread::scope(|scope| {
+            let mut started = Vec::with_capacity(others.len());
+            for seat in others {
+                let thread = thread::Builder::new().name("perf seat".into());
+                let spawned = thread.spawn_scoped(scope, move || self.sit_down(seat));
+                started.push(spawned.map_err(|error| {
+                    first.give_up();
+                    PerfError::system("starting a thread")(error)
+                })?);
+            }
+            let mut measured = vec![self.sit_down(first)];
+            measured
+                .extend(started.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))));
+            // The seat that failed says more than those that gave up because of it.
+            if let Some(at) = measured.iter().position(|one| matches!(one, Err(error) if !error.is_echo())) {
+                measured.swap(0, at);
+            }
+            measured.into_iter().collect()
+        })
+    }
+
+    fn sit_down(&self, seat: &mut Seat) -> Result<Measured, PerfError> {
+        let seat = &*seat;
+        self.sit(seat).inspect_err(|_| seat.give_up())
+    }
+
+    fn sit(&self, seat: &Seat) -> Result<Measured, PerfError> {
+        place::run_on(&seat.cpus)?;
+        let Point { op, test, size, .. } = self.point;
+        let outgoing = self.memory.holding(&payload(1, size))?;
+        let traffic = match test {
+            Test::Latency => latency::traffic(size, self.count),
+            Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),
+            Test::Bandwidth | Test::Rate => stream::inward(size, self.count),
+        };
+        match op {
+            Op::Am => self.measure(&mut AmLine::new(seat, &outgoing), seat),
+            Op::Send => self.measure(&mut SendLine::new(seat, &outgoing, self.memory, traffic)?, seat),
+        }
+    }
+
+    fn measure(&self, line: &mut impl Line, seat: &Seat) -> Result<Measured, PerfError> {
+        match (self.point.test, self.leads) {
+            (Test::Latency, true) => latency::ping(line, self.clock, self.count).map(Measured::Trips),
+            (Test::Latency, false) => latency::echo(line, self.count).map(|()| Measured::Nothing),
+            (_, true) => stream::source(line, seat, self.clock, self.count).map(Measured::Stream),
+            (_, false) => stream::sink(line, seat, self.count).map(|()| Measured::Nothing),
+        }
+    }
+}
+
+/// Rounds a count to what a test can do.
+pub(super) fn fitting(test: Test, count: u64) -> u64 {
+    match test {
+        Test::Latency => count.max(1),
+        Test::Bandwidth | Test::Rate => stream::whole_windows(count.max(1)),
+    }
+}

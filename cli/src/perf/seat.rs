@@ -1,0 +1,203 @@
+//! One thread's place at a rank.
+
+use super::error::PerfError;
+use super::memory::Memory;
+use super::tally::Tally;
+use carrack::{
+    CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Tag, WaitError,
+};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Fruitless polls between two looks at whether the peer is still there: some milliseconds.
+const LOOK_EVERY: u32 = 1 << 18;
+/// Sleep between two such looks.
+const NAP: Duration = Duration::from_millis(100);
+/// Messages that wait to be checked: one at a time, and room for a surprise.
+const CHECKS: usize = 4;
+
+/// How a thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// It polls without pause: each thread has a core of its own.
+    Spin,
+    /// It sleeps when there is nothing to do: threads share cores, and one that spins keeps others from theirs.
+    Sleep,
+}
+
+/// A device with all that goes with it. Both ranks make theirs in the same order, so that devices and names
+/// are the same on both.
+///
+/// While a round runs, at most one thread makes progress on a seat's device if the pace is `Spin`; before and
+/// after it, the rank's main thread does.
+pub(super) struct Seat {
+    pub(super) runtime: Runtime,
+    pub(super) device: Device,
+    pub(super) peer: Rank,
+    pub(super) pace: Pace,
+    /// Where its thread runs.
+    pub(super) cpus: Vec<usize>,
+    /// Tag of this seat's matched messages.
+    pub(super) tag: Tag,
+    /// Active messages. What has been taken of them is counted beside them from the first round on: a quick
+    /// peer's message may be here before the round that it belongs to has begun on this side.
+    arrivals: Tally,
+    taken: Cell<u64>,
+    pub(super) arrivals_name: RemoteComp,
+    /// Windows that the peer has received.
+    pub(super) acks: Tally,
+    acks_name: RemoteComp,
+    /// Active messages whose bytes are looked at.
+    pub(super) checks: CompQueue,
+    pub(super) checks_name: RemoteComp,
+    /// What nobody else polls: looked after while this seat waits, so that a peer that leaves is noticed.
+    bystanders: Vec<Device>,
+    /// Whether another seat of this rank has failed.
+    given_up: Arc<AtomicBool>,
+    fruitless: Cell<u32>,
+}
+
+impl Seat {
+    /// The seat of this number.
+    pub(super) fn new(
+        runtime: &Runtime,
+        memory: &Memory,
+        peer: Rank,
+        given_up: &Arc<AtomicBool>,
+        number: usize,
+    ) -> Result<Self, PerfError> {
+        let (arrivals, acks, checks) = (Tally::new(), Tally::new(), CompQueue::new(CHECKS));
+        Ok(Self {
+            device: memory.device(runtime)?,
+            peer,
+            pace: Pace::Sleep,
+            cpus: Vec::new(),
+            tag: Tag(number as u64),
+            arrivals_name: runtime.register_comp(&arrivals)?,
+            arrivals,
+            taken: Cell::new(0),
+            acks_name: runtime.register_comp(&acks)?,
+            acks,
+            checks_name: runtime.register_comp(&checks)?,
+            checks,
+            bystanders: Vec::new(),
+            given_up: given_up.clone(),
+            fruitless: Cell::new(0),
+            runtime: runtime.clone(),
+        })
+    }
+
+    /// Before a point: how its thread is to wait, on which CPUs, and the devices that nobody else will poll.
+    pub(super) fn prepare(&mut self, pace: Pace, cpus: Vec<usize>, bystanders: Vec<Device>) {
+        self.pace = pace;
+        self.cpus = cpus;
+        self.arrivals.set_shared(pace == Pace::Sleep);
+        self.acks.set_shared(pace == Pace::Sleep);
+        self.bystanders = bystanders;
+    }
+
+    /// Tells the other seats of this rank that it is no use to go on.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls an operation until it is under way.
+    #[inline]
+    pub(super) fn post(&self, mut call: impl FnMut() -> Result<Outcome, PostError>) -> Result<(), PerfError> {
+        loop {
+            match call()? {
+                Outcome::Done(_) | Outcome::Posted => return Ok(()),
+                Outcome::Retry(_) => self.poll()?,
+            }
+        }
+    }
+
+    /// Waits until `done` says so, making progress.
+    #[inline]
+    pub(super) fn until(&self, done: impl Fn() -> bool) -> Result<(), PerfError> {
+        if self.pace == Pace::Sleep {
+            return self.sleep_until(&done);
+        }
+        while !done() {
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for `count` more active messages.
+    #[inline]
+    pub(super) fn take(&self, count: u64) -> Result<(), PerfError> {
+        let taken = self.taken.get() + count;
+        self.taken.set(taken);
+        self.until(|| self.arrivals.get() >= taken)
+    }
+
+    /// Makes progress once.
+    #[inline]
+    fn poll(&self) -> Result<(), PerfError> {
+        match self.runtime.progress_device(&self.device) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => passing(error)?,
+        }
+        if self.pace == Pace::Sleep {
+            std::thread::yield_now();
+        }
+        let fruitless = self.fruitless.get() + 1;
+        self.fruitless.set(fruitless);
+        if fruitless.is_multiple_of(LOOK_EVERY) {
+            self.look_around()?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn sleep_until(&self, done: &dyn Fn() -> bool) -> Result<(), PerfError> {
+        loop {
+            match self.runtime.wait_for(NAP, done) {
+                Ok(()) => return Ok(()),
+                Err(WaitError::TimedOut(_)) => self.look_around()?,
+                Err(WaitError::Progress(error)) => passing(error)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether waiting still makes sense.
+    #[cold]
+    fn look_around(&self) -> Result<(), PerfError> {
+        self.runtime.progress()?;
+        for device in &self.bystanders {
+            self.runtime.progress_device(device)?;
+        }
+        if let Some(cause) = self.runtime.peer_down(self.peer) {
+            return Err(PerfError::PeerGone { rank: self.peer, cause });
+        }
+        if self.given_up.load(Ordering::Relaxed) {
+            return Err(PerfError::GivenUp);
+        }
+        match self.arrivals.failed().or(self.acks.failed()) {
+            Some(why) => Err(PerfError::Arrival(why.to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the peer's seat of the same number that a window has come in.
+    #[inline]
+    pub(super) fn acknowledge(&self) -> Result<(), PerfError> {
+        let mut ack = self.runtime.post_am(self.peer, &[], self.acks_name).device(&self.device);
+        self.post(|| ack.call())
+    }
+}
+
+/// Passes on an error, but for one that says only that messages wait for a packet: they come back, since nothing
+/// here keeps them.
+#[cold]
+fn passing(error: ProgressError) -> Result<(), PerfError> {
+    match error {
+        ProgressError::NoPacket(_) => Ok(()),
+        error => Err(error.into()),
+    }
+}

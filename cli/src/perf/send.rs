@@ -1,0 +1,117 @@
+//! Messages that are matched by receives.
+
+use super::error::PerfError;
+use super::line::{Line, Traffic};
+use super::memory::Memory;
+use super::seat::Seat;
+use carrack::buffer::RegionSlice;
+use carrack::post::PostSend;
+use carrack::{Buffer, CompQueue};
+
+/// A line of sends and receives.
+///
+/// It posts exactly as many receives as messages will come, so that none is left over for the next round, and
+/// keeps `depth` of them posted: the buffer of a receive that is over goes into the next one.
+pub(super) struct SendLine<'a> {
+    seat: &'a Seat,
+    message: Message<'a>,
+    over: CompQueue,
+    size: usize,
+    /// Receives that are still to be posted.
+    to_post: u64,
+    /// The buffer of the last receive. Posted again once the answer is on its way, or with the next receive:
+    /// off the path that is measured where that is possible.
+    spare: Option<Buffer>,
+}
+
+/// What is sent again and again.
+enum Message<'a> {
+    /// Borrowed bytes: one operation that is called for each message.
+    Borrowed(PostSend<'a>),
+    /// Memory that the operation owns while it runs: built for each message.
+    Owned(RegionSlice),
+}
+
+impl<'a> SendLine<'a> {
+    /// A line that sends `payload` and has its first receives posted, into such memory.
+    pub(super) fn new(
+        seat: &'a Seat,
+        payload: &'a Buffer,
+        memory: &Memory,
+        traffic: Traffic,
+    ) -> Result<Self, PerfError> {
+        let message = match payload {
+            Buffer::Region(slice) => Message::Owned(slice.clone()),
+            host => {
+                let bytes = host.as_slice().unwrap_or_default();
+                Message::Borrowed(seat.runtime.post_send(seat.peer, bytes, seat.tag).device(&seat.device))
+            }
+        };
+        let posted = traffic.depth.min(traffic.incoming);
+        let posted = usize::try_from(posted).unwrap_or(0);
+        let mut line = Self {
+            seat,
+            message,
+            over: CompQueue::new(posted + 1),
+            size: traffic.size,
+            to_post: traffic.incoming,
+            spare: None,
+        };
+        for buffer in memory.buffers(posted, traffic.size)? {
+            line.spare = Some(buffer);
+            line.post_spare()?;
+        }
+        Ok(line)
+    }
+
+    /// Posts a receive into the spare buffer, if there is one and a message for it is to come.
+    #[inline]
+    fn post_spare(&mut self) -> Result<(), PerfError> {
+        if self.to_post == 0 {
+            return Ok(());
+        }
+        let Some(buffer) = self.spare.take() else { return Ok(()) };
+        self.to_post -= 1;
+        let Seat { runtime, device, peer, tag, .. } = self.seat;
+        // A message that is here already ends in the queue, too.
+        let mut receive =
+            runtime.post_recv(*peer, buffer, *tag).device(device).comp(&self.over).allow_done(false);
+        self.seat.post(|| receive.call())
+    }
+}
+
+impl Line for SendLine<'_> {
+    #[inline]
+    fn send(&mut self) -> Result<(), PerfError> {
+        match &mut self.message {
+            Message::Borrowed(message) => self.seat.post(|| message.call())?,
+            Message::Owned(slice) => {
+                let Seat { runtime, device, peer, tag, .. } = self.seat;
+                let mut message = runtime.post_send(*peer, slice.clone(), *tag).device(device);
+                self.seat.post(|| message.call())?;
+            }
+        }
+        self.post_spare()
+    }
+
+    #[inline]
+    fn receive(&mut self, count: u64) -> Result<(), PerfError> {
+        for _ in 0..count {
+            self.post_spare()?;
+            let status = loop {
+                if let Some(status) = self.over.pop() {
+                    break status;
+                }
+                self.seat.until(|| !self.over.is_empty())?;
+            };
+            if let Some(error) = status.error {
+                return Err((*error).into());
+            }
+            if status.size != self.size {
+                return Err(PerfError::Length { what: "send", size: self.size, got: status.size });
+            }
+            self.spare = Some(status.buffer);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! One rank: its seats, and the points one after another.
+
+use super::error::PerfError;
+use super::figures::{Figures, Measured, together};
+use super::memory::Memory;
+use super::order::Order;
+use super::place::Cpus;
+use super::plan::{Plan, Point};
+use super::record::Record;
+use super::round::{Round, fitting};
+use super::seat::{Pace, Seat};
+use super::{check, place};
+use crate::own_ranks::{allowed_cpus, cpu_list};
+use carrack::{Rank, Runtime};
+use quanta::Clock;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Messages of the first round, from which the others are estimated.
+const FIRST: u64 = 64;
+/// The share of a point's time that a round must fill to be estimated from.
+const ENOUGH: f64 = 0.1;
+/// Messages of a round at the most.
+const MOST: u64 = 1 << 34;
+/// How long to wait for the other rank's address.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A rank that is ready to measure.
+pub(super) struct Session {
+    runtime: Runtime,
+    peer: Rank,
+    memory: Memory,
+    seats: Vec<Seat>,
+    plan: Plan,
+    clock: Clock,
+    transport: &'static str,
+    /// CPUs of rank 0 and of rank 1.
+    cpus: Cpus,
+}
+
+impl Session {
+    /// Makes the seats, and agrees with the other rank on what will be measured.
+    pub(super) fn open(runtime: Runtime, plan: Plan, memory: Memory) -> Result<Self, PerfError> {
+        if runtime.size() != 2 {
+            return Err(PerfError::Ranks(runtime.size()));
+        }
+        let peer = Rank(1 - runtime.rank().0);
+        let cpus = agree(&runtime, plan.fingerprint())?;
+        let given_up = Arc::new(AtomicBool::new(false));
+        let seats =
+            (0..plan.most_threads()).map(|number| Seat::new(&runtime, &memory, peer, &given_up, number));
+        let seats = seats.collect::<Result<_, _>>()?;
+        // Names may be used once they are registered.
+        runtime.barrier()?;
+        let explained = runtime.explain(PATIENCE);
+        let path = explained.iter().find(|paths| paths.rank == peer);
+        let transport = path.and_then(|paths| paths.chosen()).unwrap_or("unknown");
+        Ok(Self { runtime, peer, memory, seats, plan, clock: Clock::new(), transport, cpus })
+    }
+
+    /// What is measured.
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Longest message in bytes.
+    pub(super) fn max_eager(&self) -> usize {
+        self.runtime.max_eager()
+    }
+
+    /// A line on how it is measured.
+    pub(super) fn describe(&self) -> String {
+        let [zero, one] = self.cpus.each_ref().map(|cpus| cpu_list(cpus));
+        let mut threads: Vec<_> = self.plan.points.iter().map(|point| point.threads).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        let ways = threads.iter().map(|&threads| match place::pace(&self.cpus, threads) {
+            Pace::Spin if self.plan.pin => format!("{threads} thread(s) a rank poll, pinned to a core each"),
+            Pace::Spin => format!("{threads} thread(s) a rank poll"),
+            Pace::Sleep => format!("{threads} thread(s) a rank share cores, and sleep when idle"),
+        });
+        let ways = ways.collect::<Vec<_>>().join("; ");
+        let (transport, memory) = (self.transport, self.memory.name());
+        format!("two ranks over {transport}, {memory} memory, on CPUs {zero} and {one}; {ways}")
+    }
+
+    /// As rank 0: measures all points, and gives each result to `report`.
+    pub(super) fn lead(
+        &mut self,
+        mut begin: impl FnMut(Point),
+        mut report: impl FnMut(&Record) -> Result<(), PerfError>,
+    ) -> Result<(), PerfError> {
+        for (number, point) in (0..).zip(self.plan.points.clone()) {
+            begin(point);
+            Order::Point(number).give(&self.runtime, self.peer)?;
+            self.go_to(point)?;
+            let record = self.point(point)?;
+            if let Err(error) = report(&record) {
+                // The other rank is waiting for an order, and has done nothing wrong.
+                self.stop()?;
+                return Err(error);
+            }
+        }
+        self.stop()
+    }
+
+    fn stop(&self) -> Result<(), PerfError> {
+        Order::Stop.give(&self.runtime, self.peer)?;
+        Ok(self.runtime.barrier()?)
+    }
+
+    fn point(&mut self, point: Point) -> Result<Record, PerfError> {
+        let seed = random_seed()?;
+        Order::Check(seed).give(&self.runtime, self.peer)?;
+        self.check(point, seed, true)?;
+        let wanted = self.plan.seconds.as_secs_f64();
+        let mut count = fitting(point.test, FIRST);
+        loop {
+            let (_, took) = self.measure(point, count)?;
+            let share = took.as_secs_f64() / wanted;
+            if share >= ENOUGH || count >= MOST {
+                count = fitting(point.test, scaled(count, 1.0 / share));
+                break;
+            }
+            count = fitting(point.test, scaled(count, (1.5 * ENOUGH / share).clamp(2.0, 64.0)));
+        }
+        let (figures, _) = self.measure(point, count)?;
+        let messages = count * point.threads as u64;
+        Ok(Record::new(point, self.transport, self.memory.name(), messages, figures))
+    }
+
+    fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
+        Order::Round(count).give(&self.runtime, self.peer)?;
+        let measured = self.round(point, count, true)?;
+        together(&self.clock, count, measured)?.ok_or(PerfError::Nothing)
+    }
+
+    /// As rank 1: does what rank 0 says.
+    pub(super) fn follow(&mut self) -> Result<(), PerfError> {
+        let nonsense = PerfError::Order { from: self.peer };
+        let mut point = None;
+        loop {
+            match (Order::take(&self.runtime, self.peer)?, point) {
+                (Order::Point(number), _) => {
+                    let at = usize::try_from(number).ok().and_then(|at| self.plan.points.get(at).copied());
+                    let Some(next) = at else { return Err(nonsense) };
+                    self.go_to(next)?;
+                    point = Some(next);
+                }
+                (Order::Check(seed), Some(point)) => self.check(point, seed, false)?,
+                (Order::Round(count), Some(point)) => {
+                    self.round(point, count, false)?;
+                }
+                (Order::Stop, _) => return Ok(self.runtime.barrier()?),
+                (_, None) => return Err(nonsense),
+            }
+        }
+    }
+
+    fn go_to(&mut self, point: Point) -> Result<(), PerfError> {
+        let pace = place::pace(&self.cpus, point.threads);
+        let me = self.runtime.rank().0 as usize;
+        let cores = place::cores(&self.cpus, point.threads).filter(|_| self.plan.pin);
+        let (seats, others) = self.seats.split_at_mut(point.threads);
+        let mut bystanders: Vec<_> = others.iter().map(|seat| seat.device.clone()).collect();
+        for (number, seat) in seats.iter_mut().enumerate() {
+            let cpus = cores.as_ref().map_or_else(|| self.cpus[me].clone(), |cores| vec![cores[me][number]]);
+            seat.prepare(pace, cpus, std::mem::take(&mut bystanders));
+        }
+        Ok(self.runtime.barrier()?)
+    }
+
+    fn check(&self, point: Point, seed: u64, leads: bool) -> Result<(), PerfError> {
+        let mut seats = self.seats[..point.threads].iter();
+        seats.try_for_each(|seat| check::there_and_back(seat, &self.memory, point, seed, leads))
+    }
+
+    fn round(&mut self, point: Point, count: u64, leads: bool) -> Result<Vec<Measured>, PerfError> {
+        let round = Round { memory: &self.memory, clock: &self.clock, point, count, leads };
+        round.go(&mut self.seats[..point.threads])
+    }
+}
+
+/// A count times a factor, within bounds.
+fn scaled(count: u64, factor: f64) -> u64 {
+    // A float that is too large, or no number, becomes the nearest that there is.
+    ((count as f64 * factor) as u64).clamp(1, MOST)
+}
+
+/// The CPUs of both ranks, and whether they mean the same points.
+fn agree(runtime: &Runtime, fingerprint: u64) -> Result<Cpus, PerfError> {
+    // A bit for each CPU, as many as the kernel's default set has.
+    const CPUS: usize = 1024;
+    let mut facts = fingerprint.to_le_bytes().to_vec();
+    facts.resize(8 + CPUS / 8, 0);
+    for cpu in allowed_cpus().into_iter().filter(|&cpu| cpu < CPUS) {
+        facts[8 + cpu / 8] |= 1 << (cpu % 8);
+    }
+    let all = runtime.allgather(&facts)?;
+    if all.iter().any(|theirs| theirs.get(..8) != facts.get(..8)) {
+        return Err(PerfError::DifferentArguments);
+    }
+    let cpus_of = |facts: &[u8]| (0..CPUS).filter(|cpu| facts[8 + cpu / 8] & 1 << (cpu % 8) != 0).collect();
+    match all.as_slice() {
+        [zero, one] => Ok([cpus_of(zero), cpus_of(one)]),
+        _ => Err(PerfError::Ranks(runtime.size())),
+    }
+}
+
+fn random_seed() -> Result<u64, PerfError> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(PerfError::system("getting random bytes (getrandom)"))?;
+    Ok(u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,145 @@
+//! Where the two ranks come from, and what becomes of what they measure.
+
+use super::bar::Bar;
+use super::error::PerfError;
+use super::memory::Memory;
+use super::options::PerfOptions;
+use super::plan::Plan;
+use super::session::Session;
+use super::{plot, table};
+use crate::own_ranks::{is_rank, run_two};
+use crate::{USAGE, complain, is_closed_pipe};
+use carrack::bootstrap::protocol::RANK_VARIABLE;
+use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
+use carrack::{Rank, Runtime};
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::thread;
+
+/// The variable by which ranks are told the transport.
+const TRANSPORT: &str = "CARRACK_TRANSPORT";
+
+/// Measures as the command line says.
+pub(crate) fn perf(options: &PerfOptions) -> ExitCode {
+    match run(options) {
+        Ok(status) => status,
+        Err(error) => tell(&error),
+    }
+}
+
+/// Says what went wrong, if nobody else does, and gives the exit status.
+fn tell(error: &PerfError) -> ExitCode {
+    let status = if error.is_usage() { ExitCode::from(USAGE) } else { ExitCode::FAILURE };
+    let rank = std::env::var(RANK_VARIABLE).ok();
+    match (error, rank.as_deref()) {
+        (PerfError::Output(error), _) if is_closed_pipe(error) => return ExitCode::SUCCESS,
+        (error, Some(rank)) if error.is_everybodys() && rank != "0" => {}
+        (error, Some(rank)) if !error.is_everybodys() => complain(format_args!("rank {rank}: {error}")),
+        (error, _) => complain(error),
+    }
+    status
+}
+
+fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
+    let settings = settings(options)?;
+    let plan = Plan::new(options, &settings)?;
+    if let Some(path) = &options.plot {
+        plot::check(path)?;
+    }
+    match (settings.transports(), is_rank()) {
+        ([TransportChoice::Loopback], true) => return Err(PerfError::LoopbackBetweenProcesses),
+        ([TransportChoice::Loopback], false) => in_this_process(options, &settings, plan)?,
+        (_, true) => {
+            let runtime = Runtime::builder().settings(settings).start()?;
+            let memory = Memory::choose(plan.memory, &runtime)?;
+            rank(runtime, plan, memory, options)?;
+        }
+        (transports, false) => {
+            let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
+            let status = run_two(vec![(TRANSPORT.into(), words.join(",").into())])?;
+            return Ok(ExitCode::from(status));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The settings, with the transport of the command line: shared memory when neither it nor the environment
+/// names one.
+fn settings(options: &PerfOptions) -> Result<Settings, SettingsError> {
+    let settings = Settings::from_env()?;
+    let is_default =
+        settings.describe().iter().any(|line| line.variable == TRANSPORT && line.origin == Origin::Default);
+    match options.transport.or(is_default.then_some(TransportChoice::Shm)) {
+        Some(transport) => Settings::builder().transports([transport]).build(),
+        None => Ok(settings),
+    }
+}
+
+/// Two ranks on two threads of this process.
+fn in_this_process(options: &PerfOptions, settings: &Settings, plan: Plan) -> Result<(), PerfError> {
+    let mut runtimes = Runtime::in_process_with(2, settings)?;
+    let (Some(one), Some(zero)) = (runtimes.pop(), runtimes.pop()) else { return Err(PerfError::Ranks(0)) };
+    // Of one driver for both: each runtime has a simulated GPU of its own, which knows nothing of the other's.
+    let memory = Memory::choose(plan.memory, &zero)?;
+    thread::scope(|scope| {
+        let follower = thread::Builder::new()
+            .name("rank 1".into())
+            .spawn_scoped(scope, || rank(one, plan.clone(), memory.clone(), options))
+            .map_err(PerfError::system("starting a thread"))?;
+        let led = rank(zero, plan.clone(), memory.clone(), options);
+        let followed = follower.join().unwrap_or(Err(PerfError::Panicked));
+        // A rank that finds the other one gone has less to say than that other one.
+        match (led, followed) {
+            (Err(PerfError::PeerGone { .. }), Err(why)) => Err(why),
+            (Ok(()), followed) => followed,
+            (led, _) => led,
+        }
+    })
+}
+
+/// One of the two.
+fn rank(runtime: Runtime, plan: Plan, memory: Memory, options: &PerfOptions) -> Result<(), PerfError> {
+    let me = runtime.rank();
+    let mut session = Session::open(runtime, plan, memory)?;
+    if me == Rank(0) { lead(&mut session, options) } else { session.follow() }
+}
+
+fn lead(session: &mut Session, options: &PerfOptions) -> Result<(), PerfError> {
+    let max = session.max_eager();
+    for size in &session.plan().left_out {
+        complain(format_args!(
+            "{} is left out: longer than the {} of a packet (CARRACK_PACKET_SIZE)",
+            table::size_in_words(*size),
+            table::size_in_words(max)
+        ));
+    }
+    let mut out = io::stdout();
+    let bar = Bar::new(session.plan().points.len());
+    let mut records = Vec::new();
+    let heading = (!options.json).then(|| format!("# {}\n{}", session.describe(), table::heading()));
+    let mut heading = heading.into_iter();
+    session.lead(
+        |point| bar.begin(point),
+        |record| {
+            records.push(record.clone());
+            let line = if options.json {
+                serde_json::to_string(record).map_err(io::Error::from)?
+            } else {
+                table::row(record)
+            };
+            bar.over(|| {
+                for heading in heading.by_ref() {
+                    writeln!(out, "{heading}")?;
+                }
+                writeln!(out, "{line}")?;
+                out.flush()
+            })?;
+            Ok(())
+        },
+    )?;
+    bar.clear();
+    match &options.plot {
+        Some(path) => plot::draw(path, &records),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,71 @@
+//! Counts arrivals.
+
+use carrack::comp::{AsCompletion, Completion, Status};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// A completion object that counts and throws the statuses away.
+///
+/// A [`Counter`](carrack::Counter) does the same for any number of threads, at the price of a locked
+/// instruction for each message. Here one thread at a time makes progress on a device (see `seat`), so that a
+/// load and a store are enough: the least that any program could do with a message.
+pub(super) struct Tally {
+    counts: Arc<Counts>,
+    object: Arc<dyn Completion>,
+}
+
+struct Counts {
+    arrived: AtomicU64,
+    /// Whether several threads may signal at a time.
+    shared: AtomicBool,
+    failed: OnceLock<String>,
+}
+
+impl Completion for Counts {
+    #[inline]
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        if let Some(error) = &status.error {
+            let _ = self.failed.set(error.to_string());
+        } else if self.shared.load(Ordering::Relaxed) {
+            self.arrived.fetch_add(1, Ordering::Release);
+        } else {
+            self.arrived.store(self.arrived.load(Ordering::Relaxed) + 1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a tally of perf".into()
+    }
+}
+
+impl Tally {
+    /// At zero, for any number of threads.
+    pub(super) fn new() -> Self {
+        let shared = AtomicBool::new(true);
+        let counts = Arc::new(Counts { arrived: AtomicU64::new(0), shared, failed: OnceLock::new() });
+        Self { object: counts.clone(), counts }
+    }
+
+    /// Whether several threads may make progress on its device at a time. Told while nothing is under way.
+    pub(super) fn set_shared(&self, shared: bool) {
+        self.counts.shared.store(shared, Ordering::Relaxed);
+    }
+
+    /// Messages that came, since ever.
+    #[inline]
+    pub(super) fn get(&self) -> u64 {
+        self.counts.arrived.load(Ordering::Acquire)
+    }
+
+    /// Why one failed, if one did.
+    pub(super) fn failed(&self) -> Option<&str> {
+        self.counts.failed.get().map(String::as_str)
+    }
+}
+
+impl AsCompletion for Tally {
+    fn as_completion(&self) -> &Arc<dyn Completion> {
+        &self.object
+    }
+}

@@ -1,0 +1,23 @@
+//! The program of the README, word for word: a message to the next rank.
+
+use carrack::{CompQueue, Rank, Runtime};
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let runtime = Runtime::start()?;
+    let inbox = CompQueue::new(16);
+    let name = runtime.register_comp(&inbox)?;
+    runtime.barrier()?; // from here on everybody has an inbox of that name
+
+    let next = Rank((runtime.rank().0 + 1) % runtime.size());
+    while runtime.post_am(next, b"ahoy", name).call()?.is_retry() {
+        runtime.progress()?;
+    }
+
+    runtime.wait(|| !inbox.is_empty())?; // makes progress; sleeps when there is nothing to do
+    if let Some(message) = inbox.pop() {
+        let text = message.bytes().map(String::from_utf8_lossy);
+        println!("{} got {text:?} from {}", runtime.rank(), message.rank);
+    }
+    Ok(runtime.barrier()?)
+}

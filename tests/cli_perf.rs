@@ -1,0 +1,342 @@
+//! `carrack perf`, `info` and `explain`, with real processes.
+//!
+//! No test asserts how quick something is: figures are only compared with each other.
+
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+/// The carrack command of this build, built here: a stale one would be tested otherwise.
+fn carrack() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        // target/PROFILE/deps/cli_perf-HASH
+        let folder = test.parent().unwrap().parent().unwrap();
+        if let Some(cargo) = std::env::var_os("CARGO") {
+            let profile = match folder.file_name().and_then(OsStr::to_str).unwrap() {
+                "debug" => "dev",
+                other => other,
+            };
+            let built = Command::new(cargo)
+                .args(["build", "--quiet", "--package", "carrack-cli", "--profile", profile, "--target-dir"])
+                .arg(folder.parent().unwrap())
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .status()
+                .unwrap();
+            assert!(built.success(), "building carrack-cli failed");
+        }
+        folder.join("carrack")
+    })
+}
+
+/// The command with these arguments, and with none of the variables that this test may have been started with.
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(carrack());
+    command.args(args).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("CARRACK_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    let said = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success(), "{:?}\n{said}\n{}", output.status, stderr(output));
+    said
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines of `perf` with these arguments, as JSON.
+fn perf(args: &[&str]) -> Vec<Value> {
+    let output = run(&[&["perf", "--json", "--seconds", "0.05"], args].concat());
+    lines(&stdout(&output))
+}
+
+fn lines(said: &str) -> Vec<Value> {
+    let parse = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    said.lines().map(parse).collect()
+}
+
+/// Fails unless a line has all fields, with values that can be.
+fn assert_sane(line: &Value) {
+    let field = |name: &str| line.get(name).unwrap_or_else(|| panic!("no {name} in {line}"));
+    let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0 && value.is_finite());
+    assert!(field("messages").as_u64() > Some(0), "{line}");
+    if field("test") == "latency" {
+        let us = field("latency_us");
+        let [min, p50, p99, max] = ["min", "p50", "p99", "max"].map(|name| us[name].as_f64().unwrap());
+        assert!(0.0 < min && min <= p50 && p50 <= p99 && p99 <= max, "{line}");
+        assert!(positive(&us["mean"]), "{line}");
+        assert!(field("bandwidth_gbps").is_null() && field("rate_mps").is_null(), "{line}");
+    } else {
+        assert!(field("latency_us").is_null(), "{line}");
+        assert!(positive(field("rate_mps")), "{line}");
+        let bytes = field("rate_mps").as_f64().unwrap() * 1e6 * field("size").as_f64().unwrap();
+        let bandwidth = field("bandwidth_gbps").as_f64().unwrap() * 1e9;
+        assert!((bandwidth - bytes).abs() <= bytes * 1e-6, "{line}");
+    }
+}
+
+/// Which point a line is of.
+fn point(line: &Value) -> (String, String, u64, u64) {
+    let text = |name: &str| line[name].as_str().unwrap().to_owned();
+    (text("op"), text("test"), line["size"].as_u64().unwrap(), line["threads"].as_u64().unwrap())
+}
+
+#[test]
+fn every_point_is_a_line_of_json_with_sane_figures() {
+    let lines = perf(&["--size", "0,8,4K"]);
+    lines.iter().for_each(assert_sane);
+    let mut expected = Vec::new();
+    for op in ["am", "send"] {
+        for test in ["latency", "bandwidth", "rate"] {
+            expected.extend([0, 8, 4096].map(|size| (op.to_owned(), test.to_owned(), size, 1)));
+        }
+    }
+    assert_eq!(lines.iter().map(point).collect::<Vec<_>>(), expected);
+    assert!(lines.iter().all(|line| line["transport"] == "shm" && line["mem"] == "host"));
+}
+
+#[test]
+fn rate_is_of_eight_bytes_unless_asked_otherwise() {
+    let lines = perf(&["rate", "--op", "am"]);
+    assert_eq!(lines.iter().map(point).collect::<Vec<_>>(), [("am".into(), "rate".into(), 8, 1)]);
+}
+
+#[test]
+fn threads_have_a_device_each_and_all_their_messages_are_counted() {
+    let lines = perf(&["--op", "am,send", "--size", "8", "--threads", "1,2"]);
+    lines.iter().for_each(assert_sane);
+    assert_eq!(lines.len(), 2 * 2 * 3);
+    assert_eq!(lines.iter().filter(|line| line["threads"] == 2).count(), 6);
+}
+
+#[test]
+fn loopback_is_measured_within_one_process_and_says_so() {
+    let lines = perf(&["--transport", "loopback", "--size", "8,4K"]);
+    lines.iter().for_each(assert_sane);
+    assert!(lines.len() == 12 && lines.iter().all(|line| line["transport"] == "loopback"));
+}
+
+#[test]
+fn the_memory_of_a_simulated_gpu_is_measured_and_called_simulated() {
+    for transport in ["shm", "loopback"] {
+        let output = command(&["perf", "--json", "--seconds", "0.05", "--mem", "device", "--size", "8,4K"])
+            .args(["--transport", transport])
+            .env("CARRACK_GPU", "fake")
+            .output()
+            .unwrap();
+        let lines = lines(&stdout(&output));
+        lines.iter().for_each(assert_sane);
+        assert!(lines.len() == 12 && lines.iter().all(|line| line["mem"] == "device (simulated)"));
+        assert_eq!(stderr(&output), "", "nothing was dropped on the way");
+    }
+}
+
+#[test]
+fn two_ranks_of_a_launcher_are_used_and_another_number_is_refused() {
+    let perf = |ranks: &str| {
+        let carrack = carrack().to_str().unwrap();
+        let perf = ["perf", "latency", "--op", "am", "--size", "8", "--seconds", "0.05", "--json"];
+        run(&[&["run", "--no-tag", "-n", ranks, "--", carrack], &perf[..]].concat())
+    };
+    lines(&stdout(&perf("2"))).iter().for_each(assert_sane);
+    let three = perf("3");
+    assert_eq!(three.status.code(), Some(2), "{}", stderr(&three));
+    assert!(stderr(&three).contains("carrack run -n 2"), "{}", stderr(&three));
+}
+
+#[test]
+fn ranks_that_share_one_core_are_measured_all_the_same() {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)).unwrap();
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(first);
+    // In a thread of its own: what it starts inherits its place.
+    std::thread::spawn(move || {
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let lines = perf(&["--size", "8"]);
+        lines.iter().for_each(assert_sane);
+        assert_eq!(lines.len(), 6);
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn people_get_a_table() {
+    let said = stdout(&run(&["perf", "latency", "--size", "8,4K", "--seconds", "0.05"]));
+    let rows: Vec<_> = said.lines().collect();
+    assert!(rows[0].starts_with("# two ranks over shm, host memory"), "{said}");
+    assert!(rows[1].contains("p50 µs") && rows[1].contains("GB/s"), "{said}");
+    assert_eq!(rows.len(), 2 + 4, "{said}");
+    assert!(rows[2].starts_with("am ") && rows[3].contains("4 KiB") && rows[4].starts_with("send "), "{said}");
+    assert!(!said.contains('\u{1b}'), "no colours in a pipe");
+}
+
+#[test]
+fn a_plot_has_both_charts_with_both_operations() {
+    let file = std::env::temp_dir().join(format!("carrack-perf-{}.svg", std::process::id()));
+    let output = run(&["perf", "--size", "8,64,4K", "--seconds", "0.05", "--plot", file.to_str().unwrap()]);
+    stdout(&output);
+    let svg = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    let texts: Vec<_> = svg.lines().map(str::trim).collect();
+    for label in ["latency (µs)", "bandwidth (GB/s)", "message size (bytes)", "4 KiB"] {
+        assert!(texts.iter().any(|text| text.contains(label)), "no {label}");
+    }
+    for op in ["am", "send"] {
+        assert_eq!(texts.iter().filter(|text| **text == op).count(), 2, "{op} is in both legends");
+    }
+    assert!(!svg.contains("NaN"));
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let output = run(&["perf", "--seconds", "600", "--plot", "/no/such/folder/plot.svg"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("carrack: --plot"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_would() {
+    for (args, hint) in [
+        (&["--size", "1G"][..], "CARRACK_PACKET_SIZE"),
+        (&["--size", "4KB"], "4KiB"),
+        (&["--op", "teleport"], "possible values: am, send"),
+        (&["--threads", "0"], "1 to 256"),
+        (&["--transport", "pigeon"], "loopback, shm"),
+        (&["--transport", "shm,loopback"], "one transport"),
+        (&["--seconds", "0"], "above 0"),
+        (&["--mem", "device"], "CARRACK_GPU=fake"),
+        (&["throughput"], "possible values: latency, bandwidth, rate, all"),
+    ] {
+        let output = run(&[&["perf"], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{args:?}: {}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_default_size_beyond_the_packet_is_left_out_with_a_note() {
+    let output = command(&["perf", "latency", "--op", "am", "--seconds", "0.05", "--json"])
+        .env("CARRACK_PACKET_SIZE", "1K")
+        .output()
+        .unwrap();
+    let sizes: Vec<_> = lines(&stdout(&output)).iter().map(|line| line["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [8, 64, 512]);
+    assert!(stderr(&output).contains("4 KiB is left out"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let carrack = carrack().to_str().unwrap();
+    let script = format!(
+        "if [ $CARRACK_RANK = 1 ]; then echo $$ >&2; fi; exec {carrack} perf latency --op am --size 8 --seconds 60"
+    );
+    let mut job = command(&["run", "--no-tag", "-n", "2", "--", "/bin/sh", "-c", &script])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let pid = Pid::from_raw(said.next().unwrap().trim().parse().unwrap()).unwrap();
+    // Long enough for it to be a rank that measures; were it not, the job would have to end all the same.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    kill_process(pid, Signal::KILL).unwrap();
+    let rest = said.collect::<Vec<_>>().join("\n");
+    let status = job.wait().unwrap();
+    assert!(!status.success() && rest.contains("rank 1"), "{status:?}: {rest}");
+}
+
+#[test]
+fn info_says_what_there_is_and_where_each_setting_comes_from() {
+    let output = command(&["info"]).env("CARRACK_SHM_SLOTS", "512").env("CARRACK_GPU", "fake").output().unwrap();
+    let said = stdout(&output);
+    for part in ["Machine", "kernel   Linux", "loopback  available", "shm       available", "simulated"] {
+        assert!(said.contains(part), "no {part} in\n{said}");
+    }
+    let setting = |name: &str| {
+        let line = said.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("no {name}"));
+        line.split_whitespace().skip(1).take(2).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(setting("CARRACK_SHM_SLOTS"), "512 environment");
+    assert_eq!(setting("CARRACK_BACKLOG"), "1024 default");
+}
+
+#[test]
+fn info_has_the_same_as_json() {
+    let info: Value = serde_json::from_str(&stdout(&run(&["info", "--json"]))).unwrap();
+    assert!(info["machine"]["cpu_count"].as_u64() > Some(0) && info["machine"]["memory_bytes"].as_u64() > Some(1 << 20));
+    let transports: Vec<_> = info["transports"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    assert_eq!(transports, ["loopback", "shm"]);
+    let settings = info["settings"].as_array().unwrap();
+    let packet = settings.iter().find(|setting| setting["variable"] == "CARRACK_PACKET_SIZE").unwrap();
+    assert!(packet["value"] == "8192" && packet["origin"] == "default", "{packet}");
+}
+
+#[test]
+fn a_variable_that_is_misspelt_is_met_with_the_one_that_was_meant() {
+    for verb in ["info", "perf", "explain"] {
+        let output = command(&[verb]).env("CARRACK_PACKET_SIZ", "4K").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{verb}");
+        assert!(stderr(&output).contains("did you mean CARRACK_PACKET_SIZE?"), "{verb}: {}", stderr(&output));
+        assert!(stderr(&output).starts_with("carrack: "), "{verb}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn explain_says_of_each_peer_which_path_was_taken_and_why_no_other() {
+    let said = stdout(&run(&["explain"]));
+    assert!(said.contains("rank 0 to rank 0 (itself), device 0: loopback"), "{said}");
+    assert!(said.contains("rank 0 to rank 1, device 0: shm") && said.contains("loopback   refused:"), "{said}");
+    assert!(said.contains("from host memory:") && !said.contains("rank 1 to"), "{said}");
+}
+
+#[test]
+fn explain_has_every_ranks_view_in_order_when_asked() {
+    let views = lines(&stdout(&run(&["explain", "--all", "--json"])));
+    let pairs: Vec<_> = views.iter().map(|view| (view["rank"].as_u64(), view["peer"].as_u64())).collect();
+    let expected = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(rank, peer)| (Some(rank), Some(peer)));
+    assert_eq!(pairs, expected);
+    for view in views {
+        let chosen = if view["rank"] == view["peer"] { "loopback" } else { "shm" };
+        assert_eq!(view["chosen"], chosen, "{view}");
+        for path in view["paths"].as_array().unwrap() {
+            assert!((path["verdict"] == "chosen") == path["why"].is_null(), "{view}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_has_heard_enough_is_no_failure() {
+    let first_line_of = |args: &[&str]| {
+        let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = String::new();
+        // The reader is dropped here, and the pipe with it.
+        BufReader::with_capacity(1, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        (first, child.wait_with_output().unwrap())
+    };
+    for args in [&["info"][..], &["explain"], &["perf", "--seconds", "0.05", "--size", "8"], &["perf", "--help"]] {
+        let (first, output) = first_line_of(args);
+        assert!(!first.is_empty(), "{args:?}");
+        assert!(output.status.success(), "{args:?}: {:?} {}", output.status, stderr(&output));
+        assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
+    }
+}

@@ -1,0 +1,38 @@
+//! The suite that every transport passes: what the runtime promises, over each of them in turn, and what
+//! the transport contract promises, below the runtime.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
+//! | `order` | messages of one key, and of one link, come in the order in which they were sent |
+//! | `outcomes` | done, posted, retry, and what is an error |
+//! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
+//! | `ending` | runtimes and peers that go while operations are under way |
+//! | `names` | tags, contexts and completion objects that other ranks name |
+//! | `resources` | devices, engines, pools and runtimes, several of each |
+//! | `waiting` | threads that post, poll, and sleep |
+//! | `gpu` | memory that the CPU cannot touch |
+//! | `contract` | transports without a runtime |
+
+mod support;
+
+#[path = "conformance/contract.rs"]
+mod contract;
+#[path = "conformance/ending.rs"]
+mod ending;
+#[path = "conformance/gpu.rs"]
+mod gpu;
+#[path = "conformance/matrix.rs"]
+mod matrix;
+#[path = "conformance/names.rs"]
+mod names;
+#[path = "conformance/order.rs"]
+mod order;
+#[path = "conformance/outcomes.rs"]
+mod outcomes;
+#[path = "conformance/pressure.rs"]
+mod pressure;
+#[path = "conformance/resources.rs"]
+mod resources;
+#[path = "conformance/waiting.rs"]
+mod waiting;

@@ -1,0 +1,449 @@
+//! The transport contract, below the runtime: what `carrack_transports::contract` states, rule by rule.
+
+use crate::over_each_transport;
+use crate::support::*;
+use carrack::settings::TransportChoice;
+use carrack::transports::contract::{
+    AddressBlob, Armed, Batch, Busy, Device, Domain, DownCause, Event, Header, Identity, Link, Op, OpFailure,
+    OpToken, Payload, PeerId, Polled, Reach, Submit, SubmitError, Transport,
+};
+use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack::transports::gpu::{Flavour, Gpu};
+use carrack::transports::loopback::Loopback;
+use carrack::transports::mem::packet::GpuAllocator;
+use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
+use carrack::transports::shm::{Geometry, Shm};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+over_each_transport!(
+    a_link_connects_without_blocking_and_says_when_it_is_up,
+    messages_of_a_link_arrive_in_order_whole_and_with_their_headers,
+    a_batch_is_never_filled_beyond_its_limit_and_nothing_is_skipped,
+    a_link_whose_receiver_stands_still_is_busy_and_goes_on_later,
+    everything_that_was_sent_arrives_before_the_end_is_told_once,
+    a_link_that_is_dropped_lets_the_receiver_know,
+    a_device_that_closes_is_told_to_those_who_send_to_it,
+    a_caller_s_mistake_is_an_error_of_the_call,
+    an_address_that_is_nobodys_is_refused,
+    only_one_thread_polls_at_a_time,
+    a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one,
+    an_operation_that_was_posted_ends_once_also_when_a_side_closes,
+);
+
+fn transport(choice: TransportChoice) -> Box<dyn Transport> {
+    match choice {
+        TransportChoice::Loopback => Box::new(Loopback::new(4096)),
+        TransportChoice::Shm => Box::new(Shm::new(Geometry { slots: 16, chunks: 4, chunk_size: 4096 })),
+        other => panic!("say here how {other:?} is opened"),
+    }
+}
+
+/// A rank of a job of three, with one device.
+struct Side {
+    device: Arc<dyn Device>,
+    domain: Arc<dyn Domain>,
+    batch: Batch,
+}
+
+impl Side {
+    fn new<J: Job>(me: u32) -> Self {
+        Self::with::<J>(me, PacketPool::new(Arc::new(HostAllocator), 4096, 64), 8)
+    }
+
+    fn with<J: Job>(me: u32, pool: PacketPool, limit: usize) -> Self {
+        let transport = transport(J::TRANSPORT);
+        assert_eq!(transport.name(), J::NAME);
+        let info = transport.devices().unwrap().remove(0);
+        let identity = Identity { me: PeerId(me), ranks: 3, secret: [9; 16] };
+        let domain = transport.open(&info, identity).unwrap();
+        let device = domain.device(Arc::new(pool)).unwrap();
+        Self { device, domain, batch: Batch::new(limit) }
+    }
+
+    fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let polled = self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        assert_eq!(polled == Polled::Some, !events.is_empty());
+        events
+    }
+
+    fn connect(&self, to: &Self, peer: u32) -> Arc<dyn Link> {
+        self.device.connect(&to.device.address(), PeerId(peer)).unwrap()
+    }
+}
+
+/// Polls both until `done` has seen what it wants among the events of each.
+fn poll_until(sides: &mut [&mut Side], mut done: impl FnMut(usize, Event) -> bool) {
+    let start = Instant::now();
+    loop {
+        for at in 0..sides.len() {
+            let mut over = false;
+            for event in sides[at].poll() {
+                over |= done(at, event);
+            }
+            if over {
+                return;
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "it does not come");
+        std::thread::yield_now();
+    }
+}
+
+/// Polls until the link is up and that has been told.
+fn bring_up(link: &Arc<dyn Link>, sides: &mut [&mut Side]) {
+    let start = Instant::now();
+    let mut quiet = 0;
+    while !link.is_up() || quiet < 100 {
+        quiet += 1;
+        for side in sides.iter_mut() {
+            for event in side.poll() {
+                assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+                quiet = 0;
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
+
+fn am(link: &Arc<dyn Link>, number: u64, bytes: &[u8]) -> Result<Submit, SubmitError> {
+    link.submit(Op::AmCopied { header: Header([number, !number]), bytes: MemRef::host(bytes) })
+}
+
+fn bytes_of(payload: &Payload) -> Vec<u8> {
+    let mut bytes = vec![0; payload.len()];
+    copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
+    bytes
+}
+
+fn size(number: u64) -> usize {
+    [0, 1, 8, 40, 41, 208, 209, 4095, 4096][number as usize % 9]
+}
+
+#[track_caller]
+fn assert_message(event: &Event, from: u32, number: u64) {
+    let Event::Arrived { from: who, header, payload } = event else { panic!("{event:?}") };
+    assert_eq!((*who, *header), (PeerId(from), Header([number, !number])));
+    assert_eq!(bytes_of(payload), pattern(number, size(number)));
+}
+
+fn a_link_connects_without_blocking_and_says_when_it_is_up<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    assert!(matches!(here.device.reach(&there.device.address()), Reach::Yes(_)));
+    let link = here.connect(&there, 1);
+    if !link.is_up() {
+        assert_eq!(am(&link, 0, b"early"), Ok(Submit::Busy(Busy::Connecting)));
+    }
+    let mut told = 0;
+    poll_until(&mut [&mut here, &mut there], |side, event| {
+        told += usize::from(matches!(event, Event::Connected { peer: PeerId(1) }) && side == 0);
+        told == 1
+    });
+    assert!(link.is_up());
+    assert_eq!(am(&link, 0, &[]), Ok(Submit::Done));
+    poll_until(&mut [&mut here, &mut there], |side, event| {
+        assert_eq!(side, 1, "told once: {event:?}");
+        assert_message(&event, 0, 0);
+        true
+    });
+}
+
+fn messages_of_a_link_arrive_in_order_whole_and_with_their_headers<J: Job>() {
+    const COUNT: u64 = 5000;
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let mut third = Side::new::<J>(2);
+    let links = [here.connect(&there, 1), third.connect(&there, 1)];
+    for link in &links {
+        bring_up(link, &mut [&mut here, &mut there, &mut third]);
+    }
+    let (mut sent, mut got) = ([0; 2], [0; 2]);
+    while got != [COUNT; 2] {
+        for (at, link) in links.iter().enumerate() {
+            while sent[at] < COUNT {
+                match am(link, sent[at], &pattern(sent[at], size(sent[at]))).unwrap() {
+                    Submit::Done => sent[at] += 1,
+                    Submit::Busy(_) => break,
+                    Submit::Posted => panic!("a copied message is done or busy"),
+                }
+            }
+        }
+        for event in there.poll() {
+            let Event::Arrived { from, .. } = &event else { panic!("{event:?}") };
+            let at = [0, 2].iter().position(|rank| PeerId(*rank) == *from).unwrap();
+            assert_message(&event, from.0, got[at]);
+            got[at] += 1;
+        }
+        assert!(here.poll().is_empty() && third.poll().is_empty());
+    }
+    assert!(there.poll().is_empty());
+}
+
+fn a_batch_is_never_filled_beyond_its_limit_and_nothing_is_skipped<J: Job>() {
+    let mut here = Side::new::<J>(0);
+    let mut there = Side::with::<J>(1, PacketPool::new(Arc::new(HostAllocator), 4096, 64), 3);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    for number in 0..10 {
+        assert_eq!(am(&link, number * 9, &[]), Ok(Submit::Done));
+    }
+    let mut next = 0;
+    while next < 10 {
+        let events = there.poll();
+        assert!(events.len() <= 3);
+        for event in events {
+            assert_message(&event, 0, next * 9);
+            next += 1;
+        }
+    }
+}
+
+fn a_link_whose_receiver_stands_still_is_busy_and_goes_on_later<J: Job>() {
+    let mut here = Side::new::<J>(0);
+    let mut there = Side::with::<J>(1, PacketPool::new(Arc::new(HostAllocator), 4096, 16), 8);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    for (number, want) in [(0, Busy::Full), (8, Busy::NoPacket)] {
+        let message = pattern(number, size(number));
+        let mut count = 0;
+        let busy = loop {
+            match am(&link, number, &message).unwrap() {
+                Submit::Done => count += 1,
+                Submit::Busy(why) => break why,
+                Submit::Posted => panic!("posted"),
+            }
+        };
+        assert_eq!(busy, want);
+        assert_eq!(am(&link, number, &message), Ok(Submit::Busy(want)), "and stays so");
+        let mut got = 0;
+        while got < count {
+            for event in there.poll() {
+                assert_message(&event, 0, number);
+                got += 1;
+            }
+        }
+        assert!(there.poll().is_empty(), "what was busy was not sent");
+        assert_eq!(am(&link, number, &message), Ok(Submit::Done));
+        poll_until(&mut [&mut there], |_, event| {
+            assert_message(&event, 0, number);
+            true
+        });
+    }
+}
+
+fn everything_that_was_sent_arrives_before_the_end_is_told_once<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    let mut sent = 0;
+    while am(&link, sent, &pattern(sent, size(sent))) == Ok(Submit::Done) {
+        sent += 1;
+    }
+    assert!(sent > 3);
+    here.device.close();
+    let last = am(&link, sent, &[]);
+    assert!(matches!(last, Err(SubmitError::Down { peer: PeerId(1), .. })), "{last:?}");
+    drop((link, here));
+    let mut next = 0;
+    poll_until(&mut [&mut there], |_, event| {
+        if let Event::PeerDown { peer, cause } = &event {
+            assert_eq!((*peer, cause, next), (PeerId(0), &DownCause::Closed, sent));
+            return true;
+        }
+        assert_message(&event, 0, next);
+        next += 1;
+        false
+    });
+    for _ in 0..1000 {
+        assert!(there.poll().is_empty());
+    }
+}
+
+fn a_link_that_is_dropped_lets_the_receiver_know<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    drop(link);
+    poll_until(&mut [&mut here, &mut there], |side, event| {
+        assert!(matches!(event, Event::PeerDown { peer: PeerId(0), cause: DownCause::Closed }), "{event:?}");
+        assert_eq!(side, 1);
+        true
+    });
+    // A new one is as good as the first.
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    assert_eq!(am(&link, 0, &[]), Ok(Submit::Done));
+    poll_until(&mut [&mut there], |_, event| {
+        assert_message(&event, 0, 0);
+        true
+    });
+}
+
+fn a_device_that_closes_is_told_to_those_who_send_to_it<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    there.device.close();
+    there.device.close();
+    let start = Instant::now();
+    let mut told = 0;
+    while told == 0 && start.elapsed() < Duration::from_secs(5) {
+        for event in here.poll() {
+            assert!(matches!(event, Event::PeerDown { peer: PeerId(1), cause: DownCause::Closed }), "{event:?}");
+            told += 1;
+        }
+    }
+    assert_eq!(told, 1, "peers see it gone");
+    let sent = am(&link, 0, &[]);
+    assert!(matches!(sent, Err(SubmitError::Down { peer: PeerId(1), cause: DownCause::Closed })), "{sent:?}");
+    assert!(!link.is_up());
+}
+
+fn a_caller_s_mistake_is_an_error_of_the_call<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    let max = here.domain.caps().am_copied;
+    assert_eq!(max, 4096);
+    assert_eq!(am(&link, 0, &vec![0; max + 1]), Err(SubmitError::TooLong { len: max + 1, max }));
+    let driver = FakeDriver::new(FakeConfig::default()).unwrap();
+    let region = driver.gpu(0).unwrap().allocate(64, Flavour::Plain).unwrap();
+    let slice = region.whole();
+    let refused = link.submit(Op::AmCopied { header: Header([0; 2]), bytes: slice.view() });
+    assert_eq!(refused, Err(SubmitError::Kind(region.kind())));
+    for _ in 0..100 {
+        assert!(there.poll().is_empty());
+    }
+    let gpu_pool = PacketPool::new(Arc::new(GpuAllocator::on(driver.gpu(0).unwrap())), 4096, 16);
+    let device = here.domain.device(Arc::new(gpu_pool));
+    assert_eq!(device.is_ok(), here.domain.caps().am_to_device, "as its caps say");
+}
+
+fn an_address_that_is_nobodys_is_refused<J: Job>() {
+    let [here, there] = [0, 1].map(Side::new::<J>);
+    let mut long = there.device.address().0;
+    long.extend([0; 300]);
+    for garbage in [vec![], vec![1; 5], vec![0xff; 24], long] {
+        let blob = AddressBlob(garbage);
+        assert!(here.device.connect(&blob, PeerId(1)).is_err());
+    }
+    assert!(matches!(here.device.reach(&AddressBlob(vec![1, 2, 3])), Reach::No(_)));
+    let gone = there.device.address();
+    drop(there);
+    let refused = here.device.connect(&gone, PeerId(1)).err();
+    assert!(matches!(refused, Some(SubmitError::Down { peer: PeerId(1), .. })), "{refused:?}");
+}
+
+fn only_one_thread_polls_at_a_time<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let link = here.connect(&there, 1);
+    bring_up(&link, &mut [&mut here, &mut there]);
+    for number in 0..2 {
+        assert_eq!(am(&link, number * 9, &[]), Ok(Submit::Done));
+    }
+    let device = there.device.clone();
+    let mut batch = Batch::new(1);
+    let mut beside = None;
+    let polled = device.poll(&mut batch, &mut |batch| {
+        batch.drain();
+        // Before another thread can poll: matching happens here.
+        let other = there.device.clone();
+        beside = std::thread::spawn(move || other.poll(&mut Batch::new(1), &mut |_| {})).join().ok();
+    });
+    assert_eq!((polled, beside), (Polled::Some, Some(Polled::Busy)));
+}
+
+fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
+    const ROUNDS: u64 = 300;
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let links = [here.connect(&there, 1), there.connect(&here, 0)];
+    for link in &links {
+        bring_up(link, &mut [&mut here, &mut there]);
+    }
+    // Two threads that answer each other and sleep in between: one wake-up lost is a wait without end.
+    let serve = |side: &mut Side, link: &Arc<dyn Link>, from: u32, begins: bool| {
+        let mut next = 0;
+        if begins {
+            assert_eq!(am(link, 0, &pattern(0, 0)), Ok(Submit::Done));
+        }
+        let mut slept = 0;
+        while next < ROUNDS {
+            let events = side.poll();
+            for event in &events {
+                assert_message(event, from, next * 9);
+                next += 1;
+                let answer = if begins { next } else { next - 1 };
+                if answer < ROUNDS {
+                    while am(link, answer * 9, &[]) != Ok(Submit::Done) {}
+                }
+            }
+            if !events.is_empty() || next == ROUNDS {
+                continue;
+            }
+            match side.device.arm() {
+                Armed::Ready => {}
+                Armed::Wait(fd) => {
+                    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+                    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+                    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "never woken");
+                    slept += 1;
+                    side.device.disarm();
+                }
+            }
+        }
+        slept
+    };
+    let slept = std::thread::scope(|scope| {
+        let one = scope.spawn(|| serve(&mut here, &links[0], 1, true));
+        serve(&mut there, &links[1], 0, false) + one.join().unwrap()
+    });
+    assert!(slept > 0, "nobody ever slept");
+    // And with something there already, nobody may sleep.
+    assert_eq!(am(&links[0], 0, &[]), Ok(Submit::Done));
+    assert!(matches!(there.device.arm(), Armed::Ready));
+}
+
+fn an_operation_that_was_posted_ends_once_also_when_a_side_closes<J: Job>() {
+    let driver = FakeDriver::new(FakeConfig::default()).unwrap();
+    for sender_closes in [false, true] {
+        let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+        let link = here.connect(&there, 1);
+        bring_up(&link, &mut [&mut here, &mut there]);
+        let region = driver.gpu(0).unwrap().allocate(100, Flavour::Plain).unwrap();
+        let held = driver.faults().hold_copies();
+        let mut buffer = Buffer::from(region.whole());
+        let posted =
+            link.submit(Op::AmOwned { header: Header([0; 2]), buffer: &mut buffer, token: OpToken(77) });
+        if !here.domain.caps().am_from_device {
+            assert_eq!(posted, Err(SubmitError::Kind(region.kind())), "as its caps say");
+            assert_eq!(buffer.len(), 100, "and the buffer is the caller's");
+            continue;
+        }
+        assert_eq!((posted, buffer.len()), (Ok(Submit::Posted), 0));
+        for _ in 0..100 {
+            assert!(here.poll().is_empty() && there.poll().is_empty());
+        }
+        // Closing may wait for the engine.
+        let release = std::thread::spawn(move || drop(held));
+        if sender_closes { here.device.close() } else { there.device.close() };
+        release.join().unwrap();
+        let start = Instant::now();
+        let mut ends = Vec::new();
+        while ends.is_empty() && start.elapsed() < Duration::from_secs(5) {
+            for event in here.poll() {
+                if let Event::Completion { token, buffer, outcome } = event {
+                    ends.push((token, buffer.len(), outcome));
+                }
+            }
+        }
+        let who = if sender_closes { "sender" } else { "receiver" };
+        assert_eq!(ends.len(), 1, "the {who} closed, and what it had posted does not end");
+        let (token, len, outcome) = ends.remove(0);
+        assert_eq!((token, len), (OpToken(77), 100));
+        assert!(matches!(outcome, Err(OpFailure::Down(_) | OpFailure::Closed)), "{outcome:?}");
+        for _ in 0..1000 {
+            assert!(!here.poll().iter().any(|event| matches!(event, Event::Completion { .. })));
+        }
+    }
+}

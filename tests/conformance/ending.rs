@@ -1,0 +1,319 @@
+//! Runtimes and peers that go while operations are under way: each operation ends once, and says why.
+
+use crate::over_each_transport;
+use crate::support::guard::Guarded;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
+use carrack::transports::contract::DownCause;
+use carrack::{
+    Completion, Matching, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag, UserContext,
+};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+over_each_transport!(
+    a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error,
+    a_status_that_found_no_room_is_tried_once_more_at_the_end,
+    what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails,
+    what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first,
+    a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
+    a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device,
+    what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
+    a_receive_from_nobody_in_particular_outlives_a_peer,
+    a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
+    packets_and_buffers_outlive_their_runtime,
+);
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[track_caller]
+fn assert_down(status: Status, from: Rank) {
+    let error = status.ok().expect_err("it cannot have succeeded");
+    assert!(matches!(&error, OpError::PeerDown { rank, .. } if *rank == from), "{error}");
+    assert!(error.to_string().contains(&from.to_string()));
+}
+
+fn a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error<J: Job>() {
+    let [zero, one] = J::pair_with(J::settings().shm_slots(8));
+    let sink = Arc::new(Sink::keeping());
+    let region = Guarded::new(100, 5);
+    let mut context = 0;
+    let mut next = || {
+        context += 1;
+        UserContext(context)
+    };
+    for (policy, buffer) in [
+        (Matching::RankTag, carrack::Buffer::Vec(vec![1; 10])),
+        (Matching::RankTag, carrack::Buffer::Vec(vec![2; 10])),
+        (Matching::TagOnly, carrack::Buffer::BytesMut([3; 10][..].into())),
+        (Matching::RankOnly, region.slice().into()),
+        (Matching::None, carrack::Buffer::Vec(vec![4; 10])),
+    ] {
+        let mut recv =
+            zero.post_recv(Rank(1), buffer, Tag(1)).matching(policy).user_context(next()).comp(&*sink);
+        assert!(recv.call().unwrap().is_posted());
+    }
+    // Sends that wait: the ring is full.
+    while !zero.post_send(Rank(1), b"12345678", Tag(1)).call().unwrap().is_retry() {}
+    for size in [0, 8, 100, 5000] {
+        let mut send = zero
+            .post_send(Rank(1), vec![9; size], Tag(2))
+            .user_context(next())
+            .comp(&*sink)
+            .allow_retry(false);
+        assert!(send.call().unwrap().is_posted());
+    }
+    assert_eq!(sink.count(), 0);
+    drop(zero);
+    let mut statuses = sink.take();
+    statuses.sort_by_key(|status| status.user_context.0);
+    let contexts: Vec<u64> = statuses.iter().map(|status| status.user_context.0).collect();
+    assert_eq!(contexts, (1..=9).collect::<Vec<_>>(), "each once");
+    let lengths: Vec<usize> = statuses.iter().map(|status| status.buffer.len()).collect();
+    assert_eq!(lengths, [10, 10, 10, 100, 10, 0, 8, 100, 5000], "and gives its buffer back");
+    for status in statuses {
+        assert!(matches!(status.ok(), Err(OpError::Closed)));
+    }
+    region.assert_untouched();
+    drop(one);
+    assert_eq!(sink.count(), 0);
+}
+
+/// Takes nothing until it is told to.
+struct Stubborn {
+    open: AtomicBool,
+    taken: Mutex<Vec<Status>>,
+}
+
+impl Completion for Stubborn {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        if !self.open.load(Ordering::SeqCst) {
+            return Err(status);
+        }
+        self.taken.lock().unwrap().push(status);
+        Ok(())
+    }
+}
+
+fn a_status_that_found_no_room_is_tried_once_more_at_the_end<J: Job>() {
+    let [zero, one] = J::pair();
+    let stubborn = Arc::new(Stubborn { open: AtomicBool::new(false), taken: Mutex::default() });
+    let object: Arc<dyn Completion> = stubborn.clone();
+    // Two: the second is found behind the first, which is stuck.
+    for tag in 1..=2 {
+        let mut recv = one.post_recv(Rank(0), vec![0; 8], Tag(tag)).comp(&object);
+        assert!(recv.call().unwrap().is_posted());
+        sent(std::slice::from_ref(&zero), || zero.post_send(Rank(1), b"12345678", Tag(tag)).call());
+    }
+    // And one that was over within its call.
+    let mut own = one.post_send(Rank(0), b"x", Tag(3)).comp(&object).allow_done(false);
+    sent(std::slice::from_ref(&zero), || own.call());
+    while one.progress().is_ok() {}
+    stubborn.open.store(true, Ordering::SeqCst);
+    drop(one);
+    let taken = stubborn.taken.lock().unwrap();
+    let tags: Vec<u64> = taken.iter().map(|status| status.tag.0).collect();
+    assert_eq!(tags.len(), 3, "each operation ends once, at the latest with its runtime: {tags:?}");
+}
+
+fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J: Job>() {
+    let [zero, one] = J::pair();
+    let sink = Sink::keeping();
+    let size = |at: u64| [0, 8, 41, 209, 5000][at as usize % 5];
+    for at in 0..30 {
+        let recv = one
+            .post_recv(Rank(0), vec![0; 5000], Tag(1))
+            .user_context(UserContext(at))
+            .comp(&sink)
+            .call();
+        assert!(recv.unwrap().is_posted());
+    }
+    for at in 0..20 {
+        let message = pattern(at, size(at));
+        assert!(zero.post_send(Rank(1), &message[..], Tag(1)).call().unwrap().is_done());
+    }
+    drop(zero);
+    let ranks = [one];
+    until(&ranks, || sink.count() == 30);
+    for status in sink.take() {
+        let at = status.user_context.0;
+        if at < 20 {
+            assert!(status.error.is_none(), "message {at}: {status:?}");
+            assert_eq!(status.bytes().unwrap(), pattern(at, size(at)));
+        } else {
+            assert_eq!(status.buffer.len(), 5000);
+            assert_down(status, Rank(0));
+        }
+    }
+    assert!(matches!(ranks[0].peer_down(Rank(0)), Some(DownCause::Closed)));
+    // What is posted now fails at once.
+    let recv = ranks[0].post_recv(Rank(0), vec![0], Tag(1)).comp(&sink).call();
+    assert!(recv.unwrap().is_posted());
+    assert_down(sink.one(&ranks), Rank(0));
+    let mut send = ranks[0].post_send(Rank(0), b"x".to_vec(), Tag(1));
+    for _ in 0..2 {
+        let error = send.call().unwrap_err();
+        assert!(matches!(error, PostError::PeerDown { rank: Rank(0), .. }), "{error}");
+    }
+    settle(&ranks);
+    assert_eq!(sink.count(), 0);
+}
+
+fn what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first<J: Job>() {
+    let [zero, one] = J::pair();
+    let devices = [&zero, &one].map(|rank| rank.device().build().unwrap());
+    let sink = Sink::keeping();
+    let mut recv = one.post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&sink);
+    assert!(recv.call().unwrap().is_posted());
+    // Progress on the second device of both until the message could be posted; it is not taken in.
+    let mut send = zero.post_send(Rank(1), b"in time!", Tag(1)).device(&devices[0]);
+    while send.call().unwrap().is_retry() {
+        zero.progress_device(&devices[0]).unwrap();
+        one.progress_device(&devices[1]).unwrap();
+    }
+    drop(send);
+    drop(zero);
+    // The default device hears that the peer is gone.
+    let start = std::time::Instant::now();
+    while one.default_device().index() == 0 && one.peer_down(Rank(0)).is_none() {
+        one.progress().unwrap();
+        if start.elapsed() > SOON {
+            break;
+        }
+    }
+    let ranks = [one];
+    let status = sink.one(&ranks);
+    assert!(status.error.is_none(), "the message had been sent, and was lost: {status:?}");
+    assert_eq!(status.bytes().unwrap(), b"in time!");
+}
+
+fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: Job>() {
+    let ranks: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+    let sink = Sink::keeping();
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"hello", Tag(1)).call());
+    let mut recv = ranks[0].post_recv(Rank(1), vec![0], Tag(1)).comp(&sink);
+    assert!(recv.call().unwrap().is_posted());
+    drop(recv);
+    let [zero, one] = ranks;
+    drop(one);
+    let ranks = [zero];
+    assert!(happens(&ranks, SOON, || sink.count() > 0), "rank 0 has a link to rank 1 and did not notice its end");
+    assert_down(sink.one(&ranks), Rank(1));
+}
+
+fn a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device<J: Job>() {
+    let [zero, one] = J::pair();
+    let sink = Sink::keeping();
+    let mut recv = zero.post_recv(Rank(1), vec![0], Tag(1)).comp(&sink);
+    assert!(recv.call().unwrap().is_posted());
+    drop(recv);
+    let held = one.default_device().clone();
+    drop(one);
+    let ranks = [zero];
+    assert!(happens(&ranks, SOON, || sink.count() > 0), "the peer's end was not noticed");
+    assert_down(sink.one(&ranks), Rank(1));
+    drop(held);
+}
+
+fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
+    let [zero, one] = J::pair_with(J::settings().shm_slots(8));
+    let sink = Sink::keeping();
+    while !zero.post_send(Rank(1), b"12345678", Tag(1)).call().unwrap().is_retry() {}
+    for at in 0..20 {
+        let mut send = zero
+            .post_send(Rank(1), vec![7; at as usize * 30], Tag(at))
+            .user_context(UserContext(at))
+            .comp(&sink)
+            .allow_retry(false);
+        assert!(send.call().unwrap().is_posted());
+    }
+    drop(one);
+    let ranks = [zero];
+    until(&ranks, || sink.count() == 20);
+    let mut seen = [false; 20];
+    for status in sink.take() {
+        let at = status.user_context.0 as usize;
+        assert!(!std::mem::replace(&mut seen[at], true));
+        assert_eq!((status.buffer.len(), status.tag), (at * 30, Tag(at as u64)));
+        assert_down(status, Rank(1));
+    }
+    settle(&ranks);
+    assert_eq!(sink.count(), 0);
+}
+
+fn a_receive_from_nobody_in_particular_outlives_a_peer<J: Job>() {
+    let mut ranks = J::ranks(3);
+    connect(&ranks);
+    let sink = Sink::keeping();
+    for rank in [Rank::ANY, Rank(2)] {
+        let mut recv = ranks[0].post_recv(rank, vec![0; 4], Tag(1)).comp(&sink);
+        assert!(recv.call().unwrap().is_posted());
+    }
+    drop(ranks.pop());
+    assert_down(sink.one(&ranks), Rank(2));
+    let send =
+        || ranks[1].post_send(Rank(0), b"here", Tag(1)).matching(Matching::TagOnly).call();
+    sent(&ranks, send);
+    let status = sink.one(&ranks);
+    assert_eq!((status.rank, status.bytes().unwrap()), (Rank(1), &b"here"[..]));
+}
+
+/// Counts how often its rank says that it has finished.
+struct Told(InProcess, Arc<AtomicU32>);
+
+impl Bootstrap for Told {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+    fn job(&self) -> &JobId {
+        self.0.job()
+    }
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+        self.0.put(key, value)
+    }
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+        self.0.get(key)
+    }
+    fn fence(&self) -> Result<(), BootstrapError> {
+        self.0.fence()
+    }
+    fn finish(&self) -> Result<(), BootstrapError> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.finish()
+    }
+}
+
+fn a_runtime_that_ends_in_order_says_so_to_the_bootstrap<J: Job>() {
+    let mut job = unstarted(3).into_iter();
+    let told = Arc::new(AtomicU32::new(0));
+    let bootstrap = Box::new(Told(job.next().unwrap(), told.clone()));
+    let zero = Runtime::builder().settings(built(J::settings())).bootstrap(bootstrap).start().unwrap();
+    let one = start(job.next().unwrap(), J::settings());
+    assert_eq!(told.load(Ordering::SeqCst), 0);
+    drop(zero);
+    assert_eq!(told.load(Ordering::SeqCst), 1, "else a launcher takes the rank for one that failed");
+    // And a rank that starts late is still waited for.
+    let mut early = one.post_send(Rank(2), b"x", Tag(1));
+    assert!(matches!(early.call(), Ok(Outcome::Retry(_))));
+    let two = start(job.next().unwrap(), J::settings());
+    sent(&[one.clone(), two], || early.call());
+}
+
+fn packets_and_buffers_outlive_their_runtime<J: Job>() {
+    let [zero, one] = J::pair();
+    let sink = Sink::keeping();
+    let name = one.register_comp(&sink).unwrap();
+    let ranks = [zero, one];
+    let message = pattern(1, 8192);
+    sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).call());
+    let status = sink.one(&ranks);
+    drop(ranks);
+    assert_eq!(status.bytes().unwrap(), message);
+    let after = Synchronizer::new(1);
+    assert!(!after.test());
+}

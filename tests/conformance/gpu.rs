@@ -1,0 +1,385 @@
+//! Memory that the CPU cannot touch: messages from it, into it, and in packets of it. A byte of it that the
+//! library touched itself would end this process.
+
+use crate::over_each_transport;
+use crate::support::guard::Guarded;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::packet::{GpuAllocator, PacketPool};
+use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
+use carrack::transports::gpu::{Flavour, Gpu, Stream};
+use carrack::transports::mem::{CopyError, Region};
+use carrack::{Device, OpError, Outcome, PostError, Rank, RemoteComp, Runtime, Tag, UserContext};
+use std::sync::Arc;
+use std::time::Duration;
+
+over_each_transport!(
+    active_messages_land_on_the_gpu_and_their_packets_can_be_kept,
+    messages_go_from_and_into_device_memory_to_the_last_byte,
+    a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu,
+    a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken,
+    a_message_after_an_event_stays_until_it_fires_and_keeps_its_place,
+    an_event_that_fails_fails_the_message_once,
+    a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_error,
+    a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_error,
+    an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once,
+    an_operation_from_device_memory_is_spent_once_it_was_posted,
+    a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once,
+);
+
+const SIZES: [usize; 8] = [1, 8, 40, 41, 208, 209, 8191, 8192];
+
+struct Ground {
+    driver: FakeDriver,
+    ranks: [Runtime; 2],
+    sink: Arc<Sink>,
+    name: RemoteComp,
+    /// Device 1 of both ranks; the second's packets are on the GPU.
+    devices: [Device; 2],
+    pool: PacketPool,
+}
+
+impl Ground {
+    fn new<J: Job>() -> Self {
+        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
+        let ranks = J::pair_with(J::settings().packets_max(16));
+        let sink = Arc::new(Sink::keeping());
+        let name = ranks[1].register_comp(&*sink).unwrap();
+        let pool = ranks[1].packet_pool(Arc::new(GpuAllocator::on(driver.gpu(1).unwrap())));
+        let devices =
+            [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+        // Up, and the pool has its memory.
+        sent(&ranks, || ranks[0].post_am(Rank(1), b"up", name).device(&devices[0]).call());
+        drop(sink.one(&ranks));
+        Self { driver, ranks, sink, name, devices, pool }
+    }
+
+    fn region(&self, gpu: usize, len: usize) -> Region {
+        self.driver.gpu(gpu).unwrap().allocate(len, Flavour::Plain).unwrap()
+    }
+
+    /// Guarded device memory that holds those bytes.
+    fn holding(&self, gpu: usize, bytes: &[u8]) -> Guarded {
+        Guarded::within(self.region(gpu, Guarded::room(bytes.len())), bytes.len(), 7).filled(bytes)
+    }
+}
+
+fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, sink, name, devices, pool, driver } = &ground;
+    let mut rng = rng();
+    let mut kept = Vec::new();
+    for at in 0..16 {
+        let message = random(&mut rng, SIZES[at % SIZES.len()]);
+        sent(ranks, || ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call());
+        let status = sink.one(ranks);
+        assert!(status.error.is_none(), "{status:?}");
+        assert_eq!(status.buffer.kind().gpu(), Some(driver.gpu(1).unwrap().info().uuid));
+        assert!(status.bytes().is_none(), "the CPU is shown no bytes on a GPU");
+        assert_eq!((status.rank, status.size, status.buffer.len()), (Rank(0), message.len(), message.len()));
+        kept.push((status, message));
+    }
+    assert!(pool.take_with_len(1).is_none(), "all are out");
+    // The next waits, is not lost, and arrives when one is back.
+    let last = random(&mut rng, 500);
+    let mut am = ranks[0].post_am(Rank(1), last.clone(), *name).device(&devices[0]).allow_retry(false);
+    assert!(!am.call().unwrap().is_retry());
+    assert!(!happens(ranks, Duration::from_millis(20), || sink.count() > 0));
+    for (status, message) in &kept {
+        assert_eq!(status.buffer.to_vec().unwrap(), *message, "kept packets keep their bytes");
+    }
+    kept.clear();
+    until_with_errors(ranks, || sink.count() > 0);
+    assert_eq!(sink.one(ranks).buffer.to_vec().unwrap(), last);
+    let none = Vec::<u8>::new();
+    sent(ranks, || ranks[0].post_am(Rank(1), &none[..], *name).device(&devices[0]).call());
+    assert_eq!(sink.one(ranks).size, 0);
+}
+
+fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, .. } = &ground;
+    let mut rng = rng();
+    for size in SIZES {
+        // From GPU 0, GPU 1 or the host, into GPU 1 or the host.
+        for (from, into) in [(Some(0), Some(1)), (Some(1), Some(1)), (None, Some(1)), (Some(0), None)] {
+            for expected in [true, false] {
+                let payload = random(&mut rng, size);
+                let guarded = |place: Option<usize>, seed| match place {
+                    Some(gpu) => Guarded::within(ground.region(gpu, Guarded::room(size)), size, seed),
+                    None => Guarded::new(size, seed),
+                };
+                let (source, target) = (guarded(from, 1).filled(&payload), guarded(into, 2));
+                let (left, came) = (Sink::keeping(), Sink::keeping());
+                let receive = || {
+                    let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
+                    recv = recv.user_context(UserContext(2)).allow_done(false);
+                    assert!(recv.call().unwrap().is_posted());
+                };
+                if expected {
+                    receive();
+                }
+                let mut send = ranks[0]
+                    .post_send(Rank(1), source.slice(), Tag(1))
+                    .user_context(UserContext(1))
+                    .comp(&left)
+                    .allow_done(false);
+                sent(ranks, || send.call());
+                if !expected {
+                    until(ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
+                    receive();
+                }
+                for (sink, peer, context) in [(&left, Rank(1), 1), (&came, Rank(0), 2)] {
+                    let status = sink.one(ranks);
+                    assert!(status.error.is_none(), "{size} {from:?} {into:?}: {status:?}");
+                    assert_eq!((status.rank, status.size), (peer, size));
+                    assert_eq!(status.user_context, UserContext(context));
+                    assert_eq!(status.buffer.len(), size);
+                }
+                source.assert_holds(&payload);
+                target.assert_holds(&payload);
+            }
+        }
+    }
+    settle(ranks);
+}
+
+fn a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, devices, .. } = &ground;
+    for size in SIZES {
+        let message = pattern(size as u64, size);
+        let (source, came) = (ground.holding(0, &message), Sink::keeping());
+        let target = Guarded::new(size, 3);
+        let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came).device(&devices[1]);
+        assert!(recv.call().unwrap().is_posted());
+        sent(ranks, || ranks[0].post_send(Rank(1), source.slice(), Tag(1)).device(&devices[0]).call());
+        let status = came.one(ranks);
+        assert!(status.error.is_none(), "{status:?}");
+        target.assert_holds(&message);
+    }
+}
+
+fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, .. } = &ground;
+    let (slow, quick) = (pattern(1, 1000), pattern(2, 8));
+    let source = ground.holding(0, &slow);
+    let (left, came) = (Sink::keeping(), Sink::keeping());
+    for at in 0..2 {
+        let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&came);
+        assert!(recv.call().unwrap().is_posted(), "{at}");
+    }
+    let held = driver.faults().hold_copies();
+    let mut first = ranks[0].post_send(Rank(1), source.slice(), Tag(1)).comp(&left);
+    assert!(posted(ranks, || first.call()).is_posted());
+    // With retries forbidden it waits its turn; it does not overtake.
+    let mut second = ranks[0].post_send(Rank(1), &quick[..], Tag(1)).comp(&left).allow_retry(false);
+    let over_at_once = second.call().unwrap().is_done();
+    assert!(!happens(ranks, Duration::from_millis(20), || came.count() > 0), "nothing has landed");
+    drop(held);
+    until(ranks, || came.count() == 2);
+    let found: Vec<Vec<u8>> = came.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
+    assert_eq!(found, [slow, quick]);
+    settle(ranks);
+    assert_eq!((left.count(), left.failed()), (2 - usize::from(over_at_once), 0));
+}
+
+fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, .. } = &ground;
+    for device_memory in [false, true] {
+        let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
+        let written = pattern(5, 300);
+        let region = if device_memory { ground.region(0, 300) } else { Region::host(300) };
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let (slice, bytes) = (region.whole(), written.clone());
+        stream
+            .launch(move |kernel| {
+                gate.recv().unwrap();
+                kernel.write(&slice, &bytes)
+            })
+            .unwrap();
+        let event = stream.record().unwrap();
+        let (left, came) = (Sink::keeping(), Sink::keeping());
+        for _ in 0..2 {
+            let mut recv = ranks[1].post_recv(Rank(0), vec![0; 300], Tag(1)).comp(&came);
+            assert!(recv.call().unwrap().is_posted());
+        }
+        let mut first = ranks[0].post_send(Rank(1), region.whole(), Tag(1)).after(&event).comp(&left);
+        assert!(posted(ranks, || first.call()).is_posted());
+        let mut later = ranks[0].post_send(Rank(1), b"later", Tag(1)).comp(&left).allow_retry(false);
+        assert!(later.call().unwrap().is_posted());
+        // Nothing passes to other tags either: the order is that of the link.
+        let other = ranks[0].post_send(Rank(1), b"other", Tag(2)).call().unwrap();
+        assert!(other.is_retry(), "{other:?}");
+        assert!(!happens(ranks, Duration::from_millis(20), || came.count() + left.count() > 0));
+        go.send(()).unwrap();
+        until(ranks, || came.count() == 2 && left.count() == 2);
+        let found: Vec<Vec<u8>> = came.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
+        assert_eq!(found, [written, b"later".to_vec()]);
+        assert_eq!(left.failed(), 0);
+    }
+}
+
+fn an_event_that_fails_fails_the_message_once<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, sink, name, .. } = &ground;
+    let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
+    stream.launch(|_| panic!("a kernel that crashes")).unwrap();
+    let event = stream.record().unwrap();
+    let left = Sink::keeping();
+    let mut am = ranks[0].post_am(Rank(1), vec![1; 10], *name).after(&event).comp(&left);
+    sent(ranks, || am.call());
+    let status = left.one(ranks);
+    assert_eq!(status.buffer.to_vec().unwrap(), [1; 10]);
+    assert!(matches!(status.ok().unwrap_err(), OpError::Event(error) if error.code == 719));
+    sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).call());
+    assert_eq!(sink.one(ranks).bytes().unwrap(), b"next");
+    assert_eq!(left.count(), 0);
+}
+
+fn is_the_engines(error: &OpError, code: i32) -> bool {
+    matches!(error, OpError::Copy(CopyError::Engine { cause, .. }) if cause.code == code)
+}
+
+fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_error<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, sink, name, devices, .. } = &ground;
+    for at in [FailAt::Submit, FailAt::Event] {
+        // Over the default devices, where the target is host memory, and over those where it is on the GPU.
+        for on_gpu in [false, true] {
+            let message = pattern(1, 700);
+            let (source, left) = (ground.holding(0, &message), Sink::keeping());
+            driver.faults().fail_copies(at, Which::Nth(1), 700);
+            let mut am = ranks[0].post_am(Rank(1), source.slice(), *name).comp(&left);
+            if on_gpu {
+                am = am.device(&devices[0]);
+            }
+            assert!(posted(ranks, || am.call()).is_posted());
+            if on_gpu && J::NAME == "shm" {
+                // Two copies: the first, which fails, is the sender's.
+                settle(ranks);
+            }
+            let status = left.one(ranks);
+            assert_eq!(status.buffer.len(), 700, "the buffer comes back");
+            let error = status.ok().unwrap_err();
+            assert!(is_the_engines(&error, 700), "{at:?}: {error}");
+            driver.faults().heal_copies();
+            settle(ranks);
+            assert_eq!((left.count(), sink.count()), (0, 0), "nothing arrives of it, nothing ends twice");
+            source.assert_holds(&message);
+            // And the link goes on.
+            sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).call());
+            assert_eq!(sink.one(ranks).bytes().unwrap(), b"next");
+        }
+    }
+}
+
+fn a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_error<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, .. } = &ground;
+    for at in [FailAt::Submit, FailAt::Event] {
+        for expected in [true, false] {
+            let target = Guarded::within(ground.region(1, Guarded::room(100)), 100, 4);
+            let came = Sink::keeping();
+            let receive = || {
+                let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
+                assert!(recv.allow_done(false).call().unwrap().is_posted());
+            };
+            driver.faults().fail_copies(at, Which::Nth(1), 719);
+            if expected {
+                receive();
+            }
+            sent(ranks, || ranks[0].post_send(Rank(1), &[5; 100][..], Tag(1)).call());
+            if !expected {
+                until(ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
+                receive();
+            }
+            let status = came.one(ranks);
+            assert_eq!(status.buffer.len(), 100);
+            let error = status.ok().unwrap_err();
+            assert!(is_the_engines(&error, 719), "{at:?}: {error}");
+            driver.faults().heal_copies();
+            settle(ranks);
+            assert_eq!(came.count(), 0);
+            target.assert_untouched();
+        }
+    }
+}
+
+fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, sink, name, devices, pool } = &ground;
+    for at in [FailAt::Submit, FailAt::Event] {
+        for size in [8, 100, 5000] {
+            let message = pattern(2, size);
+            driver.faults().fail_copies(at, Which::Nth(1), 700);
+            let mut am = ranks[0].post_am(Rank(1), &message[..], *name).tag(Tag(6)).device(&devices[0]);
+            sent(ranks, || am.call());
+            // The sender was told Done: only the receiver can be told.
+            let told = happens(ranks, Duration::from_secs(5), || sink.count() > 0);
+            driver.faults().heal_copies();
+            assert!(told, "{size} bytes, {at:?}: the sender was told Done, and the receiver nothing");
+            let status = sink.one(ranks);
+            assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(6), size));
+            let error = status.ok().unwrap_err();
+            assert!(is_the_engines(&error, 700), "{error}");
+            sent(ranks, || ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call());
+            assert_eq!(sink.one(ranks).buffer.to_vec().unwrap(), message);
+        }
+    }
+    settle(ranks);
+    let all: Vec<_> = std::iter::from_fn(|| pool.take_with_len(1)).collect();
+    assert_eq!(all.len(), 16, "no packet was lost");
+}
+
+fn an_operation_from_device_memory_is_spent_once_it_was_posted<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, sink, name, .. } = &ground;
+    let message = pattern(1, 100);
+    let source = ground.holding(0, &message);
+    let left = Sink::keeping();
+    let mut am = ranks[0].post_am(Rank(1), source.slice(), *name).comp(&left);
+    assert!(posted(ranks, || am.call()).is_posted());
+    let again = am.call();
+    assert!(matches!(again, Err(PostError::Spent)), "{again:?}");
+    assert_eq!(sink.one(ranks).bytes().unwrap(), message);
+    assert!(left.one(ranks).error.is_none());
+    settle(ranks);
+    assert_eq!((sink.count(), left.count()), (0, 0));
+}
+
+fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>() {
+    let ground = Ground::new::<J>();
+    let message = pattern(1, 100);
+    let (source, target) = (ground.holding(0, &message), ground.holding(1, &message));
+    let (left, came) = (Arc::new(Sink::keeping()), Arc::new(Sink::keeping()));
+    let Ground { driver, ranks: [zero, one], devices, .. } = ground;
+    let mut recv = one.post_recv(Rank(0), target.slice(), Tag(1)).comp(&*came);
+    assert!(recv.call().unwrap().is_posted());
+    let held = driver.faults().hold_copies();
+    // One that waits for its engine at the receiver, and one at the sender.
+    while matches!(zero.post_send(Rank(1), &message[..], Tag(1)).call().unwrap(), Outcome::Retry(_)) {}
+    let mut send = zero.post_send(Rank(1), source.slice(), Tag(2)).comp(&*left);
+    assert!(send.call().unwrap().is_posted());
+    for _ in 0..10_000 {
+        zero.progress().unwrap();
+        one.progress().unwrap();
+    }
+    assert_eq!((left.count(), came.count()), (0, 0));
+    drop(devices);
+    // A closing runtime waits for engines that work on buffers of its operations.
+    let release = std::thread::spawn(move || {
+        std::thread::yield_now();
+        drop(held);
+    });
+    drop(zero);
+    drop(one);
+    release.join().unwrap();
+    assert_eq!((left.count(), came.count()), (1, 1), "each ends once");
+    for status in left.take() {
+        assert_eq!(status.buffer.len(), 100, "and gives its buffer back: {status:?}");
+    }
+    assert_eq!(came.take()[0].buffer.len(), 100);
+}

@@ -1,0 +1,230 @@
+//! Messages come in the order in which they were sent.
+
+use crate::over_each_transport;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::{CompQueue, Handler, Matching, Outcome, Rank, RetryReason, Tag};
+use rand::Rng;
+use rand::seq::SliceRandom;
+use std::sync::{Arc, Mutex};
+
+over_each_transport!(
+    ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_were_sent,
+    ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent,
+    messages_that_waited_in_the_backlog_are_not_overtaken,
+    unexpected_messages_meet_receives_in_the_order_in_which_they_came,
+    thousands_of_receives_each_get_the_message_of_their_own_tag,
+    messages_of_several_ranks_are_told_apart,
+);
+
+/// So that messages go inline in one slot and in several, and through chunks, by turns.
+fn mixed(rng: &mut rand::rngs::SmallRng) -> usize {
+    match rng.random_range(0..4) {
+        0 => rng.random_range(0..=40),
+        1 => rng.random_range(41..=208),
+        2 => rng.random_range(209..=1000),
+        _ => [0, 8, 40, 41, 208, 209][rng.random_range(0..6)],
+    }
+}
+
+fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_were_sent<J: Job>() {
+    const COUNT: u64 = 10_000;
+    let mut rng = rng();
+    let ranks = J::pair();
+    let sizes: Vec<usize> = (0..COUNT).map(|_| mixed(&mut rng)).collect();
+    let (mut sent, mut wanted, mut got) = (0_u64, 0_u64, 0_u64);
+    let queue = CompQueue::new(256);
+    // Sometimes the receives are ahead, sometimes the messages.
+    while got < COUNT {
+        for _ in 0..rng.random_range(0..40) {
+            if sent == COUNT {
+                break;
+            }
+            let message = pattern(sent, sizes[sent as usize]);
+            match ranks[0].post_send(Rank(1), &message[..], Tag(5)).call().unwrap() {
+                Outcome::Retry(_) => break,
+                _ => sent += 1,
+            }
+        }
+        for _ in 0..rng.random_range(0..40) {
+            if wanted == COUNT || wanted - got >= 200 {
+                break;
+            }
+            let recv = ranks[1]
+                .post_recv(Rank(0), vec![0; 1000], Tag(5))
+                .user_context(carrack::UserContext(wanted))
+                .comp(&queue)
+                .allow_done(false)
+                .call();
+            assert!(recv.unwrap().is_posted());
+            wanted += 1;
+        }
+        step(&ranks);
+        while let Some(status) = queue.pop() {
+            // Several may be done within one call of progress, and matching is what keeps order: the
+            // n-th receive gets the n-th message.
+            let at = status.user_context.0;
+            assert_eq!(status.bytes().unwrap(), pattern(at, sizes[at as usize]), "message {at}");
+            assert_eq!(at, got, "receives of one key end in order, with one thread");
+            got += 1;
+        }
+    }
+    settle(&ranks);
+    assert!(queue.pop().is_none());
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 0));
+}
+
+fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: Job>() {
+    const COUNT: u64 = 10_000;
+    let mut rng = rng();
+    let ranks = J::pair();
+    let sizes: Vec<usize> = (0..COUNT).map(|_| mixed(&mut rng)).collect();
+    let next = Arc::new(Mutex::new(0_u64));
+    let handler = {
+        let (next, sizes) = (next.clone(), sizes.clone());
+        Handler::new(move |status| {
+            let mut next = next.lock().unwrap();
+            assert_eq!(status.tag, Tag(*next));
+            assert_eq!(status.bytes().unwrap(), pattern(*next, sizes[*next as usize]));
+            *next += 1;
+        })
+    };
+    let name = ranks[1].register_comp(&handler).unwrap();
+    for at in 0..COUNT {
+        let message = pattern(at, sizes[at as usize]);
+        sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).call());
+    }
+    until(&ranks, || *next.lock().unwrap() == COUNT);
+    settle(&ranks);
+    assert_eq!(*next.lock().unwrap(), COUNT);
+}
+
+fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {
+    let mut rng = rng();
+    let ranks = J::pair_with(J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4096));
+    let arrived = CompQueue::new(4096);
+    let name = ranks[1].register_comp(&arrived).unwrap();
+    let (mut parked, mut next) = (0, 0);
+    // Taken out as they come: packets are few.
+    let mut check = || {
+        while let Some(status) = arrived.pop() {
+            assert_eq!(status.tag, Tag(next));
+            assert_eq!(status.bytes().unwrap(), pattern(next, status.size));
+            next += 1;
+        }
+        next
+    };
+    for at in 0..2000_u64 {
+        let message = pattern(at, mixed(&mut rng));
+        let patient = rng.random_bool(0.3);
+        let mut am = ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).allow_retry(patient);
+        loop {
+            match am.call().unwrap() {
+                Outcome::Retry(_) => {
+                    step(&ranks);
+                    check();
+                }
+                outcome => break parked += usize::from(outcome.is_posted()),
+            }
+        }
+    }
+    assert!(parked > 100, "only {parked} were parked");
+    until(&ranks, || check() == 2000);
+    settle(&ranks);
+    assert!(arrived.is_empty());
+}
+
+fn unexpected_messages_meet_receives_in_the_order_in_which_they_came<J: Job>() {
+    let mut rng = rng();
+    let ranks = J::pair();
+    let sizes: Vec<usize> = (0..300).map(|_| mixed(&mut rng)).collect();
+    for (at, &size) in sizes.iter().enumerate() {
+        let (message, tag) = (pattern(at as u64, size), Tag(at as u64 % 3));
+        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], tag).call());
+    }
+    until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 300);
+    for tag in [2, 0, 1] {
+        for at in (tag..300).step_by(3) {
+            let sink = Sink::keeping();
+            let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(tag as u64)).comp(&sink);
+            let status = done(recv.call().unwrap());
+            assert_eq!(status.bytes().unwrap(), pattern(at as u64, sizes[at]));
+            assert_eq!(sink.count(), 0, "done, and not signalled");
+        }
+    }
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 0));
+}
+
+fn thousands_of_receives_each_get_the_message_of_their_own_tag<J: Job>() {
+    const COUNT: u64 = 3000;
+    let mut rng = rng();
+    let ranks = J::pair();
+    let queue = CompQueue::new(COUNT as usize);
+    // Tags that differ only in their upper or only in their lower half.
+    let tag = |at: u64| Tag(if at % 2 == 0 { at << 32 } else { at });
+    for at in 0..COUNT {
+        let recv = ranks[1]
+            .post_recv(Rank(0), vec![0; 300], tag(at))
+            .user_context(carrack::UserContext(at))
+            .comp(&queue)
+            .call();
+        assert!(recv.unwrap().is_posted());
+    }
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, COUNT as usize));
+    let mut shuffled: Vec<u64> = (0..COUNT).collect();
+    shuffled.shuffle(&mut rng);
+    for at in shuffled {
+        let message = pattern(at, (at % 300) as usize);
+        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], tag(at)).call());
+    }
+    let mut seen = vec![false; COUNT as usize];
+    let mut got = 0;
+    until(&ranks, || {
+        while let Some(status) = queue.pop() {
+            let at = status.user_context.0;
+            assert_eq!(status.tag, tag(at));
+            assert_eq!(status.bytes().unwrap(), pattern(at, (at % 300) as usize));
+            assert!(!std::mem::replace(&mut seen[at as usize], true), "receive {at} ended twice");
+            got += 1;
+        }
+        got == COUNT
+    });
+    settle(&ranks);
+    assert!(queue.pop().is_none());
+}
+
+fn messages_of_several_ranks_are_told_apart<J: Job>() {
+    let ranks = J::ranks(4);
+    connect(&ranks);
+    let (by_rank, by_tag, by_nothing) = (Sink::keeping(), Sink::keeping(), Sink::keeping());
+    for from in 0..3 {
+        let receive = |policy, rank, tag, sink: &Sink| {
+            let recv = ranks[3].post_recv(rank, vec![0; 8], tag).matching(policy).comp(sink).call();
+            assert!(recv.unwrap().is_posted());
+        };
+        receive(Matching::RankOnly, Rank(from), Tag(77), &by_rank);
+        receive(Matching::TagOnly, Rank::ANY, Tag(u64::from(from)), &by_tag);
+        receive(Matching::RankTag, Rank::ANY, Tag::ANY, &by_nothing);
+    }
+    for from in [2, 0, 1_u32] {
+        for policy in [Matching::None, Matching::TagOnly, Matching::RankOnly] {
+            let bytes = u64::from(from).to_le_bytes();
+            let outcome = posted(&ranks, || {
+                let mut send =
+                    ranks[from as usize].post_send(Rank(3), &bytes, Tag(u64::from(from))).matching(policy);
+                send.call()
+            });
+            assert!(!matches!(outcome, Outcome::Retry(RetryReason::Full)));
+        }
+    }
+    for sink in [&by_rank, &by_tag, &by_nothing] {
+        until(&ranks, || sink.count() == 3);
+        let mut statuses = sink.take();
+        statuses.sort_by_key(|status| status.rank);
+        for (from, status) in statuses.iter().enumerate() {
+            assert_eq!(status.rank, Rank(from as u32));
+            assert_eq!(status.tag, Tag(from as u64), "a status tells the sender's tag");
+            assert_eq!(status.bytes().unwrap(), (from as u64).to_le_bytes());
+        }
+    }
+}

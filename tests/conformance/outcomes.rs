@@ -1,0 +1,294 @@
+//! Done, posted, retry, and what is an error.
+
+use crate::over_each_transport;
+use crate::support::guard::Guarded;
+use crate::support::sink::{SORTS, Sink};
+use crate::support::*;
+use carrack::buffer::Buffer;
+use carrack::{
+    Handler, Matching, OpError, Outcome, PostError, ProgressError, Rank, Runtime, Synchronizer, Tag,
+    UserContext,
+};
+use std::sync::{Arc, Mutex};
+
+over_each_transport!(
+    what_may_not_be_done_is_signalled_and_what_may_not_be_posted_is_done,
+    a_message_longer_than_its_receive_fails_there_and_writes_nothing,
+    a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
+    wildcards_and_ranks_that_do_not_exist_are_refused,
+    a_receive_into_immutable_bytes_is_refused_and_gives_them_back,
+    a_path_that_is_demanded_is_taken_or_refused_with_the_reason,
+    a_handler_may_post_and_may_neither_call_progress_nor_block,
+    a_handler_that_panics_fails_its_delivery_and_nothing_else,
+    a_completion_object_without_room_is_told_of_and_nothing_is_lost,
+);
+
+fn what_may_not_be_done_is_signalled_and_what_may_not_be_posted_is_done<J: Job>() {
+    let ranks = J::pair();
+    for sort in SORTS {
+        for bits in 0..8_u32 {
+            let allow = |bit: u32| bits & (1 << bit) != 0;
+            let (may_be_done, may_be_posted, may_be_retried) = (allow(0), allow(1), allow(2));
+            let (sink, tag) = (Sink::new(sort), Tag(u64::from(bits)));
+            let mut send = ranks[0]
+                .post_send(Rank(1), b"eight by", tag)
+                .comp(&sink)
+                .user_context(UserContext(3))
+                .allow_done(may_be_done)
+                .allow_posted(may_be_posted)
+                .allow_retry(may_be_retried);
+            match posted(&ranks, || send.call()) {
+                Outcome::Done(status) => {
+                    assert!(may_be_done, "{bits:03b}");
+                    assert_eq!((status.rank, status.size, status.user_context), (Rank(1), 8, UserContext(3)));
+                    assert_eq!(sink.count(), 0, "done, and signalled: {bits:03b}");
+                }
+                Outcome::Posted => {
+                    // With nothing allowed something has to give: the completion object is what was asked for.
+                    assert!(may_be_posted || !may_be_done, "{bits:03b}");
+                    until(&ranks, || sink.count() == 1);
+                }
+                Outcome::Retry(_) => unreachable!(),
+            }
+            // The message is there: the receive is over at once, and so the same goes for it.
+            until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
+            let came = Sink::new(sort);
+            let mut recv = ranks[1]
+                .post_recv(Rank(0), vec![0; 8], tag)
+                .comp(&came)
+                .allow_done(may_be_done)
+                .allow_posted(may_be_posted)
+                .allow_retry(may_be_retried);
+            match recv.call().unwrap() {
+                Outcome::Done(status) => {
+                    assert!(may_be_done);
+                    assert_eq!(status.bytes().unwrap(), b"eight by");
+                    assert_eq!(came.count(), 0);
+                }
+                Outcome::Posted => {
+                    assert!(may_be_posted || !may_be_done);
+                    until(&ranks, || came.count() == 1);
+                }
+                Outcome::Retry(reason) => panic!("{reason:?}"),
+            }
+            settle(&ranks);
+            assert!(sink.count() <= 1 && came.count() <= 1, "signalled twice");
+        }
+    }
+}
+
+fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
+    let mut rng = rng();
+    let ranks = J::pair();
+    for (size, room) in [(1, 0), (9, 8), (41, 40), (209, 208), (8192, 8191), (8192, 0), (40, 1)] {
+        for expected in [true, false] {
+            let payload = random(&mut rng, size);
+            let guarded = Guarded::new(room, 3);
+            let sink = Sink::keeping();
+            let (tag, context) = (Tag(9), UserContext(4));
+            let post = || {
+                ranks[1]
+                    .post_recv(Rank(0), guarded.slice(), tag)
+                    .user_context(context)
+                    .comp(&sink)
+                    .allow_done(false)
+                    .call()
+                    .unwrap()
+            };
+            if expected {
+                assert!(post().is_posted());
+            }
+            sent(&ranks, || ranks[0].post_send(Rank(1), &payload[..], tag).call());
+            if !expected {
+                until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
+                assert!(post().is_posted());
+            }
+            let status = sink.one(&ranks);
+            assert_eq!((status.rank, status.tag, status.user_context), (Rank(0), tag, context));
+            assert_eq!(status.buffer.len(), room, "the buffer comes back");
+            let error = status.ok().unwrap_err();
+            assert!(
+                matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room)),
+                "{error}"
+            );
+            guarded.assert_untouched();
+        }
+    }
+    // And the link goes on.
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 2], Tag(1));
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"ok", Tag(1)).call());
+    assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), b"ok");
+}
+
+fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
+    let ranks = J::pair();
+    let arrived = Sink::keeping();
+    let name = ranks[1].register_comp(&arrived).unwrap();
+    let mut borrowed = ranks[0].post_am(Rank(1), b"again", name);
+    let mut owned = ranks[0].post_am(Rank(1), b"once".to_vec(), name);
+    for _ in 0..3 {
+        assert!(posted(&ranks, || borrowed.call()).is_done());
+    }
+    let status = done(posted(&ranks, || owned.call()));
+    assert_eq!(status.buffer.to_vec().unwrap(), b"once", "the buffer comes back with the status");
+    assert!(matches!(owned.call(), Err(PostError::Spent)));
+    until(&ranks, || arrived.count() == 4);
+    let texts: Vec<Vec<u8>> = arrived.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
+    assert_eq!(texts, [&b"again"[..], b"again", b"again", b"once"]);
+}
+
+fn wildcards_and_ranks_that_do_not_exist_are_refused<J: Job>() {
+    let ranks = J::pair();
+    let rank = &ranks[0];
+    let comp = Synchronizer::new(1);
+    let name = ranks[1].register_comp(&Sink::keeping()).unwrap();
+    let missing = |result: Result<Outcome, PostError>| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, PostError::NoSuchRank { rank: Rank(2), last: 1 }), "{error}");
+    };
+    let wildcard = |result: Result<Outcome, PostError>| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, PostError::Wildcard(_)), "{error}");
+    };
+    missing(rank.post_send(Rank(2), b"x", Tag(1)).call());
+    missing(rank.post_am(Rank(2), b"x", name).call());
+    missing(rank.post_recv(Rank(2), vec![0], Tag(1)).comp(&comp).call());
+    wildcard(rank.post_send(Rank::ANY, b"x", Tag(1)).call());
+    wildcard(rank.post_am(Rank::ANY, b"x", name).call());
+    wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).call());
+    wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::TagOnly).call());
+    // Where the tag is not looked at its value is nobody's business.
+    let free = || rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::RankOnly).call();
+    assert!(posted(&ranks, free).is_done());
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0], Tag::ANY);
+    let status = done(recv.call().unwrap());
+    assert_eq!((status.rank, status.tag), (Rank(0), Tag::ANY));
+}
+
+fn a_receive_into_immutable_bytes_is_refused_and_gives_them_back<J: Job>() {
+    let ranks = J::pair();
+    let comp = Synchronizer::new(1);
+    let mut recv = ranks[0].post_recv(Rank(1), Buffer::Bytes(vec![1, 2].into()), Tag(1)).comp(&comp);
+    for _ in 0..2 {
+        assert!(matches!(recv.call(), Err(PostError::ReadOnly(_))), "and it still holds them");
+    }
+    assert_eq!(ranks[0].default_matching_engine().waiting(), (0, 0));
+}
+
+fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
+    use carrack::Path;
+    let ranks = J::pair();
+    let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
+    assert!(posted(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).require(J::PATH).call()).is_done());
+    for to in [Rank(0), Rank(1)] {
+        let mut send = ranks[0].post_send(to, b"x".to_vec(), Tag(1)).require(other);
+        for _ in 0..2 {
+            let error = send.call().unwrap_err();
+            assert!(matches!(error, PostError::Path { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(J::NAME) && text.contains(other.name()), "{text}");
+            assert!(text.contains("CARRACK_TRANSPORT"), "{text}");
+        }
+    }
+    let explained = ranks[0].explain(LIMIT);
+    assert_eq!(explained.len(), 2);
+    for peer in explained {
+        assert_eq!(peer.chosen(), Some(J::NAME));
+        assert_eq!(peer.paths.len(), 2, "each transport has a verdict");
+    }
+}
+
+fn a_handler_may_post_and_may_neither_call_progress_nor_block<J: Job>() {
+    let ranks = J::pair();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let back = Sink::keeping();
+    let answer = ranks[0].register_comp(&back).unwrap();
+    ranks[1].register_comp(&Sink::keeping()).unwrap();
+    let handler = {
+        let (rank, seen) = (ranks[1].clone(), seen.clone());
+        Handler::new(move |status| {
+            let mut seen = seen.lock().unwrap();
+            seen.push(rank.progress().unwrap_err().to_string());
+            let blocking = rank.post_send(Rank(0), b"x", Tag(1)).allow_posted(false).call();
+            seen.push(blocking.unwrap_err().to_string());
+            seen.push(rank.post_recv(Rank(0), vec![0], Tag(1)).call().unwrap_err().to_string());
+            let sent = rank
+                .post_am(status.rank, status.bytes().unwrap(), answer)
+                .tag(Tag(status.tag.0 + 1))
+                .allow_retry(false)
+                .call();
+            assert!(!sent.unwrap().is_retry());
+        })
+    };
+    let question = ranks[1].register_comp(&handler).unwrap();
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"ping", question).tag(Tag(41)).call());
+    let status = back.one(&ranks);
+    assert_eq!((status.rank, status.tag, status.bytes().unwrap()), (Rank(1), Tag(42), &b"ping"[..]));
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen[0], ProgressError::InHandler.to_string());
+    assert_eq!(seen[1], PostError::WouldBlock.to_string());
+    assert_eq!(seen[2], PostError::WouldBlock.to_string());
+}
+
+fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
+    let ranks = J::pair();
+    let fragile = Handler::new(|status| assert_ne!(status.tag, Tag(2), "the second is one too many"));
+    let sturdy = Sink::keeping();
+    let (one, other) =
+        (ranks[1].register_comp(&fragile).unwrap(), ranks[1].register_comp(&sturdy).unwrap());
+    for tag in 1..=3 {
+        for name in [one, other] {
+            sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).call());
+        }
+    }
+    let errors = until_with_errors(&ranks, || sturdy.count() == 3);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(
+        matches!(&errors[0], ProgressError::HandlerPanicked { from: Rank(0), message } if message.contains("one too many")),
+        "{errors:?}"
+    );
+    step(&ranks);
+}
+
+fn a_completion_object_without_room_is_told_of_and_nothing_is_lost<J: Job>() {
+    let ranks = J::pair();
+    let narrow = carrack::CompQueue::new(2);
+    let free = Sink::keeping();
+    let (one, other) = (ranks[1].register_comp(&narrow).unwrap(), ranks[1].register_comp(&free).unwrap());
+    let room = narrow.capacity() as u64;
+    for tag in 0..20 {
+        let name = if tag < 10 { one } else { other };
+        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).call());
+    }
+    let told = until_full(&ranks);
+    assert!(told.to_string().contains("CARRACK_QUEUE_LENGTH"), "{told}");
+    assert_eq!(narrow.len() as u64, room);
+    assert_eq!(free.count(), 0, "what came behind it waits");
+    let mut next = 0;
+    while next < 10 {
+        match narrow.pop() {
+            Some(status) => {
+                assert_eq!(status.tag, Tag(next));
+                next += 1;
+            }
+            None => {
+                let _ = ranks[1].progress();
+            }
+        }
+    }
+    until_with_errors(&ranks, || free.count() == 10);
+    let tags: Vec<u64> = free.take().iter().map(|status| status.tag.0).collect();
+    assert_eq!(tags, (10..20).collect::<Vec<_>>());
+    assert!(narrow.pop().is_none());
+}
+
+fn until_full(ranks: &[Runtime]) -> ProgressError {
+    loop {
+        for rank in ranks {
+            if let Err(error) = rank.progress() {
+                assert!(matches!(error, ProgressError::CompletionFull(..)), "{error}");
+                return error;
+            }
+        }
+    }
+}
