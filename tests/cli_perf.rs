@@ -183,7 +183,10 @@ fn people_get_a_table() {
     assert!(rows[0].starts_with("# two ranks over shm, host memory"), "{said}");
     assert!(rows[1].contains("p50 µs") && rows[1].contains("GB/s"), "{said}");
     assert_eq!(rows.len(), 2 + 4, "{said}");
-    assert!(rows[2].starts_with("am ") && rows[3].contains("4 KiB") && rows[4].starts_with("send "), "{said}");
+    assert!(
+        rows[2].starts_with("am ") && rows[3].contains("4 KiB") && rows[4].starts_with("send "),
+        "{said}"
+    );
     assert!(!said.contains('\u{1b}'), "no colours in a pipe");
 }
 
@@ -267,7 +270,8 @@ fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
 
 #[test]
 fn info_says_what_there_is_and_where_each_setting_comes_from() {
-    let output = command(&["info"]).env("CARRACK_SHM_SLOTS", "512").env("CARRACK_GPU", "fake").output().unwrap();
+    let output =
+        command(&["info"]).env("CARRACK_SHM_SLOTS", "512").env("CARRACK_GPU", "fake").output().unwrap();
     let said = stdout(&output);
     for part in ["Machine", "kernel   Linux", "loopback  available", "shm       available", "simulated"] {
         assert!(said.contains(part), "no {part} in\n{said}");
@@ -283,7 +287,10 @@ fn info_says_what_there_is_and_where_each_setting_comes_from() {
 #[test]
 fn info_has_the_same_as_json() {
     let info: Value = serde_json::from_str(&stdout(&run(&["info", "--json"]))).unwrap();
-    assert!(info["machine"]["cpu_count"].as_u64() > Some(0) && info["machine"]["memory_bytes"].as_u64() > Some(1 << 20));
+    assert!(
+        info["machine"]["cpu_count"].as_u64() > Some(0)
+            && info["machine"]["memory_bytes"].as_u64() > Some(1 << 20)
+    );
     let transports: Vec<_> = info["transports"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
     assert_eq!(transports, ["loopback", "shm"]);
     let settings = info["settings"].as_array().unwrap();
@@ -305,7 +312,10 @@ fn a_variable_that_is_misspelt_is_met_with_the_one_that_was_meant() {
 fn explain_says_of_each_peer_which_path_was_taken_and_why_no_other() {
     let said = stdout(&run(&["explain"]));
     assert!(said.contains("rank 0 to rank 0 (itself), device 0: loopback"), "{said}");
-    assert!(said.contains("rank 0 to rank 1, device 0: shm") && said.contains("loopback   refused:"), "{said}");
+    assert!(
+        said.contains("rank 0 to rank 1, device 0: shm") && said.contains("loopback   refused:"),
+        "{said}"
+    );
     assert!(said.contains("from host memory:") && !said.contains("rank 1 to"), "{said}");
 }
 
@@ -333,7 +343,9 @@ fn a_reader_that_has_heard_enough_is_no_failure() {
         BufReader::with_capacity(1, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
         (first, child.wait_with_output().unwrap())
     };
-    for args in [&["info"][..], &["explain"], &["perf", "--seconds", "0.05", "--size", "8"], &["perf", "--help"]] {
+    for args in
+        [&["info"][..], &["explain"], &["perf", "--seconds", "0.05", "--size", "8"], &["perf", "--help"]]
+    {
         let (first, output) = first_line_of(args);
         assert!(!first.is_empty(), "{args:?}");
         assert!(output.status.success(), "{args:?}: {:?} {}", output.status, stderr(&output));

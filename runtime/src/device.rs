@@ -32,6 +32,8 @@ pub(crate) struct DeviceInner {
     routes: Box<[OnceLock<Arc<Route>>]>,
     /// Where active messages land.
     pub(crate) pool: PacketPool,
+    /// Whether `pool` is host memory, asked for each message.
+    pub(crate) lands_on_host: bool,
     /// Host packets, for staging and for messages that wait. The same pool when that is host memory.
     pub(crate) host_pool: PacketPool,
     /// Ranks whose backlog is not empty.
@@ -163,6 +165,7 @@ impl DeviceInner {
             index,
             lanes: lanes.into(),
             routes: (0..runtime.size).map(|_| OnceLock::new()).collect(),
+            lands_on_host: pool.kind().is_host(),
             pool,
             host_pool,
             busy: Mutex::default(),
@@ -181,11 +184,12 @@ impl DeviceInner {
     }
 
     /// The route to a rank, if it was used before.
+    #[inline(always)]
     pub(crate) fn known_route(&self, rank: Rank) -> Option<&Arc<Route>> {
         self.routes.get(rank.0 as usize)?.get()
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }

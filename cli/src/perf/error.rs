@@ -102,11 +102,6 @@ impl PerfError {
         matches!(self, Self::GivenUp)
     }
 
-    /// Whether it is enough that one rank says so: all of them see the same.
-    pub(super) fn is_everybodys(&self) -> bool {
-        self.is_usage()
-    }
-
     /// Makes an error of the system's refusal, with what was being done.
     pub(super) fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { doing, source: source.into() }

@@ -13,9 +13,11 @@ const MAX_THREADS: usize = 256;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it uses those.
+Threads poll when each can have a core, and sleep when idle when they cannot; the first line says which.
+Before each point a random payload goes there and back, and is compared to the last byte.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
-bandwidth  windows of 64 messages, each acknowledged; counted when the receiver has confirmed all of them.
+bandwidth  windows of 64 messages, each acknowledged, up to 4 under way; timed until the last is acknowledged.
 rate       the same, for small messages (8 B unless --size is given).
 
 With --json each point is an object on a line of its own:
@@ -59,9 +61,9 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_parser = seconds, default_value = "0.5", value_name = "SECONDS")]
     pub(super) seconds: Duration,
 
-    /// Pin each thread to a core of its own where there are enough, so that figures are stable, or leave
-    /// placement to the kernel.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Bind::Core)]
+    /// core pins each thread to a core of its own where there are enough, so that figures are stable; none
+    /// leaves placement to the kernel.
+    #[arg(long, value_enum, value_name = "core|none", default_value_t = Bind::Core, hide_possible_values = true)]
     pub(super) bind: Bind,
 
     /// Print a line of JSON for each point.

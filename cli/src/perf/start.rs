@@ -3,15 +3,16 @@
 use super::bar::Bar;
 use super::error::PerfError;
 use super::memory::Memory;
-use super::options::PerfOptions;
+use super::options::{MemoryChoice, PerfOptions};
 use super::plan::Plan;
 use super::session::Session;
 use super::{plot, table};
 use crate::own_ranks::{is_rank, run_two};
 use crate::{USAGE, complain, is_closed_pipe};
+use carrack::bootstrap::Alone;
 use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
-use carrack::{Rank, Runtime};
+use carrack::{Rank, Runtime, StartError};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::thread;
@@ -27,17 +28,15 @@ pub(crate) fn perf(options: &PerfOptions) -> ExitCode {
     }
 }
 
-/// Says what went wrong, if nobody else does, and gives the exit status.
+/// Says what went wrong, and gives the exit status. Every rank speaks for itself: the launcher ends the others
+/// as soon as one has failed, so that none could leave it to another.
 fn tell(error: &PerfError) -> ExitCode {
-    let status = if error.is_usage() { ExitCode::from(USAGE) } else { ExitCode::FAILURE };
-    let rank = std::env::var(RANK_VARIABLE).ok();
-    match (error, rank.as_deref()) {
+    match (error, std::env::var(RANK_VARIABLE)) {
         (PerfError::Output(error), _) if is_closed_pipe(error) => return ExitCode::SUCCESS,
-        (error, Some(rank)) if error.is_everybodys() && rank != "0" => {}
-        (error, Some(rank)) if !error.is_everybodys() => complain(format_args!("rank {rank}: {error}")),
-        (error, _) => complain(error),
+        (error, Ok(rank)) => complain(format_args!("rank {rank}: {error}")),
+        (error, Err(_)) => complain(error),
     }
-    status
+    if error.is_usage() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }
 
 fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
@@ -55,6 +54,13 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
             rank(runtime, plan, memory, options)?;
         }
         (transports, false) => {
+            if plan.memory == MemoryChoice::Device {
+                // Looked for before two ranks say that there is none.
+                let alone = Alone::new().map_err(StartError::from)?;
+                let runtime =
+                    Runtime::builder().settings(settings.clone()).bootstrap(Box::new(alone)).start()?;
+                Memory::choose(plan.memory, &runtime)?;
+            }
             let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
             let status = run_two(vec![(TRANSPORT.into(), words.join(",").into())])?;
             return Ok(ExitCode::from(status));

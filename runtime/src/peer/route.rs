@@ -45,7 +45,7 @@ impl Route {
     }
 
     /// The link, if there is one already.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn linked(&self) -> Option<&Linked> {
         self.linked.get()
     }
@@ -61,7 +61,7 @@ impl Route {
     }
 
     /// Whether operations wait.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_backlog(&self) -> bool {
         self.waiting.load(Ordering::Acquire) != 0
     }

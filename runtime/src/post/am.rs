@@ -2,12 +2,13 @@
 
 use super::PostAm;
 use super::options::{Outcome, Post, Sending};
-use super::transmit::{Outgoing, transmit};
+use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
+use carrack_transports::contract::Header;
 use carrack_transports::gpu::Event;
 
 /// What an active message is made of.
@@ -55,6 +56,14 @@ impl PostAm<'_> {
     #[inline]
     pub fn call(&mut self) -> Result<Outcome, PostError> {
         let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
+        if let Some(outcome) = transmit_short(self, &self.kind.sending, header) {
+            return Ok(outcome);
+        }
+        self.call_in_full(header)
+    }
+
+    #[inline(never)]
+    fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
         let outgoing = Outgoing::of(self, header)?;
         transmit(&outgoing, &mut self.kind.sending)
     }

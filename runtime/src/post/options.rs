@@ -103,11 +103,16 @@ pub struct Post<'a, K> {
 }
 
 /// Which outcomes the caller can do with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allow {
     pub(super) done: bool,
     pub(super) posted: bool,
     pub(super) retry: bool,
+}
+
+impl Allow {
+    /// What operations allow unless they are told otherwise.
+    pub(super) const ALL: Self = Self { done: true, posted: true, retry: true };
 }
 
 /// Options of operations that are matched.
@@ -133,7 +138,7 @@ impl<'a, K> Post<'a, K> {
             device: None,
             comp: None,
             user_context: UserContext::default(),
-            allow: Allow { done: true, posted: true, retry: true },
+            allow: Allow::ALL,
             required: None,
             kind,
         }

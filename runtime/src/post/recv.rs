@@ -122,7 +122,7 @@ impl<'a> PostRecv<'a> {
             device: self.device,
             comp: Some(waiting.as_completion()),
             user_context: self.user_context,
-            allow: super::options::Allow { done: true, posted: true, retry: true },
+            allow: super::options::Allow::ALL,
             required: self.required,
             kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching },
         };

@@ -2,13 +2,14 @@
 
 use super::PostSend;
 use super::options::{Match, Outcome, Post, Sending};
-use super::transmit::{Outgoing, transmit};
+use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
 use crate::error::PostError;
 use crate::matching::{Engines, Matching, MatchingEngine};
 use crate::names::{Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
+use carrack_transports::contract::Header;
 use carrack_transports::gpu::Event;
 
 /// What a message is made of.
@@ -57,6 +58,14 @@ impl<'a> PostSend<'a> {
         }
         let engine = engine.map_or(Engines::DEFAULT, MatchingEngine::index);
         let header = Message::Send { engine, policy, tag: self.tag }.encode();
+        if let Some(outcome) = transmit_short(self, &self.kind.sending, header) {
+            return Ok(outcome);
+        }
+        self.call_in_full(header)
+    }
+
+    #[inline(never)]
+    fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
         let outgoing = Outgoing::of(self, header)?;
         transmit(&outgoing, &mut self.kind.sending)
     }

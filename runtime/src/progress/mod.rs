@@ -26,7 +26,7 @@ use crate::protocol::header::{Found, Message};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Payload, PeerId, Polled};
 use carrack_transports::mem::SmallBytes;
-use std::cell::RefCell;
+use std::cell::Cell;
 
 /// What a thread keeps from one progress call to the next, so that none allocates.
 struct Scratch {
@@ -40,7 +40,7 @@ struct Scratch {
 type Met = Vec<Option<(Unexpected, Receive)>>;
 
 thread_local! {
-    static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
 impl Runtime {
@@ -86,7 +86,7 @@ impl Inner {
         if in_handler() {
             return Err(ProgressError::InHandler);
         }
-        let mut scratch = SCRATCH.take().unwrap_or_else(|| {
+        let mut scratch = SCRATCH.with(Cell::take).unwrap_or_else(|| {
             let batch = Batch::new(self.settings.poll_batch());
             Box::new(Scratch { batch, met: Vec::new(), runtime: 0, comps: Snapshot::default() })
         });
@@ -97,7 +97,7 @@ impl Inner {
         let mut pass = Pass { inner: self, device, error: None, moved: false };
         pass.run(&mut scratch);
         let Pass { error, moved, .. } = pass;
-        SCRATCH.set(Some(scratch));
+        SCRATCH.with(|kept| kept.set(Some(scratch)));
         if moved {
             self.sleepers.wake();
         }

@@ -32,18 +32,24 @@ pub(crate) fn signal(comp: Option<&Arc<dyn Completion>>, status: Status) -> Resu
         return Ok(());
     };
     let rank = status.rank;
-    let outer = IN_HANDLER.replace(true);
-    let result = catch_unwind(AssertUnwindSafe(|| comp.signal(status)));
-    IN_HANDLER.set(outer);
-    match result {
+    match guarded(|| comp.signal(status)) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(status)) => Err(SignalError::Full(comp.clone(), Box::new(status))),
         Err(panic) => Err(SignalError::Panicked(panicked(rank, panic.as_ref()))),
     }
 }
 
+/// Calls users' code: what it may not call knows that it is called from there, and a panic stops here.
+#[inline(always)]
+pub(super) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
+    let outer = IN_HANDLER.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    IN_HANDLER.set(outer);
+    result
+}
+
 #[cold]
-fn panicked(from: Rank, panic: &(dyn std::any::Any + Send)) -> ProgressError {
+pub(super) fn panicked(from: Rank, panic: &(dyn std::any::Any + Send)) -> ProgressError {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let message =
         text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());

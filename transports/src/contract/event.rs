@@ -213,6 +213,16 @@ impl Batch {
         &mut self.events
     }
 
+    /// Drops the first `count` events, which somebody has dealt with in place.
+    #[inline]
+    pub fn forget_first(&mut self, count: usize) {
+        if count >= self.events.len() {
+            self.events.clear();
+        } else if count > 0 {
+            self.events.drain(..count);
+        }
+    }
+
     /// Takes the events out, in order.
     #[inline]
     pub fn drain(&mut self) -> std::vec::Drain<'_, Event> {

@@ -49,7 +49,7 @@ mod op;
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled};
-pub use op::{Busy, Header, Op, OpToken, Submit, SubmitError};
+pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 
 use crate::mem::PacketSource;
 use std::sync::Arc;
@@ -113,6 +113,17 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// The caller's mistakes, and [`SubmitError::Down`] for a peer that is gone.
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError>;
+
+    /// [`Op::AmCopied`] of a few bytes, for the path where each nanosecond counts: arguments and answer travel
+    /// in registers. [`Short::Ask`] says nothing was done and `submit` will tell more.
+    #[inline]
+    fn am_short(&self, header: Header, bytes: &[u8]) -> Short {
+        match self.submit(Op::AmCopied { header, bytes: crate::mem::MemRef::host(bytes) }) {
+            Ok(Submit::Done) => Short::Done,
+            Ok(Submit::Busy(busy)) => Short::Busy(busy),
+            _ => Short::Ask,
+        }
+    }
 
     /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].
     fn is_up(&self) -> bool;

@@ -49,6 +49,17 @@ pub enum Submit {
     Busy(Busy),
 }
 
+/// What became of a short active message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Short {
+    /// Over.
+    Done,
+    /// Nothing happened; try again later.
+    Busy(Busy),
+    /// Nothing happened; submit it as an operation to learn why.
+    Ask,
+}
+
 /// Why not now.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Busy {

@@ -16,7 +16,7 @@ use crate::contract::{
 };
 use crate::fd_channel::Listener;
 use crate::mem::PacketSource;
-use crate::sync::TryLock;
+use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -108,7 +108,7 @@ pub(super) struct ShmDevice {
     shared: Arc<Shared>,
     geometry: Geometry,
     address: Address,
-    inbound: TryLock<Polling>,
+    inbound: BiasedLock<Polling>,
     /// Threads between `arm` and `disarm`.
     sleepers: AtomicU32,
     /// Set by `arm`: the next poll looks at the epoll set at once.
@@ -153,7 +153,7 @@ impl ShmDevice {
                 shared,
                 geometry,
                 address: address.clone(),
-                inbound: TryLock::new(polling),
+                inbound: BiasedLock::new(polling),
                 sleepers: AtomicU32::new(0),
                 armed: AtomicBool::new(false),
                 closed: AtomicBool::new(false),

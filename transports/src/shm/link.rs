@@ -4,11 +4,11 @@ use super::handshake::{Address, Message};
 use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
 use super::segment::{BellPage, Segment, SegmentSlots};
 use super::{Geometry, device::Shared};
-use crate::contract::{Busy, DownCause, Header, Link, Op, PeerId, Submit, SubmitError};
+use crate::contract::{Busy, DownCause, Header, Link, Op, PeerId, Short, Submit, SubmitError};
 use crate::fd_channel::{Channel, Received};
 use crate::mem::{MemRef, copy::copy_now};
-use crate::sync::TryLock;
-use crate::sync::ring::{MAX_PAYLOAD, Producer, PushError};
+use crate::sync::BiasedLock;
+use crate::sync::ring::{FIRST, MAX_PAYLOAD, Producer, PushError};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
@@ -24,7 +24,7 @@ pub(super) struct Outgoing {
     pub(super) peer: PeerId,
     state: AtomicU8,
     down: OnceLock<DownCause>,
-    sender: TryLock<Sender>,
+    sender: BiasedLock<Sender>,
 }
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Outgoing {
             peer,
             state: AtomicU8::new(CONNECTING),
             down: OnceLock::new(),
-            sender: TryLock::new(Sender {
+            sender: BiasedLock::new(Sender {
                 address,
                 channel: None,
                 process: None,
@@ -197,11 +197,7 @@ impl Outgoing {
         };
         match pushed {
             Ok(()) => {
-                if let Some(receiver) = &sender.receiver
-                    && sender.segment.attention().is_needed(receiver.fenced)
-                {
-                    receiver.tell();
-                }
+                sender.tell_if_needed();
                 Ok(Submit::Done)
             }
             Err(PushError::Full) => Ok(Submit::Busy(Busy::Full)),
@@ -219,6 +215,16 @@ impl Outgoing {
 }
 
 impl Sender {
+    /// After a record was pushed: tells the receiver, unless it looks by itself.
+    #[inline(always)]
+    fn tell_if_needed(&self) {
+        if let Some(receiver) = &self.receiver
+            && self.segment.attention().is_needed(receiver.fenced)
+        {
+            receiver.tell();
+        }
+    }
+
     /// A message through a chunk. `None`: no chunk is free.
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
         if self.free == 0 {
@@ -283,6 +289,24 @@ impl Link for ShmLink {
                 }
                 self.outgoing.send(header, bytes)
             }
+        }
+    }
+
+    #[inline]
+    fn am_short(&self, header: Header, bytes: &[u8]) -> Short {
+        let outgoing = &*self.outgoing;
+        if bytes.len() > FIRST || !outgoing.is_up() {
+            return Short::Ask;
+        }
+        let Some(mut sender) = outgoing.sender.try_lock() else { return Short::Busy(Busy::Lock) };
+        let sender = &mut *sender;
+        match sender.producer.push(KIND_INLINE, header.0, MemRef::host(bytes)) {
+            Ok(()) => {
+                sender.tell_if_needed();
+                Short::Done
+            }
+            Err(PushError::Full) => Short::Busy(Busy::Full),
+            Err(_) => Short::Ask,
         }
     }
 

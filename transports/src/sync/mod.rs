@@ -8,8 +8,9 @@
 //! | [`free_list`] | a stack of indices | packet pools, slabs |
 //! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
-//! | [`try_lock`] | a lock that is tried, not waited for | devices, links |
-//! | [`barrier`] | a memory barrier of which one side is free | [`attention`] |
+//! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
+//! | [`biased_lock`] | the same, free of charge for its usual thread | devices, links |
+//! | [`barrier`] | a memory barrier of which one side is free | [`attention`], [`biased_lock`] |
 //!
 //! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that under
 //! `--cfg loom` every structure here is model-checked; those on the heap also run under Miri. The ones
@@ -18,6 +19,7 @@
 pub mod attention;
 pub mod barrier;
 pub mod bells;
+pub mod biased_lock;
 pub mod free_list;
 pub(crate) mod primitives;
 pub mod queue;
@@ -25,6 +27,7 @@ pub mod ring;
 pub mod slab;
 pub mod try_lock;
 
+pub use biased_lock::BiasedLock;
 pub use free_list::FreeList;
 pub use queue::Queue;
 pub use slab::Slab;

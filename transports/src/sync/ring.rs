@@ -157,12 +157,7 @@ impl<S: Slots> Producer<S> {
     /// # Safety
     /// `payload` is host memory of at most [`FIRST`] bytes.
     #[inline(always)]
-    unsafe fn push_one(
-        &mut self,
-        kind: u8,
-        header: [u64; 2],
-        payload: MemRef<'_>,
-    ) -> Result<(), PushError> {
+    unsafe fn push_one(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
         if self.sent - self.freed > self.mask {
             self.refresh()?;
             if self.sent - self.freed > self.mask {
@@ -184,12 +179,7 @@ impl<S: Slots> Producer<S> {
         Ok(())
     }
 
-    fn push_several(
-        &mut self,
-        kind: u8,
-        header: [u64; 2],
-        payload: MemRef<'_>,
-    ) -> Result<(), PushError> {
+    fn push_several(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
         let len = payload.len();
         if len > MAX_PAYLOAD || !payload.place().is_host() {
             return Err(PushError::Unfit);
@@ -306,7 +296,14 @@ impl<S: Slots> Consumer<S> {
         if !(slots == 1 && bytes <= FIRST) && !self.can_be(slots, bytes) {
             return Err(Corrupt::Shape { slots, len });
         }
-        Ok(Some(Record { slots: &self.slots, mask: self.mask, position: self.taken, kind, count: slots, len: bytes }))
+        Ok(Some(Record {
+            slots: &self.slots,
+            mask: self.mask,
+            position: self.taken,
+            kind,
+            count: slots,
+            len: bytes,
+        }))
     }
 
     fn can_be(&self, slots: u8, bytes: usize) -> bool {
@@ -365,7 +362,9 @@ impl<S: Slots> Record<'_, S> {
         let mut bytes = [0; FIRST];
         let at = (self.position & self.mask) as usize;
         // SAFETY: as above, and a body is `HEADER + FIRST` bytes long.
-        unsafe { self.slots.read(at, |body| bytes = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned()) };
+        unsafe {
+            self.slots.read(at, |body| bytes = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned())
+        };
         bytes
     }
 

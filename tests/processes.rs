@@ -1,0 +1,550 @@
+//! Ranks that are processes: they find each other, and some of them are killed.
+//!
+//! A rank is this very program again, in a role: see `a_rank_in_its_role`. The ranks find each other through
+//! a folder, so that no launcher has an opinion on what a killed rank means for the others.
+
+mod support;
+
+use carrack::bootstrap::Bootstrap;
+use carrack::{
+    CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag,
+};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use support::folder::Folder;
+use support::sink::Sink;
+use support::*;
+
+const ROLE: &str = "PROCESSES_ROLE";
+/// The rank that is killed.
+const VICTIM: Rank = Rank(2);
+/// How long a rank may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The status of a rank that hung.
+const HUNG: i32 = 97;
+
+// ---- the parent's side -------------------------------------------------------------------------------
+
+struct Processes {
+    ranks: Vec<Child>,
+    folder: PathBuf,
+    shm: BTreeSet<String>,
+}
+
+fn listing(folder: &str) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+impl Processes {
+    fn start(role: &str, size: u32) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("carrack-processes-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let shm = listing("/dev/shm");
+        let rank = |rank: u32| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+                .env(ROLE, format!("{role} {rank} {size}"))
+                .env("PROCESSES_FOLDER", &folder)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        Self { ranks: (0..size).map(rank).collect(), folder, shm }
+    }
+
+    /// Waits for all ranks, and looks that nothing is left of them.
+    fn end(mut self) -> Vec<ExitStatus> {
+        let statuses = self.ranks.iter_mut().map(|rank| rank.wait().unwrap()).collect();
+        assert_eq!(listing("/dev/shm"), self.shm, "something is left in /dev/shm");
+        let mark = self.folder.to_str().unwrap();
+        let left = listing("/proc").into_iter().filter(|pid| {
+            std::fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|text| text.windows(mark.len()).any(|part| part == mark.as_bytes()))
+        });
+        assert_eq!(left.count(), 0, "processes are left");
+        statuses
+    }
+
+    #[track_caller]
+    fn all_succeed(self) {
+        for (rank, status) in self.end().iter().enumerate() {
+            assert_ne!(status.code(), Some(HUNG), "rank {rank} hangs");
+            assert!(status.success(), "rank {rank}: {status}");
+        }
+    }
+
+    #[track_caller]
+    fn all_but_the_victim_succeed(self) {
+        use std::os::unix::process::ExitStatusExt;
+        for (rank, status) in self.end().iter().enumerate() {
+            if rank == VICTIM.0 as usize {
+                assert_eq!(status.signal(), Some(libc::SIGKILL), "the victim was to be killed");
+            } else {
+                assert_ne!(status.code(), Some(HUNG), "rank {rank} hangs");
+                assert!(status.success(), "rank {rank}: {status}");
+            }
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+macro_rules! job_tests {
+    ($($test:ident: $role:literal on [$($size:literal),+], $check:ident;)+) => {
+        $(#[test]
+        fn $test() {
+            let _watchdog = Watchdog::over(stringify!($test));
+            $(Processes::start($role, $size).$check();)+
+        })+
+    };
+}
+
+job_tests! {
+    everybody_sends_to_everybody: "all_to_all" on [2, 4, 8], all_succeed;
+    barriers_and_allgathers_work_between_processes: "collectives" on [1, 2, 3, 5, 8], all_succeed;
+    an_allgather_of_unequal_lengths_fails_on_every_rank: "uneven" on [2, 4], all_succeed;
+    idle_ranks_neither_burn_their_cores_nor_take_much_memory: "idle" on [8], all_succeed;
+    a_runtime_that_was_dropped_has_given_all_descriptors_back: "descriptors" on [3], all_succeed;
+    a_rank_killed_before_its_first_message_is_reported: "silent" on [3], all_but_the_victim_succeed;
+    a_rank_killed_after_connecting_is_reported: "connected" on [3], all_but_the_victim_succeed;
+    a_rank_killed_in_the_middle_of_a_stream_loses_nothing_that_it_had_sent: "stream" on [3],
+        all_but_the_victim_succeed;
+    a_rank_killed_while_it_leaves_its_ring_full_fails_what_waits_for_it: "full" on [3],
+        all_but_the_victim_succeed;
+    a_rank_killed_inside_a_handler_is_reported: "handler" on [3], all_but_the_victim_succeed;
+    a_rank_killed_before_anybody_connected_to_it_fails_the_receives_that_wait_for_it: "absent" on [3],
+        all_but_the_victim_succeed;
+    a_rank_killed_while_others_wait_in_a_barrier_fails_it_on_all_of_them: "barrier" on [3, 5],
+        all_but_the_victim_succeed;
+    a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
+}
+
+// ---- the ranks' side ---------------------------------------------------------------------------------
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    std::thread::spawn(|| {
+        std::thread::sleep(PATIENCE);
+        eprintln!("{} hangs", std::env::var(ROLE).unwrap());
+        std::process::exit(HUNG);
+    });
+    let [role, rank, size]: [&str; 3] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let folder = PathBuf::from(std::env::var_os("PROCESSES_FOLDER").unwrap());
+    let (rank, size) = (rank.parse().unwrap(), size.parse().unwrap());
+    if role == "descriptors" {
+        return descriptors(&folder, rank, size);
+    }
+    let me = Me::start(&folder, rank, size, OverShm::settings());
+    match role {
+        "all_to_all" => all_to_all(&me),
+        "collectives" => collectives(&me),
+        "uneven" => uneven(&me),
+        "idle" => idle(&me),
+        "silent" => silent(&me),
+        "absent" => absent(&me),
+        "connected" => connected(&me),
+        "stream" => stream(&me),
+        "full" => full(&me),
+        "handler" => handler(&me),
+        "barrier" => barrier(&me),
+        "asleep" => asleep(&me),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// A rank, and a second handle to the folder for what the test itself has to say.
+struct Me {
+    runtime: Runtime,
+    folder: Folder,
+    ranks: [Runtime; 1],
+}
+
+impl Me {
+    fn start(folder: &std::path::Path, rank: u32, size: u32, settings: carrack::settings::SettingsBuilder) -> Self {
+        let bootstrap = Box::new(Folder::new(folder.into(), rank, size));
+        let runtime = Runtime::builder().settings(built(settings)).bootstrap(bootstrap).start().unwrap();
+        let folder = Folder::new(folder.into(), rank, size);
+        Self { ranks: [runtime.clone()], runtime, folder }
+    }
+
+    fn rank(&self) -> Rank {
+        self.runtime.rank()
+    }
+
+    fn is_victim(&self) -> bool {
+        self.rank() == VICTIM
+    }
+
+    fn says(&self, what: &str) {
+        self.folder.put(&format!("said/{what}/{}", self.rank().0), b"").unwrap();
+    }
+
+    /// Makes progress until some rank has said something.
+    fn hears(&self, what: &str, from: u32) {
+        until(&self.ranks, || self.folder.get(&format!("said/{what}/{from}")).unwrap().is_some());
+    }
+
+    /// All ranks are here; progress goes on meanwhile.
+    fn meet(&self, what: &str) {
+        self.says(what);
+        (0..self.runtime.size()).for_each(|rank| self.hears(what, rank));
+    }
+
+    /// The survivors are here.
+    fn survivors_meet(&self, what: &str) {
+        self.says(what);
+        let survivors = (0..self.runtime.size()).filter(|rank| *rank != VICTIM.0);
+        survivors.for_each(|rank| self.hears(what, rank));
+    }
+
+    fn dies(&self) -> ! {
+        // SAFETY: a signal to this very process.
+        unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) };
+        unreachable!("killed")
+    }
+
+    /// Messages between the survivors arrive, to the last byte.
+    fn others_go_on(&self) {
+        self.survivors_meet("going on");
+        // In pairs; of an odd number the last talks to itself.
+        let others: Vec<u32> = (0..self.runtime.size()).filter(|rank| *rank != VICTIM.0).collect();
+        let at = others.iter().position(|rank| *rank == self.rank().0).unwrap();
+        let other = Rank(*others.get(at ^ 1).unwrap_or(&self.rank().0));
+        for number in 0..100 {
+            let message = pattern(number, (number * 37 % 3000) as usize);
+            let mut recv = self.runtime.post_recv(other, vec![0; 3000], Tag(1 << 40));
+            sent(&self.ranks, || self.runtime.post_send(other, &message[..], Tag(1 << 40)).call());
+            assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), message);
+        }
+        self.survivors_meet("gone on");
+    }
+
+    fn receive_from_victim(&self, sink: &Sink) {
+        let recv = self.runtime.post_recv(VICTIM, vec![0; 100], Tag(9)).comp(sink).call();
+        assert!(recv.unwrap().is_posted());
+    }
+
+    fn ends_badly(&self, sink: &Sink) {
+        is_down(sink.one(&self.ranks));
+        assert!(self.runtime.peer_down(VICTIM).is_some());
+        // And once it is known, at once.
+        self.receive_from_victim(sink);
+        is_down(sink.one(&self.ranks));
+        let error = self.runtime.post_send(VICTIM, b"x", Tag(1)).call().unwrap_err();
+        assert!(matches!(error, PostError::PeerDown { rank: VICTIM, .. }), "{error}");
+    }
+}
+
+#[track_caller]
+fn is_down(status: Status) {
+    let error = status.ok().expect_err("the victim is dead");
+    assert!(matches!(error, OpError::PeerDown { rank: VICTIM, .. }), "{error}");
+}
+
+fn all_to_all(me: &Me) {
+    const EACH: u64 = 200;
+    let (rank, size) = (u64::from(me.rank().0), me.runtime.size());
+    let got = Arc::new(Mutex::new(vec![0_u64; size as usize]));
+    let handler = {
+        let got = got.clone();
+        Handler::new(move |status| {
+            let mut got = got.lock().unwrap();
+            let next = &mut got[status.rank.0 as usize];
+            assert_eq!(status.tag, Tag(*next), "in order");
+            let seed = u64::from(status.rank.0) << 32 | *next;
+            assert_eq!(status.bytes().unwrap(), pattern(seed, (seed * 131 % 8193) as usize));
+            *next += 1;
+        })
+    };
+    let name = me.runtime.register_comp(&handler).unwrap();
+    me.runtime.barrier().unwrap();
+    let arrived = CompQueue::new(4096);
+    for from in 0..size {
+        for number in 0..EACH {
+            let recv = me.runtime.post_recv(Rank(from), vec![0; 600], Tag(number)).comp(&arrived);
+            assert!(recv.allow_done(false).call().unwrap().is_posted());
+        }
+    }
+    for number in 0..EACH {
+        for to in 0..size {
+            let seed = rank << 32 | number;
+            let long = pattern(seed, (seed * 131 % 8193) as usize);
+            sent(&me.ranks, || me.runtime.post_am(Rank(to), &long[..], name).tag(Tag(number)).call());
+            let short = pattern(!seed, (seed % 500) as usize);
+            sent(&me.ranks, || me.runtime.post_send(Rank(to), &short[..], Tag(number)).call());
+        }
+    }
+    let mut met = 0;
+    until(&me.ranks, || {
+        while let Some(status) = arrived.pop() {
+            let seed = u64::from(status.rank.0) << 32 | status.tag.0;
+            assert_eq!(status.bytes().unwrap(), pattern(!seed, (seed % 500) as usize));
+            met += 1;
+        }
+        met == EACH * u64::from(size) && got.lock().unwrap().iter().all(|got| *got == EACH)
+    });
+    // Nobody goes before all have what they want.
+    me.runtime.barrier().unwrap();
+}
+
+fn collectives(me: &Me) {
+    for round in 0..20_u64 {
+        let key = format!("before/{round}/{}", me.rank().0);
+        me.folder.put(&key, b"").unwrap();
+        me.runtime.barrier().unwrap();
+        for rank in 0..me.runtime.size() {
+            let there = me.folder.get(&format!("before/{round}/{rank}")).unwrap();
+            assert!(there.is_some(), "rank {rank} had not reached the barrier");
+        }
+        let len = [0, 1, 300, 20_000][round as usize % 4];
+        let all = me.runtime.allgather(&pattern(round << 8 | u64::from(me.rank().0), len)).unwrap();
+        assert_eq!(all.len(), me.runtime.size() as usize);
+        for (rank, bytes) in all.iter().enumerate() {
+            assert_eq!(*bytes, pattern(round << 8 | rank as u64, len));
+        }
+    }
+    me.meet("over");
+}
+
+fn uneven(me: &Me) {
+    let error = me.runtime.allgather(&vec![1; if me.rank().0 == 1 { 3 } else { 4 }]).unwrap_err();
+    assert!(matches!(error, CollectiveError::Uneven { .. }), "{error}");
+    me.meet("over");
+}
+
+fn idle(me: &Me) {
+    me.runtime.barrier().unwrap();
+    let used = || {
+        // SAFETY: fills in what it is given.
+        let usage = unsafe {
+            let mut usage = std::mem::zeroed::<libc::rusage>();
+            assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &raw mut usage), 0);
+            usage
+        };
+        let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+        micros(usage.ru_utime) + micros(usage.ru_stime)
+    };
+    let before = used();
+    assert!(me.runtime.wait_for(Duration::from_secs(1), || false).is_err());
+    let burnt = used() - before;
+    assert!(burnt < 100_000, "{burnt} µs of a second");
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(resident < 32 << 10, "{resident} KiB resident");
+    me.runtime.barrier().unwrap();
+}
+
+fn descriptors(folder: &std::path::Path, rank: u32, size: u32) {
+    let count = || listing("/proc/self/fd").len();
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("carrack-").count();
+    let before = (count(), mapped());
+    let me = Me::start(folder, rank, size, OverShm::settings());
+    me.runtime.barrier().unwrap();
+    for to in 0..size {
+        sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).call());
+    }
+    for from in 0..size {
+        assert_eq!(done(me.runtime.post_recv(Rank(from), vec![0; 3000], Tag(1)).call().unwrap()).size, 3000);
+    }
+    assert!(count() > before.0 && mapped() > before.1);
+    me.runtime.barrier().unwrap();
+    me.meet("over");
+    drop(me);
+    assert_eq!((count(), mapped()), before);
+}
+
+fn silent(me: &Me) {
+    let sink = Sink::keeping();
+    if me.is_victim() {
+        me.says("here");
+        // Both know that it is there, and one has spoken to it.
+        me.folder.fence().unwrap();
+        me.dies();
+    }
+    me.hears("here", VICTIM.0);
+    me.folder.fence().unwrap();
+    let mut send = me.runtime.post_send(VICTIM, b"anybody?", Tag(1)).comp(&sink).allow_retry(false);
+    match send.call() {
+        Ok(Outcome::Posted) => is_down(sink.one(&me.ranks)),
+        Ok(Outcome::Done(_)) => panic!("the victim never let anybody in"),
+        Ok(Outcome::Retry(reason)) => panic!("{reason:?}"),
+        Err(error) => assert!(matches!(error, PostError::PeerDown { rank: VICTIM, .. }), "{error}"),
+    }
+    me.receive_from_victim(&sink);
+    is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+fn absent(me: &Me) {
+    if me.is_victim() {
+        me.says("here");
+        me.hears("waiting", 0);
+        me.hears("waiting", 1);
+        me.dies();
+    }
+    me.hears("here", VICTIM.0);
+    let sink = Sink::keeping();
+    me.receive_from_victim(&sink);
+    me.says("waiting");
+    is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+fn connected(me: &Me) {
+    let sink = Sink::keeping();
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        me.hears("waiting", 0);
+        me.hears("waiting", 1);
+        me.dies();
+    }
+    let before = listing("/proc/self/fd").len();
+    me.receive_from_victim(&sink);
+    me.says("waiting");
+    me.ends_badly(&sink);
+    let after = listing("/proc/self/fd").len();
+    assert!(after < before, "the descriptors of its link are still open: {before} and then {after}");
+    me.others_go_on();
+}
+
+fn stream(me: &Me) {
+    const COUNT: u64 = 500;
+    let size = |number: u64| [8, 100, 5000][number as usize % 3];
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        for number in 0..COUNT {
+            let message = pattern(number, size(number));
+            for to in 0..2 {
+                sent(&me.ranks, || me.runtime.post_send(Rank(to), &message[..], Tag(9)).call());
+            }
+        }
+        me.dies();
+    }
+    let sink = Sink::keeping();
+    for number in 0..=COUNT {
+        let mut recv = me.runtime.post_recv(VICTIM, vec![0; 5000], Tag(9)).comp(&sink);
+        recv = recv.user_context(carrack::UserContext(number));
+        match recv.call().unwrap() {
+            Outcome::Done(status) => assert_eq!(status.bytes().unwrap(), pattern(number, size(number))),
+            Outcome::Posted => {
+                let status = sink.one(&me.ranks);
+                if number < COUNT {
+                    assert!(status.error.is_none(), "message {number}: {status:?}");
+                    assert_eq!(status.bytes().unwrap(), pattern(number, size(number)));
+                } else {
+                    is_down(status);
+                }
+            }
+            Outcome::Retry(reason) => panic!("{reason:?}"),
+        }
+    }
+    me.others_go_on();
+}
+
+fn full(me: &Me) {
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        // Not a message is taken in from here on.
+        me.says("deaf");
+        while me.folder.get("said/full/0").unwrap().is_none() || me.folder.get("said/full/1").unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        me.dies();
+    }
+    me.hears("deaf", VICTIM.0);
+    let sink = Sink::keeping();
+    while !me.runtime.post_send(VICTIM, &[3; 1000][..], Tag(1)).call().unwrap().is_retry() {}
+    while !me.runtime.post_send(VICTIM, &[3; 8][..], Tag(1)).call().unwrap().is_retry() {}
+    for number in 0..50 {
+        let mut send = me.runtime.post_send(VICTIM, vec![4; 10 * number], Tag(1)).comp(&sink);
+        send = send.allow_retry(false).user_context(carrack::UserContext(number as u64));
+        assert!(send.call().unwrap().is_posted());
+    }
+    me.says("full");
+    until(&me.ranks, || sink.count() == 50);
+    for (number, status) in sink.take().into_iter().enumerate() {
+        assert_eq!((status.user_context.0, status.buffer.len()), (number as u64, 10 * number));
+        is_down(status);
+    }
+    me.receive_from_victim(&sink);
+    me.ends_badly(&sink);
+    me.others_go_on();
+}
+
+fn handler(me: &Me) {
+    let handler = Handler::new(|_| {
+        // SAFETY: a signal to this very process.
+        unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) };
+    });
+    let name = me.runtime.register_comp(&handler).unwrap();
+    me.runtime.barrier().unwrap();
+    let sink = Sink::keeping();
+    if me.is_victim() {
+        until(&me.ranks, || false);
+    }
+    me.receive_from_victim(&sink);
+    if me.rank() == Rank(0) {
+        me.hears("waiting", 1);
+        sent(&me.ranks, || me.runtime.post_am(VICTIM, b"die", name).call());
+    } else {
+        me.says("waiting");
+    }
+    me.ends_badly(&sink);
+    me.others_go_on();
+}
+
+fn barrier(me: &Me) {
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        let survivors = (0..me.runtime.size()).filter(|rank| *rank != VICTIM.0);
+        survivors.for_each(|rank| me.hears("waiting", rank));
+        me.dies();
+    }
+    me.says("waiting");
+    let error = me.runtime.barrier().unwrap_err();
+    let named = matches!(
+        &error,
+        CollectiveError::Op { cause: OpError::PeerDown { rank: VICTIM, .. }, .. }
+            | CollectiveError::Post { cause: PostError::PeerDown { rank: VICTIM, .. }, .. }
+    );
+    assert!(named, "{error}");
+    me.others_go_on();
+}
+
+fn asleep(me: &Me) {
+    me.runtime.barrier().unwrap();
+    let died = AtomicU64::new(0);
+    if me.is_victim() {
+        me.hears("waiting", 0);
+        me.hears("waiting", 1);
+        me.dies();
+    }
+    let arrived = Synchronizer::new(1);
+    let recv = me.runtime.post_recv(VICTIM, vec![0; 8], Tag(9)).comp(&arrived).call();
+    assert!(recv.unwrap().is_posted());
+    me.says("waiting");
+    let start = Instant::now();
+    let status = arrived.wait(&me.runtime).unwrap().remove(0);
+    is_down(status);
+    died.store(start.elapsed().as_millis() as u64, Ordering::Relaxed);
+    me.others_go_on();
+}

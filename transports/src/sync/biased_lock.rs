@@ -1,0 +1,286 @@
+//! A try-lock that costs its usual thread no atomic exchange.
+//!
+//! Most links and devices are used by one thread for as long as they live. For that thread the exchange of
+//! an ordinary lock is the dearest step of a small message: on x86 it also waits until the message before
+//! has left the store buffer, which is the time that a cache line takes from the other core. So once one
+//! thread has taken the lock [`STREAK`] times in a row the lock leans towards it: it takes and leaves
+//! by plain stores. The first other thread that comes pays for both (a [`heavy`] barrier), and from then on
+//! the lock is an ordinary one for all.
+//!
+//! Why it is right: the owner sets `owner_in`, then looks whether the bias still holds; whoever revokes the bias
+//! clears it, then looks at `owner_in`; between the two steps each side has a barrier, the owner's being the
+//! free half of [`super::barrier`]. So at least one of them sees the other. A bias is given once only: were
+//! it given again, a former owner that was interrupted between its two steps could clear its successor's flag.
+
+use super::barrier::{Barrier, heavy, light};
+use super::primitives::{AtomicBool, AtomicU64, Ordering, UnsafeCell, spin_loop};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// Times in a row after which a thread counts as the usual one.
+const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
+
+/// Nobody has the bias yet.
+const NOBODY: u64 = 0;
+/// It was revoked, for good.
+const REVOKED: u64 = u64::MAX;
+
+/// A lock for short sections that a thread which loses goes past. See the [module](self).
+pub struct BiasedLock<T> {
+    /// [`NOBODY`], a thread's number, or [`REVOKED`].
+    bias: AtomicU64,
+    /// Written by the thread that has, or had, the bias.
+    owner_in: AtomicBool,
+    /// The ordinary lock.
+    taken: AtomicBool,
+    barrier: Barrier,
+    inside: UnsafeCell<Inside<T>>,
+}
+
+struct Inside<T> {
+    value: T,
+    last: u64,
+    streak: u32,
+}
+
+// SAFETY: the value is only reached through a guard, and there is one guard at a time.
+unsafe impl<T: Send> Send for BiasedLock<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
+
+/// This thread's number: never that of another, living or dead.
+#[cfg(not(loom))]
+#[inline(always)]
+fn this_thread() -> u64 {
+    use std::cell::Cell;
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    let number = NUMBER.get();
+    if number != 0 {
+        return number;
+    }
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    NUMBER.set(number);
+    number
+}
+
+impl<T> BiasedLock<T> {
+    /// An open lock around `value`, biased to nobody.
+    pub fn new(value: T) -> Self {
+        Self::with_barrier(value, Barrier::of_this_process())
+    }
+
+    fn with_barrier(value: T, barrier: Barrier) -> Self {
+        Self {
+            bias: AtomicU64::new(NOBODY),
+            owner_in: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
+            barrier,
+            inside: UnsafeCell::new(Inside { value, last: NOBODY, streak: 0 }),
+        }
+    }
+
+    /// The value, if nobody has it at the moment.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
+        self.try_lock_as(this_thread())
+    }
+
+    /// The value, once nobody else has it. Only for shutting down and setting up.
+    #[cfg(not(loom))]
+    pub fn lock(&self) -> BiasedGuard<'_, T> {
+        let mut tries = 0_u32;
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            tries += 1;
+            if tries.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
+            spin_loop();
+        }
+    }
+
+    #[inline(always)]
+    fn try_lock_as(&self, me: u64) -> Option<BiasedGuard<'_, T>> {
+        if self.bias.load(Ordering::Relaxed) == me {
+            // Only this thread writes the flag: that it is set means a lock inside the lock.
+            if self.owner_in.load(Ordering::Relaxed) {
+                return None;
+            }
+            self.owner_in.store(true, Ordering::Relaxed);
+            // Fenced where nobody could reach this thread: under loom and Miri only, since elsewhere no bias
+            // is given then.
+            light(!self.barrier.reachable);
+            // `taken` is set while somebody revokes the bias, and was set while it was given.
+            if self.bias.load(Ordering::Relaxed) == me && !self.taken.load(Ordering::Acquire) {
+                return Some(BiasedGuard { lock: self, biased: true });
+            }
+            self.owner_in.store(false, Ordering::Release);
+        }
+        self.try_ordinary(me)
+    }
+
+    #[inline(never)]
+    fn try_ordinary(&self, me: u64) -> Option<BiasedGuard<'_, T>> {
+        // The plain load keeps losers from taking the cache line away from the holder.
+        if self.taken.load(Ordering::Relaxed) || self.taken.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let bias = self.bias.load(Ordering::Relaxed);
+        if bias != NOBODY && bias != REVOKED {
+            self.bias.store(REVOKED, Ordering::Relaxed);
+            heavy(self.barrier);
+        }
+        // Acquire: what the owner did under its bias is over, and seen.
+        if bias != NOBODY && self.owner_in.load(Ordering::Acquire) {
+            self.taken.store(false, Ordering::Release);
+            return None;
+        }
+        let guard = BiasedGuard { lock: self, biased: false };
+        if bias == NOBODY {
+            self.count(me);
+        }
+        Some(guard)
+    }
+
+    /// With the ordinary lock held: gives the bias to a thread that keeps coming back.
+    fn count(&self, me: u64) {
+        let can = cfg!(any(loom, miri)) || self.barrier.heavy && self.barrier.reachable;
+        self.inside.with_mut(|inside| {
+            // SAFETY: the lock is held.
+            let inside = unsafe { &mut *inside };
+            inside.streak = if inside.last == me { inside.streak + 1 } else { 0 };
+            inside.last = me;
+            if can && inside.streak >= STREAK {
+                self.bias.store(me, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+impl<T> fmt::Debug for BiasedLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BiasedLock")
+    }
+}
+
+/// The lock's value; opens the lock when dropped.
+pub struct BiasedGuard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    biased: bool,
+}
+
+impl<T> Deref for BiasedGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one.
+        self.lock.inside.with(|inside| unsafe { &(*inside).value })
+    }
+}
+
+impl<T> DerefMut for BiasedGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one, and borrowed for writing.
+        self.lock.inside.with_mut(|inside| unsafe { &mut (*inside).value })
+    }
+}
+
+impl<T> Drop for BiasedGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let flag = if self.biased { &self.lock.owner_in } else { &self.lock.taken };
+        flag.store(false, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for BiasedGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BiasedGuard")
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_the_owner_and_whoever_revokes_its_bias_never_hold_it_together() {
+        loom::model(|| {
+            let lock = Arc::new(BiasedLock::new(0_u32));
+            // Thread 1 earns the bias.
+            for _ in 0..2 {
+                drop(lock.try_lock_as(1));
+            }
+            assert_eq!(lock.bias.load(Ordering::Relaxed), 1);
+            let enter = |lock: &BiasedLock<u32>, me: u64| {
+                // loom's cell panics when two threads are inside at a time.
+                lock.try_lock_as(me).map(|mut value| *value += 1).is_some()
+            };
+            let other = {
+                let lock = lock.clone();
+                thread::spawn(move || u32::from(enter(&lock, 2)))
+            };
+            let mut won = u32::from(enter(&lock, 1));
+            won += u32::from(enter(&lock, 1));
+            won += other.join().unwrap();
+            assert!(won >= 1, "somebody always wins");
+            assert_eq!(*lock.try_lock_as(3).unwrap(), won);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miri_a_held_lock_turns_others_away_before_and_after_the_bias() {
+        let lock = BiasedLock::new(0_u64);
+        for turn in 0..1000 {
+            let mut guard = lock.try_lock().unwrap();
+            assert!(lock.try_lock().is_none(), "a lock inside the lock");
+            assert_eq!(*guard, turn);
+            *guard += 1;
+        }
+        let biased = cfg!(miri) || lock.barrier.heavy && lock.barrier.reachable;
+        assert_eq!(lock.bias.load(Ordering::Relaxed) != NOBODY, biased);
+        std::thread::scope(|scope| {
+            let guard = lock.try_lock().unwrap();
+            scope.spawn(|| assert!(lock.try_lock().is_none())).join().unwrap();
+            drop(guard);
+            scope.spawn(|| assert!(lock.try_lock().is_some())).join().unwrap();
+        });
+        assert_eq!(*lock.lock(), 1000);
+    }
+
+    #[test]
+    fn miri_threads_count_under_it_without_losing_a_step() {
+        let rounds = if cfg!(miri) { 300 } else { 50_000 };
+        for _ in 0..if cfg!(miri) { 1 } else { 20 } {
+            let lock = BiasedLock::new(0_u64);
+            let count = |times: u64| {
+                for _ in 0..times {
+                    *lock.lock() += 1;
+                }
+            };
+            // One thread earns the bias, then others come in the middle of its work.
+            count(600);
+            std::thread::scope(|scope| {
+                scope.spawn(|| count(rounds));
+                scope.spawn(|| count(rounds));
+                count(rounds);
+            });
+            assert_eq!(*lock.lock(), 600 + 3 * rounds);
+        }
+    }
+}
