@@ -16,19 +16,40 @@ impl Runtime {
     /// one 2^k places back; ⌈log₂ n⌉ rounds. Long rounds go in pieces of a packet.
     pub fn allgather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         let collective = Collective::begin(self, "allgather")?;
+        let mut step = 0;
+        // The lengths first, which are of one length: so all ranks learn of a wrong one, and none waits for
+        // a rank that has left with the error.
+        let ours = mine.len() as u64;
+        let lengths = self.gather(&collective, &ours.to_le_bytes(), &mut step)?;
+        for (rank, length) in (0..).map(Rank).zip(lengths) {
+            let theirs = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
+            if theirs != ours {
+                let theirs = usize::try_from(theirs).unwrap_or(usize::MAX);
+                return Err(CollectiveError::Uneven { rank, theirs, ours: mine.len() });
+            }
+        }
+        self.gather(&collective, mine, &mut step)
+    }
+
+    fn gather(
+        &self,
+        collective: &Collective<'_>,
+        mine: &[u8],
+        step: &mut u32,
+    ) -> Result<Vec<Vec<u8>>, CollectiveError> {
         let (rank, size) = (self.rank(), self.size());
         let total = size as usize;
         // Contributions from this rank on, round the ring: `have[i]` is that of rank + i.
         let mut have: Vec<u8> = Vec::with_capacity(mine.len() * total);
         have.extend(mine);
-        let (mut step, mut count) = (0, 1_usize);
+        let mut count = 1_usize;
         while count < total {
             let passed = count.min(total - count);
             let distance = count as u64;
             let from = ring(rank, distance, size);
             let to = ring(rank, u64::from(size) - distance, size);
             let bytes = mine.len() * passed;
-            let got = pass(&collective, (from, to), &have[..bytes], mine.len(), &mut step)?;
+            let got = pass(collective, (from, to), &have[..bytes], mine.len(), step)?;
             have.extend(got);
             count += passed;
         }

@@ -83,6 +83,7 @@ impl<'a> PostRecv<'a> {
                         receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
                     defer_if_full(device, signal(comp.as_ref(), status));
                 }
+                runtime.sleepers.wake();
             }
             return Ok(Outcome::Posted);
         };
@@ -107,6 +108,7 @@ impl<'a> PostRecv<'a> {
             return Outcome::Done(status);
         }
         defer_if_full(self.device_inner(), signal(self.comp, status));
+        self.runtime.0.sleepers.wake();
         Outcome::Posted
     }
 

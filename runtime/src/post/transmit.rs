@@ -83,6 +83,8 @@ pub(super) fn transmit_short<K>(
             let buffer = Buffer::Empty;
             Some(Outcome::Done(Status { rank, tag, size: bytes.len(), user_context, buffer, error: None }))
         }
+        // Of a peer that is gone there is more to be said than that its ring is full.
+        Short::Busy(_) if route.down().is_some() => None,
         Short::Busy(busy) => Some(Outcome::Retry(RetryReason::of(busy))),
         Short::Ask => None,
     }
@@ -122,7 +124,11 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
             out.runtime.0.sleepers.wake();
             Ok(Outcome::Posted)
         }
-        Attempt::Posted => Ok(Outcome::Posted),
+        Attempt::Posted => {
+            // The link has taken the buffer and left an empty one: this operation is spent.
+            sending.buffer = None;
+            Ok(Outcome::Posted)
+        }
         Attempt::Busy(reason) if out.allow.retry => Ok(Outcome::Retry(reason)),
         Attempt::Busy(_) | Attempt::Park => park(out, sending),
     }
@@ -156,7 +162,11 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     match submitted {
         Ok(Submit::Done) => Ok(Attempt::Done),
         Ok(Submit::Posted) => Ok(Attempt::Posted),
-        Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
+        Ok(Submit::Busy(busy)) => match out.route.down() {
+            // The device was told already, the link not yet.
+            Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
+            None => Ok(Attempt::Busy(RetryReason::of(busy))),
+        },
         Err(error) => Err(refused(out.rank, error)),
     }
 }
@@ -331,5 +341,6 @@ fn finish(out: &Outgoing<'_>, status: Status) -> Result<Outcome, PostError> {
         return Ok(Outcome::Done(status));
     }
     defer_if_full(out.device, signal(out.comp, status));
+    out.runtime.0.sleepers.wake();
     Ok(Outcome::Posted)
 }

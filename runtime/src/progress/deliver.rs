@@ -4,6 +4,7 @@ use super::land::Landing;
 use super::signal::{SignalError, guarded, panicked, signal};
 use super::{Met, Pass, Scratch};
 use crate::comp::{Completion, Snapshot, Status};
+use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
@@ -38,6 +39,23 @@ pub(crate) enum Deferred {
     Delivery(Delivery),
     /// The last step: its completion object had no room.
     Status(Arc<dyn Completion>, Status),
+}
+
+impl Deferred {
+    /// The status with which an operation of this rank's ends that could not be told of so far, if it is
+    /// about one: for shutting down.
+    pub(crate) fn into_status(self, device: &DeviceInner) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+        match self {
+            Self::Status(comp, status) => Some((Some(comp), status)),
+            Self::Delivery(Delivery::Matched(message, receive)) => device.land(message, receive),
+            Self::Delivery(Delivery::Ended { token, buffer, outcome }) => {
+                let operation = device.outstanding.take(token)?;
+                let error = outcome.err().map(|failure| OpError::of(failure, operation.rank));
+                Some(operation.end(buffer, error))
+            }
+            Self::Delivery(_) => None,
+        }
+    }
 }
 
 impl Pass<'_> {

@@ -352,6 +352,14 @@ fn receive(
             let Some(bytes) = segment.chunk(chunk, len) else {
                 return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
             };
+            // Whoever takes it in needs a packet for it: one too long for any would wait for ever, and all
+            // other peers' messages behind it.
+            if bytes.len() > packets.packet_size() {
+                let room = packets.packet_size();
+                return Err(format!(
+                    "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must be the same on all ranks"
+                ));
+            }
             // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
             Ok(Some(Payload::Loan(unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) })))
         }

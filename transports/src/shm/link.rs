@@ -281,6 +281,9 @@ impl Link for ShmLink {
     #[inline]
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
         match op {
+            Op::AmCopied { bytes, .. } if !bytes.place().is_host() => {
+                Err(SubmitError::Kind(bytes.place().kind()))
+            }
             Op::AmCopied { header, bytes } => self.outgoing.send(header, bytes),
             Op::AmOwned { header, buffer, .. } => {
                 let bytes = buffer.view();
