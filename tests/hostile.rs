@@ -189,12 +189,8 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     let shrinkable = memfd(size, SealFlags::GROW);
     let unsealed = memfd(size, SealFlags::empty());
     let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
-    let socket: OwnedFd = rustix::net::socket(
-        rustix::net::AddressFamily::UNIX,
-        rustix::net::SocketType::STREAM,
-        None,
-    )
-    .unwrap();
+    let socket: OwnedFd =
+        rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
 
     let of = |from, secret, geometry| Message::Hello { from, secret, geometry }.encode();
     let said = |bytes: Vec<u8>| (bytes, vec![right.as_fd()]);
@@ -224,7 +220,7 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
         said(geometry(|geometry| geometry.chunks = 0)),
         said(geometry(|geometry| geometry.chunks = 65)),
         said(geometry(|geometry| geometry.chunks = u32::MAX)),
-        said(geometry(|geometry| geometry.chunk_size = u32::MAX & !63)),
+        said(geometry(|geometry| geometry.chunk_size = !63)),
         said(geometry(|geometry| geometry.chunk_size = 8192)),
         said(Message::Welcome { bell: 0, fenced: false }.encode()),
         said(Message::Refusal("no, you".into()).encode()),
@@ -325,9 +321,18 @@ fn refused_strangers_leave_no_descriptor_behind() {
 fn a_record_of_impossible_shape_ends_its_link_and_no_other() {
     let _watchdog = Watchdog::over("shapes");
     let mut ground = Ground::new();
-    for (slots, len) in
-        [(0_u64, 0_u64), (0, 8), (2, 40), (1, 41), (4, 209), (4, 0), (255, 9), (5, 250), (4, 0xffff), (1, 0xffff)]
-    {
+    for (slots, len) in [
+        (0_u64, 0_u64),
+        (0, 8),
+        (2, 40),
+        (1, 41),
+        (4, 209),
+        (4, 0),
+        (255, 9),
+        (5, 250),
+        (4, 0xffff),
+        (1, 0xffff),
+    ] {
         let attacker = ground.enter();
         let control = 1 | slots << 32 | u64::from(INLINE) << 40 | len << 48;
         attacker.slots.control(0).store(control, Ordering::Release);
@@ -339,7 +344,8 @@ fn a_record_of_impossible_shape_ends_its_link_and_no_other() {
 fn a_record_that_names_what_is_not_there_ends_its_link_and_no_other() {
     let _watchdog = Watchdog::over("chunks");
     let mut ground = Ground::new();
-    for (chunk, len) in [(4, 1), (4, 0), (63, 8), (u32::MAX, 8), (0, 4097), (3, u32::MAX), (1 << 20, 1 << 20)] {
+    for (chunk, len) in [(4, 1), (4, 0), (63, 8), (u32::MAX, 8), (0, 4097), (3, u32::MAX), (1 << 20, 1 << 20)]
+    {
         let mut attacker = ground.enter();
         attacker.place(chunk, len);
         ground.reports_the_attacker(&format!("{len} bytes in chunk {chunk}"));
@@ -398,7 +404,9 @@ fn scribble(attacker: &Attacker, rng: &mut SmallRng, plausible: bool) {
         rng.fill_bytes(&mut body);
         if plausible {
             // Header, then a place that may be right.
-            body[16..24].copy_from_slice(&(rng.random_range(0..6_u64) | rng.random_range(0..5000_u64) << 32).to_le_bytes());
+            body[16..24].copy_from_slice(
+                &(rng.random_range(0..6_u64) | rng.random_range(0..5000_u64) << 32).to_le_bytes(),
+            );
         }
         // SAFETY: the slot is host memory of 56 bytes; that the victim may read it meanwhile is the point.
         unsafe {
@@ -506,7 +514,9 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
         }
         drop(channel);
         ground.until("a refusal", |event| match event {
-            Event::PeerDown { peer: ATTACKER, cause: DownCause::Refused(why) } => refuses && why == "not today",
+            Event::PeerDown { peer: ATTACKER, cause: DownCause::Refused(why) } => {
+                refuses && why == "not today"
+            }
             Event::PeerDown { peer: ATTACKER, cause: DownCause::Gone(_) } => !refuses,
             other => panic!("{other:?}"),
         });
@@ -605,7 +615,9 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
     let mut job = Job3::new(GEOMETRY);
     let sink = Sink::keeping();
     let name = job.ranks[0].register_comp(&sink).unwrap();
-    for word in [0, 3, 0xff, 1 | 7 << 8, 1 | 1 << 16, 2 | 4 << 8, 2 | 3 << 8 | 256 << 16, 2 | 3 << 8 | 1 << 32] {
+    for word in
+        [0, 3, 0xff, 1 | 7 << 8, 1 | 1 << 16, 2 | 4 << 8, 2 | 3 << 8 | 256 << 16, 2 | 3 << 8 | 1 << 32]
+    {
         job.push(INLINE, [word, 0], b"x");
         job.push(INLINE, am_header(name.0, word), b"x");
         let errors = until_with_errors(&job.ranks[..1], || sink.count() > 0);

@@ -7,7 +7,8 @@ mod support;
 
 use carrack::bootstrap::Bootstrap;
 use carrack::{
-    CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag,
+    CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
+    Tag,
 };
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -178,7 +179,12 @@ struct Me {
 }
 
 impl Me {
-    fn start(folder: &std::path::Path, rank: u32, size: u32, settings: carrack::settings::SettingsBuilder) -> Self {
+    fn start(
+        folder: &std::path::Path,
+        rank: u32,
+        size: u32,
+        settings: carrack::settings::SettingsBuilder,
+    ) -> Self {
         let bootstrap = Box::new(Folder::new(folder.into(), rank, size));
         let runtime = Runtime::builder().settings(built(settings)).bootstrap(bootstrap).start().unwrap();
         let folder = Folder::new(folder.into(), rank, size);
@@ -465,7 +471,9 @@ fn full(me: &Me) {
     if me.is_victim() {
         // Not a message is taken in from here on.
         me.says("deaf");
-        while me.folder.get("said/full/0").unwrap().is_none() || me.folder.get("said/full/1").unwrap().is_none() {
+        while me.folder.get("said/full/0").unwrap().is_none()
+            || me.folder.get("said/full/1").unwrap().is_none()
+        {
             std::thread::yield_now();
         }
         me.dies();

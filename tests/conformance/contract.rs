@@ -78,6 +78,7 @@ impl Side {
 fn poll_until(sides: &mut [&mut Side], mut done: impl FnMut(usize, Event) -> bool) {
     let start = Instant::now();
     loop {
+        #[allow(clippy::needless_range_loop, reason = "the number is used for more than the index")]
         for at in 0..sides.len() {
             let mut over = false;
             for event in sides[at].poll() {
@@ -290,7 +291,10 @@ fn a_device_that_closes_is_told_to_those_who_send_to_it<J: Job>() {
     let mut told = 0;
     while told == 0 && start.elapsed() < Duration::from_secs(5) {
         for event in here.poll() {
-            assert!(matches!(event, Event::PeerDown { peer: PeerId(1), cause: DownCause::Closed }), "{event:?}");
+            assert!(
+                matches!(event, Event::PeerDown { peer: PeerId(1), cause: DownCause::Closed }),
+                "{event:?}"
+            );
             told += 1;
         }
     }
@@ -426,7 +430,11 @@ fn an_operation_that_was_posted_ends_once_also_when_a_side_closes<J: Job>() {
         }
         // Closing may wait for the engine.
         let release = std::thread::spawn(move || drop(held));
-        if sender_closes { here.device.close() } else { there.device.close() };
+        if sender_closes {
+            here.device.close()
+        } else {
+            there.device.close()
+        };
         release.join().unwrap();
         let start = Instant::now();
         let mut ends = Vec::new();

@@ -123,11 +123,8 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
     let sink = Sink::keeping();
     let size = |at: u64| [0, 8, 41, 209, 5000][at as usize % 5];
     for at in 0..30 {
-        let recv = one
-            .post_recv(Rank(0), vec![0; 5000], Tag(1))
-            .user_context(UserContext(at))
-            .comp(&sink)
-            .call();
+        let recv =
+            one.post_recv(Rank(0), vec![0; 5000], Tag(1)).user_context(UserContext(at)).comp(&sink).call();
         assert!(recv.unwrap().is_posted());
     }
     for at in 0..20 {
@@ -199,7 +196,10 @@ fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: J
     let [zero, one] = ranks;
     drop(one);
     let ranks = [zero];
-    assert!(happens(&ranks, SOON, || sink.count() > 0), "rank 0 has a link to rank 1 and did not notice its end");
+    assert!(
+        happens(&ranks, SOON, || sink.count() > 0),
+        "rank 0 has a link to rank 1 and did not notice its end"
+    );
     assert_down(sink.one(&ranks), Rank(1));
 }
 
@@ -253,8 +253,7 @@ fn a_receive_from_nobody_in_particular_outlives_a_peer<J: Job>() {
     }
     drop(ranks.pop());
     assert_down(sink.one(&ranks), Rank(2));
-    let send =
-        || ranks[1].post_send(Rank(0), b"here", Tag(1)).matching(Matching::TagOnly).call();
+    let send = || ranks[1].post_send(Rank(0), b"here", Tag(1)).matching(Matching::TagOnly).call();
     sent(&ranks, send);
     let status = sink.one(&ranks);
     assert_eq!((status.rank, status.bytes().unwrap()), (Rank(1), &b"here"[..]));

@@ -18,8 +18,7 @@ over_each_transport!(
 );
 
 /// 40 is the edge of one ring slot, 96 and 152 those of two and three, 208 that of four; 8192 is a packet.
-const SIZES: [usize; 18] =
-    [0, 1, 3, 8, 17, 39, 40, 41, 96, 97, 152, 153, 207, 208, 209, 4000, 8191, 8192];
+const SIZES: [usize; 18] = [0, 1, 3, 8, 17, 39, 40, 41, 96, 97, 152, 153, 207, 208, 209, 4000, 8191, 8192];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
@@ -141,7 +140,14 @@ impl Ground {
         settle(&self.ranks);
     }
 
-    fn send(&self, case: &Case, (from, to): (&Runtime, Rank), payload: &[u8], tag: Tag, context: UserContext) {
+    fn send(
+        &self,
+        case: &Case,
+        (from, to): (&Runtime, Rank),
+        payload: &[u8],
+        tag: Tag,
+        context: UserContext,
+    ) {
         let guarded = Guarded::new(case.size, 1).filled(payload);
         // Bytes beyond the length, which must not be sent.
         let mut vec = Vec::with_capacity(case.size + 64);
@@ -159,10 +165,8 @@ impl Ground {
         let sink = case.sender_comp.map(Sink::new);
         macro_rules! with_options {
             ($post:expr) => {{
-                let mut post = $post
-                    .user_context(context)
-                    .allow_done(case.allow_done)
-                    .allow_retry(case.allow_retry);
+                let mut post =
+                    $post.user_context(context).allow_done(case.allow_done).allow_retry(case.allow_retry);
                 if let Some(sink) = &sink {
                     post = post.comp(sink);
                 }

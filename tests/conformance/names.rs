@@ -57,9 +57,8 @@ fn a_reserved_slot_can_be_filled_in_another_order_on_each_rank<J: Job>() {
         for at in 0..3_u32 {
             let other = RemoteComp(first.0 + (at + 1) % 3);
             let bytes = at.to_le_bytes();
-            let mut am = ranks[from]
-                .post_am(Rank(to as u32), &bytes, other)
-                .remote_comp(RemoteComp(first.0 + at));
+            let mut am =
+                ranks[from].post_am(Rank(to as u32), &bytes, other).remote_comp(RemoteComp(first.0 + at));
             sent(&ranks, || am.call());
         }
         for (at, sink) in sinks[to].iter().enumerate() {

@@ -161,7 +161,7 @@ fn thousands_of_receives_each_get_the_message_of_their_own_tag<J: Job>() {
     let ranks = J::pair();
     let queue = CompQueue::new(COUNT as usize);
     // Tags that differ only in their upper or only in their lower half.
-    let tag = |at: u64| Tag(if at % 2 == 0 { at << 32 } else { at });
+    let tag = |at: u64| Tag(if at.is_multiple_of(2) { at << 32 } else { at });
     for at in 0..COUNT {
         let recv = ranks[1]
             .post_recv(Rank(0), vec![0; 300], tag(at))

@@ -234,8 +234,7 @@ fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
     let ranks = J::pair();
     let fragile = Handler::new(|status| assert_ne!(status.tag, Tag(2), "the second is one too many"));
     let sturdy = Sink::keeping();
-    let (one, other) =
-        (ranks[1].register_comp(&fragile).unwrap(), ranks[1].register_comp(&sturdy).unwrap());
+    let (one, other) = (ranks[1].register_comp(&fragile).unwrap(), ranks[1].register_comp(&sturdy).unwrap());
     for tag in 1..=3 {
         for name in [one, other] {
             sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).call());

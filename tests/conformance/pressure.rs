@@ -262,8 +262,7 @@ fn the_tiniest_resources_carry_everything_in_both_directions<J: Job>() {
             let to = 1 - at;
             if posted[at] < COUNT {
                 let message = pattern(posted[at], size(posted[at]));
-                let mut am =
-                    ranks[at].post_am(Rank(to as u32), &message[..], names[to]).tag(Tag(posted[at]));
+                let mut am = ranks[at].post_am(Rank(to as u32), &message[..], names[to]).tag(Tag(posted[at]));
                 posted[at] += u64::from(!am.call().unwrap().is_retry());
             }
             let _ = ranks[at].progress();

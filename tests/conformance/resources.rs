@@ -116,8 +116,7 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
     let sink = Sink::keeping();
     let name = ranks[1].register_comp(&sink).unwrap();
     let pool = PacketPool::new(Arc::new(HostAllocator), 8192, 16);
-    let devices =
-        [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+    let devices = [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
     assert_eq!(pool.allocated(), 0);
     for round in 0..5_u64 {
         let mut kept = Vec::new();
@@ -178,8 +177,8 @@ fn nobody_passes_a_barrier_before_all_have_reached_it<J: Job>() {
 }
 
 fn an_allgather_gives_everybody_everything_whatever_its_length<J: Job>() {
-    for size in 1..=8_u32 {
-        for len in [0, 1, 41, 8184, 8185, 20_000] {
+    for size in [1, 2, 3, 5, 8_u32] {
+        for len in [0, 41, 8184, 8185, 20_000] {
             let all = on_each::<J, _>(size, move |rank| {
                 let mine = pattern(u64::from(rank.rank().0), len);
                 let once = rank.allgather(&mine).unwrap();

@@ -48,7 +48,7 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
                     for from in [from, 1 - from] {
                         let mut am =
                             ranks[from].post_am(Rank(1 - from as u32), &message[..], names[1 - from]);
-                        am = am.tag(Tag(number)).allow_retry(number % 5 == 0);
+                        am = am.tag(Tag(number)).allow_retry(number.is_multiple_of(5));
                         loop {
                             match am.call() {
                                 Ok(Outcome::Retry(_)) | Err(carrack::PostError::BacklogFull { .. }) => {
@@ -248,7 +248,9 @@ fn a_wait_ends_when_its_time_is_up<J: Job>() {
     let ranks = J::pair();
     for limit in [Duration::ZERO, Duration::from_millis(30)] {
         let start = Instant::now();
-        assert!(matches!(ranks[0].wait_for(limit, || false), Err(WaitError::TimedOut(told)) if told == limit));
+        assert!(
+            matches!(ranks[0].wait_for(limit, || false), Err(WaitError::TimedOut(told)) if told == limit)
+        );
         assert!(start.elapsed() >= limit);
     }
     ranks[0].wait_for(Duration::ZERO, || true).unwrap();

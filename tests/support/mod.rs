@@ -242,8 +242,7 @@ pub fn connect(ranks: &[Runtime]) {
             let outcome = posted(ranks, || from.post_send(to.rank(), b"up", tag).call());
             assert!(outcome.is_done());
             let arrived = carrack::Synchronizer::new(1);
-            let came =
-                to.post_recv(from.rank(), vec![0; 2], tag).comp(&arrived).call().expect("a receive");
+            let came = to.post_recv(from.rank(), vec![0; 2], tag).comp(&arrived).call().expect("a receive");
             if came.is_posted() {
                 until(ranks, || arrived.test());
             }

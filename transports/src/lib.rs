@@ -17,6 +17,7 @@
 //! completion objects: those are the runtime's (UCX's cut between UCT and UCP).
 
 #![warn(clippy::cast_possible_truncation)]
+#![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 
 #[cfg(not(loom))]
 pub mod clock;

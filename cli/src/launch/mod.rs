@@ -47,7 +47,7 @@ use std::process::ExitCode;
 pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;
 pub(crate) use keeper::keep;
-pub(crate) use options::{Job, LaunchOptions, Output};
+pub(crate) use options::{Job, LaunchOptions};
 pub(crate) use orders::KeeperOptions;
 
 /// Runs the job that the command line describes, and gives the launcher's exit status.

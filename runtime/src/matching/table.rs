@@ -217,7 +217,7 @@ mod tests {
         #[test]
         fn values_of_a_key_meet_in_order(steps in proptest::collection::vec((any::<bool>(), 0_u8..4, 0_u32..3, 0_u64..3), 0..200)) {
             let table: Table<usize, usize> = Table::new();
-            let mut model: (Vec<(Key, usize)>, Vec<(Key, usize)>) = Default::default();
+            let mut model = (Vec::<(Key, usize)>::new(), Vec::<(Key, usize)>::new());
             for (at, (is_a, policy, rank, tag)) in steps.into_iter().enumerate() {
                 let key = key(Matching::from_code(policy).unwrap(), rank, tag);
                 let (mine, theirs) = if is_a { (&mut model.0, &mut model.1) } else { (&mut model.1, &mut model.0) };

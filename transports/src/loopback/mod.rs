@@ -288,8 +288,8 @@ impl Device for LoopbackDevice {
                 queue.listed.store(false, Ordering::SeqCst);
             }
             // A message pushed between the two lines above was pushed by one who saw it still listed.
-            if (more || !lock(&queue.messages).is_empty())
-                && (more || !queue.listed.swap(true, Ordering::SeqCst))
+            if more
+                || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
             {
                 lock(&self.inbox.ready).queues.push_back(queue);
             }
@@ -442,6 +442,7 @@ impl LoopbackLink {
     }
 }
 
+#[allow(clippy::result_large_err, reason = "the error gives the buffer back; not the hot path")]
 fn land(packet: crate::mem::Packet, source: Buffer) -> Result<OnItsWay, (Buffer, CopyError)> {
     match Transfer::start(Buffer::Packet(packet), source) {
         Ok(transfer) => Ok(OnItsWay::Landing(transfer)),

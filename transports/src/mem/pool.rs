@@ -111,7 +111,7 @@ impl PacketPool {
         }
         let first = u32::try_from(growth.slabs * SLAB).ok()?;
         growth.slabs += 1;
-        for slot in (first + 1..first + SLAB as u32).rev() {
+        for slot in (first + 1..).take(SLAB - 1).collect::<Vec<_>>().into_iter().rev() {
             pool.free.push(slot);
         }
         Some(first)

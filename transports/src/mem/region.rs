@@ -40,10 +40,11 @@ impl Region {
     /// Zeroed host memory.
     pub fn host(len: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let mut bytes = vec![0_u8; len].into_boxed_slice();
-        let base = NonNull::from(&mut *bytes).cast::<u8>();
-        // A box may not be moved while it is pointed into: keep it as the raw allocation that it is.
-        let owner = RawBox(Box::into_raw(bytes));
+        // A box may not be moved while it is pointed into: keep it as the raw allocation that it is, and
+        // derive every pointer from that.
+        let bytes = Box::into_raw(vec![0_u8; len].into_boxed_slice());
+        let base = NonNull::new(bytes.cast::<u8>()).unwrap_or(NonNull::dangling());
+        let owner = RawBox(bytes);
         // Host ids have the top bit set, drivers count from below.
         let id = AllocId(NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 63);
         // SAFETY: the owner frees the `len` bytes at `base` when it is dropped, and not before.

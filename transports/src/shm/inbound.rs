@@ -235,14 +235,13 @@ impl Inbound {
                     *place = None;
                 }
             },
-            Some(Incoming::Sender(sender)) => {
-                if sender.ended.is_none() {
-                    sender.ended = sender.hear(shared);
-                    if sender.ended.is_some() {
-                        self.warm_up(bell);
-                    }
+            Some(Incoming::Sender(sender)) if sender.ended.is_none() => {
+                sender.ended = sender.hear(shared);
+                if sender.ended.is_some() {
+                    self.warm_up(bell);
                 }
             }
+            Some(Incoming::Sender(_)) => {}
         }
     }
 

@@ -57,7 +57,7 @@ pub fn light(fenced: bool) {
         fence(Ordering::SeqCst);
     } else {
         #[cfg(not(loom))]
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        super::primitives::compiler_fence(Ordering::SeqCst);
     }
 }
 

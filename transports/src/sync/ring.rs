@@ -17,6 +17,11 @@
 //!
 //! Each side trusts nothing that the other wrote: see [`Corrupt`].
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "positions are cut to the ring, and fields to their width in the control word"
+)]
+
 use super::primitives::{AtomicU64, Ordering};
 use crate::mem::{MemMut, MemRef, copy::copy_now};
 
@@ -293,7 +298,8 @@ impl<S: Slots> Consumer<S> {
         }
         let (slots, kind, len) = ((control >> 32) as u8, (control >> 40) as u8, (control >> 48) as u16);
         let bytes = usize::from(len);
-        if !(slots == 1 && bytes <= FIRST) && !self.can_be(slots, bytes) {
+        let small = slots == 1 && bytes <= FIRST;
+        if !small && !self.can_be(slots, bytes) {
             return Err(Corrupt::Shape { slots, len });
         }
         Ok(Some(Record {
@@ -422,9 +428,9 @@ pub mod heap {
     }
 
     // SAFETY: the ring's protocol gives a slot's body to one side at a time.
-    unsafe impl Send for HeapSlots {}
+    unsafe impl Send for Inner {}
     // SAFETY: as above.
-    unsafe impl Sync for HeapSlots {}
+    unsafe impl Sync for Inner {}
 
     impl HeapSlots {
         /// Fresh slots; `capacity` is rounded up to a power of two.

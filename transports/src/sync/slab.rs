@@ -1,5 +1,7 @@
 //! Values under a token that carries a generation.
 
+#![allow(clippy::cast_possible_truncation, reason = "a token is an index and a generation of 32 bits each")]
+
 use super::primitives::{AtomicU32, Ordering};
 use super::{FreeList, TryLock};
 use std::fmt;
@@ -83,8 +85,7 @@ mod models {
                     thread::spawn(move || slab.take(token).is_some())
                 })
                 .collect();
-            let taken =
-                threads.into_iter().filter(|_| true).map(|t| usize::from(t.join().unwrap())).sum::<usize>();
+            let taken = threads.into_iter().map(|t| usize::from(t.join().unwrap())).sum::<usize>();
             assert_eq!(taken, 1);
         });
     }

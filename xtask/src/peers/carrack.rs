@@ -85,7 +85,7 @@ fn parse(said: &str, test: &Test) -> Result<Figure, TaskError> {
     let figure = lines.filter(|line| line.size == test.size).find_map(|line| match test.quantity {
         Quantity::Latency => line.latency_us.map(|us| Figure { value: us.p50, average: us.mean }),
         // Carrack prints 10⁶ messages a second, UCX messages a second.
-            Quantity::Rate => line.rate_mps.map(|rate| Figure { value: rate * 1e6, average: None }),
+        Quantity::Rate => line.rate_mps.map(|rate| Figure { value: rate * 1e6, average: None }),
     });
     figure.ok_or_else(|| TaskError::Output {
         program: "carrack perf --json",
