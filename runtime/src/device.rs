@@ -8,7 +8,7 @@ use crate::peer::backlog::Parked;
 use crate::peer::route::Route;
 use crate::progress::{Deferred, Landing};
 use crate::runtime::Inner;
-use carrack_transports::contract::{Caps, DownCause, PeerId};
+use carrack_transports::contract::{Batch, Caps, DownCause, Event, PeerId, Polled};
 use carrack_transports::mem::{HostAllocator, PacketPool, PacketSource};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
@@ -265,8 +265,19 @@ impl DeviceInner {
             let parked: Vec<_> = route.backlog().drain(..).collect();
             ended.extend(parked.into_iter().map(|parked| parked.into_status(Some(OpError::Closed))));
         }
+        let mut batch = Batch::new(64);
         for lane in &self.lanes {
             lane.device.close();
+            // What links still had comes back with the buffers.
+            while lane.device.poll(&mut batch, &mut |_| {}) == Polled::Some {
+                for event in batch.drain() {
+                    if let Event::Completion { token, buffer, .. } = event
+                        && let Some(operation) = self.outstanding.take(token.0)
+                    {
+                        ended.push(operation.end(buffer, Some(OpError::Closed)));
+                    }
+                }
+            }
         }
         ended
     }

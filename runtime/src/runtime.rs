@@ -2,11 +2,11 @@
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
 use crate::comp::{AsCompletion, Registry};
-use crate::device::{Device, DeviceBuilder};
+use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
-use crate::progress::signal;
+use crate::progress::{Deferred, signal};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::wait::Sleepers;
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
@@ -299,6 +299,23 @@ impl Inner {
 
     pub(crate) fn down(&self) -> MutexGuard<'_, HashMap<Rank, DownCause>> {
         self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a rank is gone, and ends the receives that only it could have answered. Their completion
+    /// objects are signalled by the next progress on `device`: this may be called where they cannot be.
+    #[cold]
+    pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
+        self.down().entry(rank).or_insert_with(|| cause.clone());
+        let mut deferred = device.deferred.lock();
+        for engine in self.engines.each() {
+            for receive in engine.receives_from(rank) {
+                let (comp, status) = receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
+                if let Some(comp) = comp {
+                    deferred.push_back(Deferred::Status(comp, status));
+                }
+            }
+        }
+        device.deferred.set_count(deferred.len());
     }
 
     #[inline]

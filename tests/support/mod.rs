@@ -97,6 +97,7 @@ macro_rules! over_each_transport {
     };
 }
 
+/// Each test once more over the transport of a job.
 #[macro_export]
 macro_rules! over_transport {
     ($module:ident, $job:ident, $($test:ident),+) => {

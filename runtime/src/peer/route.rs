@@ -99,6 +99,7 @@ impl Route {
         let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|error| match error {
             SubmitError::Down { cause, .. } => {
                 self.set_down(cause.clone());
+                runtime.gone(device, self.rank, &cause);
                 PostError::PeerDown { rank: self.rank, cause }
             }
             other => PostError::Unreachable { rank: self.rank, why: other.to_string() },

@@ -85,6 +85,9 @@ impl<'a> PostRecv<'a> {
                 }
                 runtime.sleepers.wake();
             }
+            if policy.looks_at_rank() {
+                self.watch(device);
+            }
             return Ok(Outcome::Posted);
         };
         let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
@@ -100,6 +103,18 @@ impl<'a> PostRecv<'a> {
         match device.land(message, receive) {
             Some((_, status)) => Ok(self.over(true, status)),
             None => Ok(Outcome::Posted),
+        }
+    }
+
+    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there
+    /// has to be a link.
+    fn watch(&self, device: &crate::device::DeviceInner) {
+        if let Some(route) = device.route(self.rank)
+            && route.linked().is_none()
+            && let Err(error) = route.link(&self.runtime.0, device)
+        {
+            // If it is gone, the receive has been ended with the reason.
+            tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received from");
         }
     }
 

@@ -411,7 +411,9 @@ impl Pass<'_> {
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
-            devices.iter().all(|device| device.0.known_route(rank).is_none_or(|route| route.down().is_some()))
+            devices
+                .iter()
+                .all(|device| device.0.known_route(rank).is_some_and(|route| route.down().is_some()))
         };
         if is_gone {
             self.inner.down().entry(rank).or_insert_with(|| cause.clone());

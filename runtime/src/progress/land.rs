@@ -37,7 +37,7 @@ impl Outstanding {
         self.end(Buffer::Empty, Some(error))
     }
 
-    pub(super) fn end(self, buffer: Buffer, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn end(self, buffer: Buffer, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
         let Self { rank, tag, size, user_context, comp } = self;
         (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
     }

@@ -9,8 +9,8 @@
 
 use crate::contract::{
     AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Header,
-    Identity, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit, SubmitError, Transport,
-    Unavailable,
+    Identity, Lender, Link, Loan, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit,
+    SubmitError, Transport, Unavailable,
 };
 use crate::mem::{Buffer, CopyError, MemRef, PacketSource, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::TryLock;
@@ -86,6 +86,8 @@ impl Domain for LoopbackDomain {
             asleep: AtomicU32::new(0),
             wake,
             closed: AtomicBool::new(false),
+            sources: Mutex::default(),
+            targets: Mutex::default(),
         });
         directory().insert(id, Arc::downgrade(&inbox));
         Ok(Arc::new(LoopbackDevice { inbox, identity: self.identity.clone(), polling: TryLock::new(()) }))
@@ -129,6 +131,10 @@ struct Inbox {
     asleep: AtomicU32,
     wake: OwnedFd,
     closed: AtomicBool,
+    /// Whoever has a link to here, and what it calls this device's rank: to be told of the end.
+    sources: Mutex<Vec<(PeerId, Weak<Self>)>>,
+    /// Where the links from here lead.
+    targets: Mutex<Vec<(Arc<Queue>, Weak<Self>)>>,
 }
 
 #[derive(Debug, Default)]
@@ -160,6 +166,36 @@ struct Queue {
     messages: Mutex<VecDeque<Message>>,
     /// Whether it is on the target's list.
     listed: AtomicBool,
+    /// Whether its last entry was made.
+    ended: AtomicBool,
+}
+
+impl Queue {
+    /// Makes the last entry, once.
+    fn end(self: &Arc<Self>, target: &Inbox) {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let payload = OnItsWay::End(DownCause::Closed);
+        lock(&self.messages).push_back(Message { header: Header::default(), payload, sender: None });
+        if !self.listed.swap(true, Ordering::SeqCst) {
+            target.announce(|ready| ready.queues.push_back(self.clone()));
+        }
+    }
+
+    /// Ends what its sender still has under way, before the sender goes.
+    fn take_back(&self) {
+        let mut messages = lock(&self.messages);
+        let (kept, back): (VecDeque<_>, VecDeque<_>) =
+            messages.drain(..).partition(|message| message.sender.is_none());
+        *messages = kept;
+        drop(messages);
+        for message in back {
+            if let OnItsWay::Landing(transfer) = message.payload {
+                tell(message.sender, transfer.into_buffers().1, Err(OpFailure::Closed));
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -174,8 +210,6 @@ struct Message {
 enum OnItsWay {
     There(Payload),
     Landing(Transfer),
-    /// An engine refused it.
-    Lost(CopyError),
     /// The sender has gone: the last entry of its queue.
     End(DownCause),
 }
@@ -207,16 +241,20 @@ impl LoopbackDevice {
                 OnItsWay::Landing(mut transfer) => {
                     let outcome = transfer.poll().unwrap_or(Ok(()));
                     let (packet, buffer) = transfer.into_buffers();
-                    if let (Ok(()), Buffer::Packet(packet)) = (&outcome, packet) {
-                        batch.push(Event::Arrived {
-                            from: queue.from,
-                            header,
-                            payload: Payload::Packet(packet),
-                        });
+                    let payload = match (&outcome, packet, sender.is_none()) {
+                        (Ok(()), Buffer::Packet(packet), _) => Some(Payload::Packet(packet)),
+                        // The sender was told that it is done: the receiver gets the bytes as they were kept,
+                        // and with them the engine's trouble.
+                        (Err(_), _, true) => Some(Kept::lend(buffer.to_vec().unwrap_or_default())),
+                        _ => None,
+                    };
+                    if let Some(payload) = payload {
+                        batch.push(Event::Arrived { from: queue.from, header, payload });
                     }
-                    tell(sender, buffer, outcome.map_err(OpFailure::from));
+                    if sender.is_some() {
+                        tell(sender, buffer, outcome.map_err(OpFailure::from));
+                    }
                 }
-                OnItsWay::Lost(error) => tell(sender, Buffer::Empty, Err(OpFailure::Copy(error))),
                 OnItsWay::End(cause) => batch.push(Event::PeerDown { peer: queue.from, cause }),
             }
         }
@@ -261,8 +299,12 @@ impl Device for LoopbackDevice {
             from: self.identity.me,
             messages: Mutex::new(VecDeque::with_capacity(TURN)),
             listed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         };
-        let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue: Arc::new(queue) };
+        let queue = Arc::new(queue);
+        lock(&target.sources).push((peer, Arc::downgrade(&self.inbox)));
+        lock(&self.inbox.targets).push((queue.clone(), Arc::downgrade(&target)));
+        let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue };
         self.inbox.announce(|ready| ready.news.push_back(Event::Connected { peer }));
         Ok(Arc::new(link))
     }
@@ -288,9 +330,7 @@ impl Device for LoopbackDevice {
                 queue.listed.store(false, Ordering::SeqCst);
             }
             // A message pushed between the two lines above was pushed by one who saw it still listed.
-            if more
-                || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
-            {
+            if more || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst) {
                 lock(&self.inbox.ready).queues.push_back(queue);
             }
         }
@@ -325,6 +365,21 @@ impl Device for LoopbackDevice {
             return;
         }
         directory().remove(&self.inbox.id);
+        let mut told = Vec::new();
+        for (queue, target) in lock(&self.inbox.targets).drain(..) {
+            queue.take_back();
+            if let Some(target) = target.upgrade() {
+                queue.end(&target);
+                told.push(target.id);
+            }
+        }
+        for (peer, source) in lock(&self.inbox.sources).drain(..) {
+            // Whoever is sent to hears of the end behind the last message, and not before.
+            if let Some(source) = source.upgrade().filter(|source| !told.contains(&source.id)) {
+                let cause = DownCause::Closed;
+                source.announce(|ready| ready.news.push_back(Event::PeerDown { peer, cause }));
+            }
+        }
         // Whatever was on its way here ends for its senders.
         let queues = std::mem::take(&mut lock(&self.inbox.ready).queues);
         for queue in queues {
@@ -341,6 +396,23 @@ impl Device for LoopbackDevice {
 impl Drop for LoopbackDevice {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Bytes that a message had to be kept in: they are lent to the receiver, and dropped when it is done.
+struct Kept(Vec<u8>);
+
+impl Lender for Kept {
+    fn give_back(&self, _piece: u32) {}
+}
+
+impl Kept {
+    fn lend(bytes: Vec<u8>) -> Payload {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let kept = Arc::new(Self(bytes));
+        let start = kept.0.as_ptr();
+        // SAFETY: the bytes are host memory of that length, and the lender keeps them.
+        Payload::Loan(unsafe { Loan::new(start, len, 0, kept) })
     }
 }
 
@@ -413,7 +485,9 @@ impl LoopbackLink {
                         // The engine takes its time, and the caller's bytes are borrowed: keep a copy.
                         let mut kept = vec![0; bytes.len()];
                         let _ = copy_now(crate::mem::MemMut::host(&mut kept), bytes);
-                        land(packet, Buffer::Vec(kept)).unwrap_or_else(|(_, error)| OnItsWay::Lost(error))
+                        land(packet, Buffer::Vec(kept)).unwrap_or_else(|(kept, _)| {
+                            OnItsWay::There(Kept::lend(kept.to_vec().unwrap_or_default()))
+                        })
                     }
                 }
             };
@@ -465,11 +539,6 @@ impl Link for LoopbackLink {
 
 impl Drop for LoopbackLink {
     fn drop(&mut self) {
-        let end =
-            Message { header: Header::default(), payload: OnItsWay::End(DownCause::Closed), sender: None };
-        lock(&self.queue.messages).push_back(end);
-        if !self.queue.listed.swap(true, Ordering::SeqCst) {
-            self.target.announce(|ready| ready.queues.push_back(self.queue.clone()));
-        }
+        self.queue.end(&self.target);
     }
 }
