@@ -112,7 +112,7 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
                 let (source, target) = (guarded(from, 1).filled(&payload), guarded(into, 2));
                 let (left, came) = (Sink::keeping(), Sink::keeping());
                 let receive = || {
-                    let recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
+                    let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
                     recv = recv.user_context(UserContext(2)).allow_done(false);
                     assert!(recv.call().unwrap().is_posted());
                 };

@@ -16,7 +16,7 @@
 //! | [`memory`] | host or GPU memory, on both sides |
 //! | [`place`] | which CPU each thread runs on, and whether it may poll |
 //! | [`seat`] | one thread's place: a device of its own, and how it waits |
-//! | [`line`] | what the measured loops need of an operation; [`am`] and [`send`] have it |
+//! | [`mod@line`] | what the measured loops need of an operation; [`am`] and [`send`] have it |
 //! | [`tally`] | counts arrivals for the cost of a store |
 //! | [`latency`], [`stream`] | **the measured loops** |
 //! | [`round`] | one round: a thread for each seat, all of them at once |

@@ -144,8 +144,10 @@ pub enum BadFrame {
         field: &'static str,
     },
     /// A departure has no such code.
-    #[error("its departure code is {code}, which none has")]
+    #[error("its departure has code {code} with {detail}, which none has")]
     Departure {
+        /// What stands beside it.
+        detail: i32,
         /// The code found.
         code: u8,
     },
@@ -368,13 +370,13 @@ impl<'a> Reader<'a> {
     fn departure(&mut self) -> Result<Departure, BadFrame> {
         let [code] = self.array("departure")?;
         let detail = i32::from_le_bytes(self.array("departure")?);
-        match code {
-            0 => Ok(Departure::Finished),
-            1 => Ok(Departure::Exited(detail)),
-            2 => Ok(Departure::Killed(detail)),
-            3 => Ok(Departure::Disconnected),
-            4 => Ok(Departure::Misbehaved),
-            code => Err(BadFrame::Departure { code }),
+        match (code, detail) {
+            (0, 0) => Ok(Departure::Finished),
+            (1, status) => Ok(Departure::Exited(status)),
+            (2, signal) => Ok(Departure::Killed(signal)),
+            (3, 0) => Ok(Departure::Disconnected),
+            (4, 0) => Ok(Departure::Misbehaved),
+            _ => Err(BadFrame::Departure { code, detail }),
         }
     }
 }

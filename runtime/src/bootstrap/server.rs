@@ -64,6 +64,10 @@ impl Server {
 
     /// Takes in the bytes of one frame of a rank's.
     pub fn receive(&mut self, rank: u32, bytes: &[u8]) -> Outgoing {
+        // As in `handle`: nobody is there to be told that the frame was bad.
+        if self.ranks.get(rank as usize).is_none_or(|state| state.gone.is_some()) {
+            return Outgoing::new();
+        }
         match Frame::decode(bytes) {
             Ok(frame) => self.handle(rank, frame),
             Err(bad) => self.refuse(rank, format!("rank {rank} sent a bad frame: {bad}")),

@@ -153,7 +153,7 @@ unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
                 dst.add(len / 2).write(middle);
                 dst.add(len - 1).write(last);
             }
-            _ => dst.copy_from(src, len),
+            _ => std::ptr::copy(src, dst, len),
         }
     }
 }

@@ -13,7 +13,9 @@
 //! it given again, a former owner that was interrupted between its two steps could clear its successor's flag.
 
 use super::barrier::{Barrier, heavy, light};
-use super::primitives::{AtomicBool, AtomicU64, Ordering, UnsafeCell, spin_loop};
+#[cfg(not(loom))]
+use super::primitives::spin_loop;
+use super::primitives::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -128,7 +130,10 @@ impl<T> BiasedLock<T> {
     #[inline(never)]
     fn try_ordinary(&self, me: u64) -> Option<BiasedGuard<'_, T>> {
         // The plain load keeps losers from taking the cache line away from the holder.
-        if self.taken.load(Ordering::Relaxed) || self.taken.swap(true, Ordering::Acquire) {
+        let taken = &self.taken;
+        if taken.load(Ordering::Relaxed)
+            || taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
             return None;
         }
         let bias = self.bias.load(Ordering::Relaxed);
@@ -230,10 +235,10 @@ mod models {
                 let lock = lock.clone();
                 thread::spawn(move || u32::from(enter(&lock, 2)))
             };
+            // Each may lose: a try-lock owes nobody a turn. What counts is that nobody's step is lost.
             let mut won = u32::from(enter(&lock, 1));
             won += u32::from(enter(&lock, 1));
             won += other.join().unwrap();
-            assert!(won >= 1, "somebody always wins");
             assert_eq!(*lock.try_lock_as(3).unwrap(), won);
         });
     }

@@ -26,7 +26,10 @@ impl<T> TryLock<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<TryLockGuard<'_, T>> {
         // The plain load keeps losers from taking the cache line away from the holder.
-        if self.held.load(Ordering::Relaxed) || self.held.swap(true, Ordering::Acquire) {
+        let held = &self.held;
+        if held.load(Ordering::Relaxed)
+            || held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
             return None;
         }
         Some(TryLockGuard { lock: self })
@@ -40,12 +43,13 @@ impl<T> TryLock<T> {
                 return guard;
             }
             tries += 1;
+            // Loom has to be told each time that this thread can only wait.
+            #[cfg(loom)]
+            loom::thread::yield_now();
+            #[cfg(not(loom))]
             if tries.is_multiple_of(64) {
                 // The holder may have been descheduled; on a machine with few cores it needs ours.
-                #[cfg(not(loom))]
                 std::thread::yield_now();
-                #[cfg(loom)]
-                loom::thread::yield_now();
             }
             super::primitives::spin_loop();
         }
