@@ -2,7 +2,7 @@
 //!
 //! A poll is loads from shared memory. What needs a system call (a peer that connects, answers, or
 //! hangs up) waits in one epoll set, which is looked at only when polls have come back empty for a
-//! while, or once in a long time when they never do: see [`Upkeep`].
+//! while, or once in a long time when they never do: see `Upkeep`.
 
 use super::handshake::{Address, Place};
 use super::inbound::Inbound;

@@ -3,7 +3,7 @@
 //! Most links and devices are used by one thread for as long as they live. For that thread the exchange of
 //! an ordinary lock is the dearest step of a small message: on x86 it also waits until the message before
 //! has left the store buffer, which is the time that a cache line takes from the other core. So once one
-//! thread has taken the lock [`STREAK`] times in a row the lock leans towards it: it takes and leaves
+//! thread has taken the lock `STREAK` times in a row the lock leans towards it: it takes and leaves
 //! by plain stores. The first other thread that comes pays for both (a [`heavy`] barrier), and from then on
 //! the lock is an ordinary one for all.
 //!
