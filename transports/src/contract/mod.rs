@@ -24,7 +24,7 @@
 //! yields arrivals in order, and runs its `ordered` argument before another thread can poll: what must
 //! happen in the order of arrival (matching) happens there, everything else after.
 //!
-//! **Packets.** A device receives into packets of the [`PacketSource`](crate::mem::PacketSource) it was
+//! **Packets.** A device receives into packets of the [`PacketSource`] it was
 //! made with, or in place ([`Payload::Small`]), or lends the sender's own memory ([`Payload::Loan`]), which
 //! the runtime copies out and drops soon: the sender has only so much of it.
 //!
