@@ -67,14 +67,17 @@ impl Places {
     fn hint(&self, program: &Path) -> String {
         let in_examples = program.parent().is_some_and(|folder| folder.ends_with("examples"));
         let has_source = program.file_name().is_some_and(|name| {
-            let mut source = Path::new("examples").join(name).into_os_string();
-            source.push(".rs");
+            let folder = Path::new("examples").join(name);
+            let mut file = folder.clone().into_os_string();
+            file.push(".rs");
+            // Cargo takes either for an example.
+            let sources = [file.into(), folder.join("main.rs")];
             let starts = [&self.own_folder, &self.current];
             starts
                 .into_iter()
                 .flatten()
                 .flat_map(|start| start.ancestors())
-                .any(|folder| folder.join(&source).exists())
+                .any(|start| sources.iter().any(|source: &PathBuf| start.join(source).exists()))
         });
         if !in_examples && !has_source {
             return String::new();
