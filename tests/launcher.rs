@@ -70,11 +70,14 @@ fn job(ranks: u32, options: &[&str], program: &[&str]) -> Job {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // A shell starts its background jobs with SIGINT ignored, and such may have started this test.
+    // A shell starts its background jobs with SIGINT ignored, and `nohup` its program with SIGHUP: either may
+    // have started this test.
     // SAFETY: `signal` is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             Ok(())
         })
     };
