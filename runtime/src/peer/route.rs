@@ -20,9 +20,12 @@ pub(crate) struct Route {
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// How many wait; read without the lock by each post.
-    waiting: AtomicU32,
+    /// How many wait, and [`DOWN`] once the peer is gone; read without a lock by each post.
+    hurdles: AtomicU32,
 }
+
+/// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
+const DOWN: u32 = 1 << 31;
 
 /// A link, and what is to be known of it.
 pub(crate) struct Linked {
@@ -40,7 +43,7 @@ impl Route {
             linking: Mutex::new(()),
             down: OnceLock::new(),
             backlog: Mutex::default(),
-            waiting: AtomicU32::new(0),
+            hurdles: AtomicU32::new(0),
         }
     }
 
@@ -57,13 +60,15 @@ impl Route {
 
     /// Notes that the peer is gone. Whether that is news.
     pub(crate) fn set_down(&self, cause: DownCause) -> bool {
-        self.down.set(cause).is_ok()
+        let news = self.down.set(cause).is_ok();
+        self.hurdles.fetch_or(DOWN, Ordering::AcqRel);
+        news
     }
 
-    /// Whether operations wait.
+    /// Whether a message can go straight to the link: nothing waits before it, and the peer is not known to be gone.
     #[inline(always)]
-    pub(crate) fn has_backlog(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) != 0
+    pub(crate) fn is_clear(&self) -> bool {
+        self.hurdles.load(Ordering::Acquire) == 0
     }
 
     pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {
@@ -76,7 +81,10 @@ impl Route {
 
     /// After a change to the backlog, with its lock held.
     pub(crate) fn set_waiting(&self, count: usize) {
-        self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
+        let count = u32::try_from(count).unwrap_or(u32::MAX).min(DOWN - 1);
+        // Only the holder of the lock changes the count, so nothing but DOWN can come in between.
+        let before = self.hurdles.load(Ordering::Acquire) & !DOWN;
+        self.hurdles.fetch_add(count.wrapping_sub(before), Ordering::AcqRel);
     }
 
     /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it.
@@ -150,4 +158,27 @@ fn reasons(candidates: &[(&'static str, Reach)]) -> String {
         Reach::Yes(_) => None,
     });
     each.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_gone_stays_an_obstacle_whatever_waits() {
+        let route = Route::new(Rank(1));
+        assert!(route.is_clear());
+        route.set_waiting(3);
+        assert!(!route.is_clear());
+        route.set_waiting(0);
+        assert!(route.is_clear());
+        route.set_waiting(2);
+        assert!(route.set_down(DownCause::Closed));
+        route.set_waiting(0);
+        assert!(!route.is_clear());
+        assert!(!route.set_down(DownCause::Closed), "it is no news");
+        route.set_waiting(5);
+        route.set_waiting(0);
+        assert!(!route.is_clear());
+    }
 }

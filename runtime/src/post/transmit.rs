@@ -74,7 +74,7 @@ pub(super) fn transmit_short<K>(
     let device = post.device_inner();
     let route = device.known_route(post.rank)?;
     let linked = route.linked()?;
-    if bytes.len() > linked.caps.am_inline || route.has_backlog() || device.is_closed() {
+    if bytes.len() > linked.caps.am_inline || !route.is_clear() || device.is_closed() {
         return None;
     }
     match linked.link.am_short(header, bytes) {
@@ -148,8 +148,11 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     if let Plan::TooLong { max } = plan {
         return Err(PostError::TooLong { len: buffer.len(), max });
     }
-    if out.route.has_backlog() {
-        return Ok(Attempt::Busy(RetryReason::Backlog));
+    if !out.route.is_clear() {
+        return match out.route.down() {
+            Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
+            None => Ok(Attempt::Busy(RetryReason::Backlog)),
+        };
     }
     if sending.after.is_some() {
         return Ok(Attempt::Park);

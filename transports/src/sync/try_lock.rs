@@ -37,19 +37,22 @@ impl<T> TryLock<T> {
 
     /// The value, once nobody else has it. Only for sections of a few instructions, and for shutting down.
     pub fn lock(&self) -> TryLockGuard<'_, T> {
+        #[cfg(not(loom))]
         let mut tries = 0_u32;
         loop {
             if let Some(guard) = self.try_lock() {
                 return guard;
             }
-            tries += 1;
             // Loom has to be told each time that this thread can only wait.
             #[cfg(loom)]
             loom::thread::yield_now();
             #[cfg(not(loom))]
-            if tries.is_multiple_of(64) {
-                // The holder may have been descheduled; on a machine with few cores it needs ours.
-                std::thread::yield_now();
+            {
+                tries += 1;
+                if tries.is_multiple_of(64) {
+                    // The holder may have been descheduled; on a machine with few cores it needs ours.
+                    std::thread::yield_now();
+                }
             }
             super::primitives::spin_loop();
         }
