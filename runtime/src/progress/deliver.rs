@@ -10,7 +10,7 @@ use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::peer::backlog::Step;
 use crate::protocol::header::{Found, Message};
-use carrack_transports::contract::{DownCause, Event, Loan, OpFailure, Payload};
+use carrack_transports::contract::{DownCause, Event, Loan, OpFailure, Payload, SmallArrival};
 use carrack_transports::mem::{Buffer, PacketSource, SmallBytes, Transfer};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) enum Delivery {
     /// A message that has met its receive.
     Matched(Unexpected, Receive),
     /// An operation that a link had is over.
-    Ended { token: u64, buffer: Buffer, outcome: Result<(), OpFailure> },
+    Ended { token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>> },
     /// A peer is gone.
     Down { rank: Rank, cause: DownCause },
     /// A peer sent nonsense.
@@ -50,7 +50,7 @@ impl Deferred {
             Self::Delivery(Delivery::Matched(message, receive)) => device.land(message, receive),
             Self::Delivery(Delivery::Ended { token, buffer, outcome }) => {
                 let operation = device.outstanding.take(token)?;
-                let error = outcome.err().map(|failure| OpError::of(failure, operation.rank));
+                let error = outcome.err().map(|failure| OpError::of(*failure, operation.rank));
                 Some(operation.end(buffer, error))
             }
             Self::Delivery(_) => None,
@@ -67,6 +67,9 @@ impl Pass<'_> {
             stuck = !self.deliver_small(scratch);
         }
         let Scratch { batch, met, comps, .. } = scratch;
+        if batch.is_empty() {
+            return;
+        }
         for event in batch.drain() {
             let delivered =
                 if stuck { self.as_delivery(event, met) } else { self.deliver_event(event, met, comps) };
@@ -80,27 +83,22 @@ impl Pass<'_> {
 
     /// The small active messages at the front of the batch: the path where each nanosecond counts. They are
     /// handed over without leaving the batch, under one guard against panics for all of them. Stops at
-    /// the first event that is anything else. Whether nothing was deferred.
+    /// the first message that is anything else. Whether nothing was deferred.
     #[inline(always)]
     fn deliver_small(&mut self, scratch: &mut Scratch) -> bool {
         let Scratch { batch, comps, .. } = scratch;
         let mut next = 0;
         let mut full = None;
-        loop {
-            let events = batch.events_mut();
+        let messages = batch.small_mut();
+        while next < messages.len() {
             let guarded = guarded(|| {
-                while let Some(Event::Arrived { from, header, payload: Payload::Small(small) }) =
-                    events.get(next)
+                while let Some(SmallArrival { from, header, bytes }) = messages.get(next)
                     && Message::is_am(*header)
                 {
                     let (name, tag) = Message::am(*header);
                     let Some(comp) = comps.get(name) else { return };
-                    let status = arrival(
-                        self.device.rank_of(*from),
-                        tag,
-                        small.as_slice().len(),
-                        Buffer::Small(*small),
-                    );
+                    let size = bytes.as_slice().len();
+                    let status = arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
                     next += 1;
                     if let Err(status) = comp.signal(status) {
                         full = Some(Deferred::Status(comp.clone(), status));
@@ -108,19 +106,12 @@ impl Pass<'_> {
                     }
                 }
             });
-            match guarded {
-                Ok(()) => break,
-                // The message that the handler panicked on is gone; those behind it are not.
-                Err(panic) => {
-                    let from = match &batch.events_mut()[next - 1] {
-                        Event::Arrived { from, .. } => self.device.rank_of(*from),
-                        _ => self.inner.rank,
-                    };
-                    self.complain(panicked(from, panic.as_ref()));
-                }
-            }
+            let Err(panic) = guarded else { break };
+            // The message that the handler panicked on is gone; those behind it are not.
+            let from = messages.get(next - 1).map_or(self.inner.rank, |last| self.device.rank_of(last.from));
+            self.complain(panicked(from, panic.as_ref()));
         }
-        batch.forget_first(next);
+        batch.forget_small(next);
         match full {
             None => true,
             Some(deferred) => {
@@ -256,7 +247,7 @@ impl Pass<'_> {
                     tracing::error!(token, "a transport ended an operation that it did not have");
                     return Ok(());
                 };
-                let error = outcome.err().map(|failure| OpError::of(failure, operation.rank));
+                let error = outcome.err().map(|failure| OpError::of(*failure, operation.rank));
                 let (comp, status) = operation.end(buffer, error);
                 self.signal(comp.as_ref(), status)
             }

@@ -24,7 +24,7 @@ use crate::error::ProgressError;
 use crate::matching::{Receive, Unexpected};
 use crate::protocol::header::{Found, Message};
 use crate::runtime::{Inner, Runtime};
-use carrack_transports::contract::{Batch, Event, Payload, PeerId, Polled};
+use carrack_transports::contract::{Batch, Event, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::SmallBytes;
 use std::cell::Cell;
 
@@ -135,6 +135,12 @@ impl Pass<'_> {
     /// they are; each other message becomes a note of what was found.
     #[inline]
     fn in_order(&self, batch: &mut Batch, met: &mut Met) {
+        for SmallArrival { from, header, bytes } in batch.small_mut() {
+            if !Message::is_am(*header) {
+                let payload = &mut Payload::Small(*bytes);
+                *header = self.meet(*from, Message::decode(*header), payload, met).encode();
+            }
+        }
         for event in batch.events_mut() {
             if let Event::Arrived { from, header, payload } = event
                 && !Message::is_am(*header)

@@ -17,8 +17,8 @@ pub enum Event {
         token: OpToken,
         /// The buffer that it had taken.
         buffer: Buffer,
-        /// How it ended.
-        outcome: Result<(), OpFailure>,
+        /// How it ended. A failure is rare, and boxed: events are moved, and shall be small.
+        outcome: Result<(), Box<OpFailure>>,
     },
     /// A message came in.
     Arrived {
@@ -170,9 +170,31 @@ pub enum DownCause {
     Refused(String),
 }
 
-/// Where polls put what they find: a list that the caller owns and uses again.
+/// A message of a few bytes: what most batches hold most of. Plain data, one cache line long, moved as such and
+/// dropped for nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct SmallArrival {
+    /// From whom.
+    pub from: PeerId,
+    /// The sender's header.
+    pub header: Header,
+    /// Its bytes.
+    pub bytes: SmallBytes,
+}
+
+const _: () = assert!(size_of::<SmallArrival>() == 64, "as large as the slot of a ring");
+
+impl From<SmallArrival> for Event {
+    fn from(SmallArrival { from, header, bytes }: SmallArrival) -> Self {
+        Self::Arrived { from, header, payload: Payload::Small(bytes) }
+    }
+}
+
+/// Where polls put what they find: a list that the caller owns and uses again. In front stand small
+/// messages, behind them all other events, and small messages that came after those.
 #[derive(Debug)]
 pub struct Batch {
+    small: Vec<SmallArrival>,
     events: Vec<Event>,
     limit: usize,
 }
@@ -180,7 +202,8 @@ pub struct Batch {
 impl Batch {
     /// A list for up to `limit` events; allocates once.
     pub fn new(limit: usize) -> Self {
-        Self { events: Vec::with_capacity(limit.max(1)), limit: limit.max(1) }
+        let limit = limit.max(1);
+        Self { small: Vec::with_capacity(limit), events: Vec::with_capacity(limit), limit }
     }
 
     /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something off a ring.
@@ -189,44 +212,60 @@ impl Batch {
         self.events.push(event);
     }
 
+    /// Adds a small message, behind everything that is there.
+    #[inline(always)]
+    pub fn push_small(&mut self, message: SmallArrival) {
+        if self.events.is_empty() {
+            self.small.push(message);
+        } else {
+            self.events.push(message.into());
+        }
+    }
+
     /// Whether the limit is reached.
-    #[inline]
+    #[inline(always)]
     pub fn is_full(&self) -> bool {
-        self.events.len() >= self.limit
+        self.len() >= self.limit
     }
 
     /// Events in it.
-    #[inline]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.events.len()
+        self.small.len() + self.events.len()
     }
 
     /// Whether there are none.
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty()
+        self.len() == 0
     }
 
-    /// The events, in order.
-    #[inline]
+    /// The small messages in front, in order.
+    #[inline(always)]
+    pub fn small_mut(&mut self) -> &mut [SmallArrival] {
+        &mut self.small
+    }
+
+    /// The events behind the small messages in front, in order.
+    #[inline(always)]
     pub fn events_mut(&mut self) -> &mut [Event] {
         &mut self.events
     }
 
-    /// Drops the first `count` events, which somebody has dealt with in place.
-    #[inline]
-    pub fn forget_first(&mut self, count: usize) {
-        if count >= self.events.len() {
-            self.events.clear();
-        } else if count > 0 {
-            self.events.drain(..count);
+    /// Drops the first `count` of the small messages in front, which somebody has dealt with in place.
+    #[inline(always)]
+    pub fn forget_small(&mut self, count: usize) {
+        if count >= self.small.len() {
+            self.small.clear();
+        } else {
+            self.small.drain(..count);
         }
     }
 
-    /// Takes the events out, in order.
+    /// Takes everything out, in order.
     #[inline]
-    pub fn drain(&mut self) -> std::vec::Drain<'_, Event> {
-        self.events.drain(..)
+    pub fn drain(&mut self) -> impl Iterator<Item = Event> + '_ {
+        self.small.drain(..).map(Event::from).chain(self.events.drain(..))
     }
 }
 

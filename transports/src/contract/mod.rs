@@ -48,7 +48,7 @@ mod op;
 
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
-pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled};
+pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled, SmallArrival};
 pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 
 use crate::mem::PacketSource;

@@ -192,7 +192,7 @@ impl Queue {
         drop(messages);
         for message in back {
             if let OnItsWay::Landing(transfer) = message.payload {
-                tell(message.sender, transfer.into_buffers().1, Err(OpFailure::Closed));
+                tell(message.sender, transfer.into_buffers().1, Err(Box::new(OpFailure::Closed)));
             }
         }
     }
@@ -252,7 +252,7 @@ impl LoopbackDevice {
                         batch.push(Event::Arrived { from: queue.from, header, payload });
                     }
                     if sender.is_some() {
-                        tell(sender, buffer, outcome.map_err(OpFailure::from));
+                        tell(sender, buffer, outcome.map_err(|error| Box::new(OpFailure::from(error))));
                     }
                 }
                 OnItsWay::End(cause) => batch.push(Event::PeerDown { peer: queue.from, cause }),
@@ -262,7 +262,7 @@ impl LoopbackDevice {
     }
 }
 
-fn tell(sender: Option<(Arc<Inbox>, OpToken)>, buffer: Buffer, outcome: Result<(), OpFailure>) {
+fn tell(sender: Option<(Arc<Inbox>, OpToken)>, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
     match sender {
         Some((inbox, token)) => {
             inbox.announce(|ready| ready.news.push_back(Event::Completion { token, buffer, outcome }));
@@ -386,7 +386,7 @@ impl Device for LoopbackDevice {
             for message in lock(&queue.messages).drain(..) {
                 if let OnItsWay::Landing(transfer) = message.payload {
                     let (_, buffer) = transfer.into_buffers();
-                    tell(message.sender, buffer, Err(OpFailure::Down(DownCause::Closed)));
+                    tell(message.sender, buffer, Err(Box::new(OpFailure::Down(DownCause::Closed))));
                 }
             }
         }
@@ -508,7 +508,7 @@ impl LoopbackLink {
                 Ok(payload) => Ok(Message { header, payload, sender }),
                 Err((source, error)) => {
                     // Posted, and over already: the failure is an event like any other.
-                    tell(sender, source, Err(OpFailure::Copy(error)));
+                    tell(sender, source, Err(Box::new(OpFailure::Copy(error))));
                     Err(Submit::Posted)
                 }
             }

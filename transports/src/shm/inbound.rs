@@ -7,7 +7,7 @@
 use super::device::Shared;
 use super::handshake::Message;
 use super::segment::{Segment, SegmentSlots};
-use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId};
+use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
 use crate::fd_channel::{Channel, Received};
 use crate::mem::{PacketSource, SmallBytes};
 use crate::sync::attention::settle;
@@ -28,7 +28,7 @@ const FEW: usize = 8;
 /// Looks in vain after which one of many warm rings cools.
 const PATIENCE: u32 = 4096;
 /// Records taken from one ring before the next has its turn.
-const TURN: usize = 16;
+const TURN: usize = 32;
 
 /// What a chunk record's payload says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +53,8 @@ impl ChunkPlace {
 pub(super) struct Inbound {
     /// By bell.
     links: Vec<Option<Incoming>>,
-    /// Bells of the links that are looked at.
-    warm: Vec<u32>,
+    /// Those that are looked at. Here and not in `links`, so that a look follows no pointer.
+    warm: Vec<Sender>,
     /// Where the next poll begins, so that no ring is always last.
     turn: usize,
 }
@@ -63,13 +63,16 @@ pub(super) struct Inbound {
 enum Incoming {
     /// It has connected and not said who it is.
     Stranger(Channel),
-    /// It has.
-    Sender(Box<Sender>),
+    /// It is not looked at.
+    Cold(Box<Sender>),
+    /// It stands in `warm`.
+    Warm,
 }
 
 #[derive(Debug)]
 struct Sender {
     from: PeerId,
+    bell: u32,
     channel: Channel,
     /// Readable when the sender's process is dead.
     process: Option<OwnedFd>,
@@ -77,6 +80,8 @@ struct Sender {
     consumer: Consumer<SegmentSlots>,
     /// Looks in vain since the last message.
     silent: u32,
+    /// The last look found as much as it wanted: more is likely to be there.
+    streams: bool,
     /// Set once it is known to send no more; what is in the ring still counts.
     ended: Option<DownCause>,
 }
@@ -90,26 +95,11 @@ enum Look {
 impl Inbound {
     /// Whether any ring that is looked at has something, or any bell has rung.
     pub(super) fn has_something(&self, bells: &Bells) -> bool {
-        bells.any()
-            || self.warm.iter().any(|&bell| self.sender(bell).is_some_and(|link| link.consumer.is_ready()))
-    }
-
-    fn sender(&self, bell: u32) -> Option<&Sender> {
-        match self.links.get(bell as usize) {
-            Some(Some(Incoming::Sender(sender))) => Some(sender),
-            _ => None,
-        }
-    }
-
-    fn sender_mut(&mut self, bell: u32) -> Option<&mut Sender> {
-        match self.links.get_mut(bell as usize) {
-            Some(Some(Incoming::Sender(sender))) => Some(sender),
-            _ => None,
-        }
+        bells.any() || self.warm.iter().any(|sender| sender.consumer.is_ready())
     }
 
     /// Takes what the warm rings hold, and warms those whose bell has rung.
-    #[inline]
+    #[inline(always)]
     pub(super) fn poll(&mut self, shared: &Shared, batch: &mut Batch) {
         self.look(shared, batch);
         if shared.page.bells().any() {
@@ -118,52 +108,56 @@ impl Inbound {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn look(&mut self, shared: &Shared, batch: &mut Batch) {
         let count = self.warm.len();
-        let mut silent_ones = 0;
-        for step in 0..count {
-            if batch.is_full() {
-                break;
+        let mut tired = 0;
+        let mut at = self.turn;
+        for _ in 0..count {
+            if at >= count {
+                at = 0;
             }
-            let at = if self.turn + step < count { self.turn + step } else { self.turn + step - count };
-            let Some(&bell) = self.warm.get(at) else { continue };
-            let Some(sender) = self.sender_mut(bell) else { continue };
+            let Some(sender) = self.warm.get_mut(at) else { break };
             match sender.look(&shared.packets, batch) {
-                Look::Goes => silent_ones += usize::from(sender.silent > PATIENCE),
+                Look::Goes => tired += usize::from(sender.silent > PATIENCE),
                 Look::Ended(cause) => {
-                    batch.push(Event::PeerDown { peer: sender.from, cause });
-                    self.links[bell as usize] = None;
-                    // Its place in `warm` goes with the next cooling; until then it leads nowhere.
-                    silent_ones += FEW;
+                    self.remove(at, cause, batch);
+                    break;
                 }
             }
+            at += 1;
         }
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
-        if silent_ones > 0 && count > FEW || silent_ones >= FEW {
+        if tired > 0 && count > FEW || tired >= FEW {
             self.cool(shared.barrier, |sender| sender.silent > PATIENCE);
         }
     }
 
+    /// Lets go of a sender that has ended.
+    #[cold]
+    fn remove(&mut self, at: usize, cause: DownCause, batch: &mut Batch) {
+        let sender = self.warm.remove(at);
+        self.links[sender.bell as usize] = None;
+        batch.push(Event::PeerDown { peer: sender.from, cause });
+    }
+
     /// Stops looking at the rings that `which` names, without losing a message published meanwhile.
+    #[cold]
     fn cool(&mut self, barrier: Barrier, which: impl Fn(&Sender) -> bool) {
         let mut cooled = Vec::new();
-        let mut warm = std::mem::take(&mut self.warm);
-        warm.retain(|&bell| match self.sender(bell) {
-            Some(sender) if which(sender) && sender.ended.is_none() => {
-                sender.segment.attention().cool();
-                cooled.push(bell);
-                false
-            }
-            other => other.is_some(),
-        });
-        self.warm = warm;
+        for sender in self.warm.extract_if(.., |sender| which(sender) && sender.ended.is_none()) {
+            sender.segment.attention().cool();
+            let bell = sender.bell;
+            cooled.push(bell);
+            self.links[bell as usize] = Some(Incoming::Cold(Box::new(sender)));
+        }
         if cooled.is_empty() {
             return;
         }
         settle(barrier);
         for bell in cooled {
-            if self.sender(bell).is_some_and(|sender| sender.consumer.is_ready()) {
+            let Some(Some(Incoming::Cold(sender))) = self.links.get(bell as usize) else { continue };
+            if sender.consumer.is_ready() {
                 self.warm_up(bell);
             }
         }
@@ -174,15 +168,21 @@ impl Inbound {
         self.cool(barrier, |_| true);
     }
 
+    /// Looks at a ring from now on.
     fn warm_up(&mut self, bell: u32) {
-        let Some(sender) = self.sender_mut(bell) else { return };
-        sender.silent = 0;
-        sender.segment.attention().warm();
-        if !self.warm.contains(&bell) {
-            self.warm.push(bell);
+        let Some(place) = self.links.get_mut(bell as usize) else { return };
+        match place.take() {
+            Some(Incoming::Cold(mut sender)) => {
+                sender.silent = 0;
+                sender.segment.attention().warm();
+                self.warm.push(*sender);
+                *place = Some(Incoming::Warm);
+            }
+            other => *place = other,
         }
     }
 
+    #[cold]
     fn answer_bells(&mut self, shared: &Shared) {
         let mut rang = Vec::new();
         shared.page.bells().collect(|bell| rang.push(bell));
@@ -226,7 +226,7 @@ impl Inbound {
                     let Some(Incoming::Stranger(channel)) = place.take() else { return };
                     let process = channel.peer_process().ok();
                     let process = process.filter(|fd| shared.watch_incoming(bell, fd.as_fd()).is_ok());
-                    *place = Some(Incoming::Sender(Box::new(sender(channel, process))));
+                    *place = Some(Incoming::Cold(Box::new(sender(channel, process))));
                     self.warm_up(bell);
                 }
                 Err(why) => {
@@ -235,24 +235,30 @@ impl Inbound {
                     *place = None;
                 }
             },
-            Some(Incoming::Sender(sender)) if sender.ended.is_none() => {
-                sender.ended = sender.hear(shared);
-                if sender.ended.is_some() {
+            Some(Incoming::Cold(sender)) => {
+                let ended = sender.hear(shared);
+                if ended {
+                    // It is looked at once more, and then let go.
                     self.warm_up(bell);
                 }
             }
-            Some(Incoming::Sender(_)) => {}
+            Some(Incoming::Warm) => {
+                if let Some(sender) = self.warm.iter_mut().find(|sender| sender.bell == bell) {
+                    sender.hear(shared);
+                }
+            }
         }
     }
 
     /// Says good-bye to all, and lets go of them.
     pub(super) fn close(&mut self) {
-        for link in self.links.drain(..).flatten() {
-            if let Incoming::Sender(sender) = link {
-                let _ = sender.channel.send(&Message::Bye.encode(), &[]);
-            }
+        let cold = self.links.drain(..).flatten().filter_map(|link| match link {
+            Incoming::Cold(sender) => Some(*sender),
+            Incoming::Stranger(_) | Incoming::Warm => None,
+        });
+        for sender in self.warm.drain(..).chain(cold) {
+            let _ = sender.channel.send(&Message::Bye.encode(), &[]);
         }
-        self.warm.clear();
     }
 }
 
@@ -260,38 +266,43 @@ impl Sender {
     /// Takes records off the ring.
     #[inline(always)]
     fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
-        let mut taken = 0;
-        while taken < TURN && !batch.is_full() {
+        // One message and no more from a sender that does not stream: looking for a second one would fetch the
+        // line that the sender is about to write.
+        let limit = if self.streams { TURN } else { 1 };
+        for taken in 0..limit {
+            if batch.is_full() {
+                return Look::Goes;
+            }
             let record = match self.consumer.peek() {
                 Ok(Some(record)) => record,
-                Ok(None) => return self.nothing(taken),
+                Ok(None) => return self.nothing(taken > 0),
                 Err(why) => return Look::Ended(corrupt(why)),
             };
             let (count, header) = (record.count, Header(record.header()));
-            let payload = if record.kind == KIND_INLINE && count == 1 {
-                Payload::Small(SmallBytes::first(record.len(), record.first()))
+            if record.kind == KIND_INLINE && count == 1 {
+                let bytes = SmallBytes::first(record.len(), record.first());
+                batch.push_small(SmallArrival { from: self.from, header, bytes });
             } else {
                 match receive(&record, &self.segment, packets) {
-                    Ok(Some(payload)) => payload,
+                    Ok(Some(payload)) => batch.push(Event::Arrived { from: self.from, header, payload }),
                     Ok(None) => return Look::Goes,
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
-            };
+            }
             self.consumer.advance(count);
-            batch.push(Event::Arrived { from: self.from, header, payload });
-            taken += 1;
+            if self.streams {
+                self.consumer.fetch_ahead();
+            }
         }
         self.silent = 0;
+        self.streams = true;
         Look::Goes
     }
 
     #[inline(always)]
-    fn nothing(&mut self, taken: usize) -> Look {
-        if taken > 0 {
-            self.silent = 0;
-        } else {
-            self.silent = self.silent.saturating_add(1);
-        }
+    fn nothing(&mut self, some: bool) -> Look {
+        self.streams = false;
+        self.silent = if some { 0 } else { self.silent.saturating_add(1) };
         match &self.ended {
             None => Look::Goes,
             // Looked at once more: what it sent before it ended may have come between the two looks.
@@ -300,8 +311,15 @@ impl Sender {
         }
     }
 
-    /// Whether the sender has ended.
-    fn hear(&self, shared: &Shared) -> Option<DownCause> {
+    /// Takes in what the sender says beside the ring. Whether it has ended.
+    fn hear(&mut self, shared: &Shared) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.last_words(shared);
+        }
+        self.ended.is_some()
+    }
+
+    fn last_words(&self, shared: &Shared) -> Option<DownCause> {
         let mut bytes = [0; super::handshake::MAX_MESSAGE];
         match self.channel.receive(&mut bytes) {
             Ok(Received::Nothing) => {
@@ -405,11 +423,13 @@ fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSen
     let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
     Ok(Some(Box::new(move |channel, process| Sender {
         from,
+        bell,
         channel,
         process,
         segment,
         consumer,
         silent: 0,
+        streams: false,
         ended: None,
     })))
 }

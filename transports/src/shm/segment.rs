@@ -239,19 +239,31 @@ impl Lender for Segment {
 
 /// The ring of a segment. Clones are the same ring.
 #[derive(Clone, Debug)]
-pub struct SegmentSlots(Arc<Segment>);
+pub struct SegmentSlots {
+    /// The first slot, and the number of slots less one: here and not behind the segment's pointer, because
+    /// every look at the ring needs them.
+    first: NonNull<u8>,
+    mask: usize,
+    segment: Arc<Segment>,
+}
+
+// SAFETY: the pointer leads into the segment, which may be used from any thread and is kept alive here.
+unsafe impl Send for SegmentSlots {}
+// SAFETY: as above.
+unsafe impl Sync for SegmentSlots {}
 
 impl SegmentSlots {
     /// The ring of `segment`.
     pub fn of(segment: Arc<Segment>) -> Self {
-        Self(segment)
+        // SAFETY: the slots lie within the mapping.
+        let first = unsafe { segment.mapping.base.add(SLOTS) };
+        Self { first, mask: segment.geometry.slots as usize - 1, segment }
     }
 
     #[inline(always)]
     fn slot(&self, at: usize) -> NonNull<u8> {
-        let at = at & (self.0.geometry.slots as usize - 1);
-        // SAFETY: the slots lie within the mapping, and `at` was cut to their number, a power of two.
-        unsafe { self.0.mapping.base.add(SLOTS + at * 64) }
+        // SAFETY: the slots lie within the mapping, and `at` is cut to their number, a power of two.
+        unsafe { self.first.add((at & self.mask) * 64) }
     }
 }
 
@@ -259,7 +271,7 @@ impl SegmentSlots {
 // number of slots was checked to be a power of two; a slot has 64 bytes, eight of them the control word.
 unsafe impl Slots for SegmentSlots {
     fn capacity(&self) -> usize {
-        self.0.geometry.slots as usize
+        self.mask + 1
     }
 
     #[inline(always)]
@@ -271,7 +283,7 @@ unsafe impl Slots for SegmentSlots {
     #[inline(always)]
     fn freed(&self) -> &AtomicU64 {
         // SAFETY: in the first page, aligned.
-        unsafe { self.0.mapping.at(FREED) }
+        unsafe { self.segment.mapping.at(FREED) }
     }
 
     #[inline(always)]
@@ -290,6 +302,18 @@ unsafe impl Slots for SegmentSlots {
         // On a processor that does not know it, it does nothing.
         unsafe {
             std::arch::asm!("prefetchw [{0}]", in(reg) self.slot(at).as_ptr(), options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = at;
+    }
+
+    #[inline(always)]
+    fn will_read(&self, at: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch reads and writes nothing that a program can see.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(self.slot(at).as_ptr().cast());
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let _ = at;

@@ -33,8 +33,8 @@ pub const NEXT: usize = 56;
 pub const MAX_SLOTS: usize = 4;
 /// Payload bytes that a record can carry: 208.
 pub const MAX_PAYLOAD: usize = FIRST + (MAX_SLOTS - 1) * NEXT;
-/// How far ahead of its next slot a producer asks for the cache line of one: far enough that the line has
-/// come from the other core by then, and beyond the slot that a consumer which keeps up is looking at.
+/// How far ahead of its next slot a side asks for the cache line of one: far enough that the line has come from
+/// the other core by then, and beyond the slot that a consumer which keeps up is looking at.
 const AHEAD: u64 = 6;
 /// Bytes of a slot behind its control word.
 pub const BODY: usize = 56;
@@ -61,6 +61,11 @@ pub unsafe trait Slots {
     /// A hint that the producer will soon write this slot.
     #[inline(always)]
     fn will_write(&self, at: usize) {
+        let _ = at;
+    }
+    /// A hint that the consumer will soon read this slot.
+    #[inline(always)]
+    fn will_read(&self, at: usize) {
         let _ = at;
     }
     /// Hands out a slot's body for reading.
@@ -314,6 +319,13 @@ impl<S: Slots> Consumer<S> {
 
     fn can_be(&self, slots: u8, bytes: usize) -> bool {
         bytes <= MAX_PAYLOAD && usize::from(slots) == slots_for(bytes) && u64::from(slots) <= self.mask + 1
+    }
+
+    /// Asks for the cache line of a slot further on. For a consumer that knows itself to be behind: fetching a line
+    /// that the producer has yet to write takes it out of the producer's hands.
+    #[inline(always)]
+    pub fn fetch_ahead(&self) {
+        self.slots.will_read(((self.taken + AHEAD) & self.mask) as usize);
     }
 
     /// Frees the slots of the record that [`peek`](Self::peek) gave last: as many as its `count` says.
