@@ -48,14 +48,16 @@ impl MatchingEngine {
 
     /// A message has come. The receive that it is for; or it waits, as what `keep` makes of its payload.
     #[inline]
-    pub(crate) fn arrive(
+    pub(crate) fn arrive<P>(
         &self,
         policy: Matching,
-        message: Unexpected,
-        keep: impl FnOnce(Payload) -> Payload,
-    ) -> Option<(Unexpected, Receive)> {
-        let key = Key::new(policy, message.from, message.tag);
-        self.0.table.meet_b(key, message, |message| Unexpected { payload: keep(message.payload), ..message })
+        from: Rank,
+        tag: Tag,
+        payload: P,
+        keep: impl FnOnce(P) -> Payload,
+    ) -> Option<(P, Receive)> {
+        let key = Key::new(policy, from, tag);
+        self.0.table.meet_b(key, payload, |payload| Unexpected { from, tag, payload: keep(payload) })
     }
 
     /// A receive is posted. The message that it is for; or it waits. It is made only then.

@@ -2,120 +2,208 @@
 
 use super::Key;
 use carrack_transports::sync::TryLock;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
 /// Shards: enough that threads on different keys seldom meet in one.
 const SHARDS: usize = 64;
-/// Empty queues that a shard keeps for the next key that needs more than one place.
-const SPARE: usize = 8;
+/// Buckets that a shard begins with.
+const BUCKETS: usize = 16;
+/// Places that an empty shard may keep: one that once held very many gives them back.
+const SPARE: usize = 1024;
+/// No place.
+const NIL: usize = usize::MAX;
 
 /// Values of two sorts that wait for each other under a key. Under one key only one sort waits at a time.
 pub(crate) struct Table<A, B> {
     shards: Box<[TryLock<Shard<A, B>>]>,
 }
 
+/// Places in one vector, linked by their numbers: values of one key in a line, first in, first out; the heads of
+/// lines in their bucket. So a value is written once and read once, wherever it stands, and nothing is
+/// allocated but for more places.
 struct Shard<A, B> {
-    queues: HashMap<Key, Waiting<A, B>, BuildHasherDefault<KeyHasher>>,
-    spare_a: Vec<VecDeque<A>>,
-    spare_b: Vec<VecDeque<B>>,
+    places: Vec<Place<A, B>>,
+    free: usize,
+    /// The head of the first line of each bucket.
+    buckets: Vec<usize>,
+    lines: usize,
 }
 
-enum Waiting<A, B> {
-    A(Line<A>),
-    B(Line<B>),
+struct Place<A, B> {
+    key: Key,
+    /// For the head of a line: the head of the next line in the bucket. For a free place: the next free one.
+    below: usize,
+    /// The next in line.
+    behind: usize,
+    /// For the head of a line: the last in it.
+    last: usize,
+    value: Value<A, B>,
 }
 
-/// First in, first out; the common case of one value needs no allocation.
-struct Line<T> {
-    first: T,
-    rest: VecDeque<T>,
+enum Value<A, B> {
+    Free,
+    A(A),
+    B(B),
 }
 
-impl<T> Line<T> {
-    fn push(&mut self, value: T, spare: &mut Vec<VecDeque<T>>) {
-        if self.rest.capacity() == 0
-            && let Some(queue) = spare.pop()
-        {
-            self.rest = queue;
-        }
-        self.rest.push_back(value);
+impl<A, B> Shard<A, B> {
+    fn new() -> Self {
+        Self { places: Vec::new(), free: NIL, buckets: Vec::new(), lines: 0 }
     }
 
-    /// The first value; `Err` with the empty queue when it was the last.
-    fn pop(mut self) -> (T, Result<Self, VecDeque<T>>) {
-        match self.rest.pop_front() {
-            Some(next) => (self.first, Ok(Self { first: next, rest: self.rest })),
-            None => (self.first, Err(self.rest)),
+    #[inline]
+    fn bucket(&self, hash: u64) -> usize {
+        // The number of buckets is a power of two, and 0 only while nothing is in them.
+        hash as usize & self.buckets.len().wrapping_sub(1)
+    }
+
+    /// The head of a key's line, and the head above it in the bucket.
+    #[inline]
+    fn find(&self, key: &Key, hash: u64) -> Option<(usize, usize)> {
+        let mut above = NIL;
+        let mut at = *self.buckets.get(self.bucket(hash))?;
+        while let Some(place) = self.places.get(at) {
+            if place.key == *key {
+                return Some((at, above));
+            }
+            (above, at) = (at, place.below);
+        }
+        None
+    }
+
+    #[inline]
+    fn occupy(&mut self, key: Key, below: usize, value: Value<A, B>) -> usize {
+        match self.places.get_mut(self.free) {
+            Some(place) => {
+                let at = std::mem::replace(&mut self.free, place.below);
+                *place = Place { key, below, behind: NIL, last: at, value };
+                at
+            }
+            None => {
+                let at = self.places.len();
+                self.places.push(Place { key, below, behind: NIL, last: at, value });
+                at
+            }
         }
     }
-}
 
-fn keep<T>(spare: &mut Vec<VecDeque<T>>, queue: VecDeque<T>) {
-    // Queues that once held very many are not kept: memory would never shrink.
-    if spare.len() < SPARE && (1..=1024).contains(&queue.capacity()) {
-        spare.push(queue);
+    /// A new line.
+    #[inline]
+    fn begin(&mut self, key: Key, hash: u64, value: Value<A, B>) {
+        if self.lines >= self.buckets.len() {
+            self.grow();
+        }
+        let bucket = self.bucket(hash);
+        let below = self.buckets[bucket];
+        self.buckets[bucket] = self.occupy(key, below, value);
+        self.lines += 1;
+    }
+
+    /// One more at the end of a line.
+    fn append(&mut self, head: usize, value: Value<A, B>) {
+        let at = self.occupy(self.places[head].key, NIL, value);
+        let last = std::mem::replace(&mut self.places[head].last, at);
+        self.places[last].behind = at;
+    }
+
+    /// Takes the head out of its line.
+    #[inline]
+    fn pop(&mut self, head: usize, above: usize, hash: u64) -> Value<A, B> {
+        let place = &mut self.places[head];
+        let value = std::mem::replace(&mut place.value, Value::Free);
+        let (behind, below, last) = (place.behind, place.below, place.last);
+        place.below = std::mem::replace(&mut self.free, head);
+        let next = match self.places.get_mut(behind) {
+            Some(next) => {
+                (next.below, next.last) = (below, last);
+                behind
+            }
+            None => {
+                self.lines -= 1;
+                below
+            }
+        };
+        match self.places.get_mut(above) {
+            Some(above) => above.below = next,
+            None => {
+                let bucket = self.bucket(hash);
+                self.buckets[bucket] = next;
+            }
+        }
+        if self.lines == 0 && self.places.len() > SPARE {
+            *self = Self::new();
+        }
+        value
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let heads = self.heads();
+        let count = (self.buckets.len() * 2).max(BUCKETS);
+        self.buckets.clear();
+        self.buckets.resize(count, NIL);
+        for head in heads {
+            let bucket = self.bucket(hash(&self.places[head].key));
+            self.places[head].below = std::mem::replace(&mut self.buckets[bucket], head);
+        }
+    }
+
+    /// The heads of all lines.
+    fn heads(&self) -> Vec<usize> {
+        let mut heads = Vec::with_capacity(self.lines);
+        for &first in &self.buckets {
+            let mut at = first;
+            while let Some(place) = self.places.get(at) {
+                heads.push(at);
+                at = place.below;
+            }
+        }
+        heads
     }
 }
 
 impl<A, B> Table<A, B> {
     pub(crate) fn new() -> Self {
-        let shard = || Shard { queues: HashMap::default(), spare_a: Vec::new(), spare_b: Vec::new() };
-        Self { shards: (0..SHARDS).map(|_| TryLock::new(shard())).collect() }
-    }
-
-    fn shard(&self, key: &Key) -> &TryLock<Shard<A, B>> {
-        // The upper bits: the map inside uses the lower ones.
-        &self.shards[(hash(key) >> 58) as usize % SHARDS]
+        Self { shards: (0..SHARDS).map(|_| TryLock::new(Shard::new())).collect() }
     }
 
     /// The oldest `B` under the key; or, when there is none, the `A` stays and waits. It is made only then.
+    #[inline]
     pub(crate) fn meet_b<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> A) -> Option<(R, B)> {
-        let mut guard = self.shard(&key).lock();
-        let shard = &mut *guard;
-        match shard.queues.get_mut(&key) {
-            Some(Waiting::A(line)) => {
-                line.push(keep_as(value), &mut shard.spare_a);
-                None
-            }
-            Some(Waiting::B(_)) => {
-                let Some(Waiting::B(line)) = shard.queues.remove(&key) else { return None };
-                let (partner, left) = line.pop();
-                match left {
-                    Ok(line) => drop(shard.queues.insert(key, Waiting::B(line))),
-                    Err(empty) => keep(&mut shard.spare_b, empty),
-                }
-                Some((value, partner))
-            }
-            None => {
-                let line = Line { first: keep_as(value), rest: VecDeque::new() };
-                shard.queues.insert(key, Waiting::A(line));
-                None
-            }
-        }
+        let theirs = |value| if let Value::B(theirs) = value { Some(theirs) } else { None };
+        self.meet(key, value, |value| matches!(value, Value::B(_)), theirs, |value| Value::A(keep_as(value)))
     }
 
-    /// The oldest `A` under the key; or, when there is none, the `B` stays and waits.
+    /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made only then.
+    #[inline]
     pub(crate) fn meet_a<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> B) -> Option<(R, A)> {
-        let mut guard = self.shard(&key).lock();
-        let shard = &mut *guard;
-        match shard.queues.get_mut(&key) {
-            Some(Waiting::B(line)) => {
-                line.push(keep_as(value), &mut shard.spare_b);
+        let theirs = |value| if let Value::A(theirs) = value { Some(theirs) } else { None };
+        self.meet(key, value, |value| matches!(value, Value::A(_)), theirs, |value| Value::B(keep_as(value)))
+    }
+
+    #[inline(always)]
+    fn meet<R, P>(
+        &self,
+        key: Key,
+        value: R,
+        is_theirs: impl FnOnce(&Value<A, B>) -> bool,
+        theirs: impl FnOnce(Value<A, B>) -> Option<P>,
+        keep_as: impl FnOnce(R) -> Value<A, B>,
+    ) -> Option<(R, P)> {
+        let hash = hash(&key);
+        // The upper bits: the buckets go by the lower ones.
+        let mut shard = self.shards[(hash >> 58) as usize % SHARDS].lock();
+        match shard.find(&key, hash) {
+            Some((head, above)) if is_theirs(&shard.places[head].value) => {
+                let partner = shard.pop(head, above, hash);
+                theirs(partner).map(|partner| (value, partner))
+            }
+            Some((head, _)) => {
+                shard.append(head, keep_as(value));
                 None
             }
-            Some(Waiting::A(_)) => {
-                let Some(Waiting::A(line)) = shard.queues.remove(&key) else { return None };
-                let (partner, left) = line.pop();
-                match left {
-                    Ok(line) => drop(shard.queues.insert(key, Waiting::A(line))),
-                    Err(empty) => keep(&mut shard.spare_a, empty),
-                }
-                Some((value, partner))
-            }
             None => {
-                let line = Line { first: keep_as(value), rest: VecDeque::new() };
-                shard.queues.insert(key, Waiting::B(line));
+                shard.begin(key, hash, keep_as(value));
                 None
             }
         }
@@ -125,15 +213,21 @@ impl<A, B> Table<A, B> {
     pub(crate) fn take_b(&self, which: impl Fn(&Key) -> bool) -> Vec<B> {
         let mut taken = Vec::new();
         for shard in &self.shards {
-            let found = shard
-                .lock()
-                .queues
-                .extract_if(|key, waiting| matches!(waiting, Waiting::B(_)) && which(key))
-                .collect::<Vec<_>>();
-            for (_, waiting) in found {
-                if let Waiting::B(line) = waiting {
-                    taken.push(line.first);
-                    taken.extend(line.rest);
+            let mut shard = shard.lock();
+            for head in shard.heads() {
+                let Place { key, value, .. } = &shard.places[head];
+                if !matches!(value, Value::B(_)) || !which(key) {
+                    continue;
+                }
+                let (key, hash) = (*key, hash(key));
+                while let Some((head, above)) = shard.find(&key, hash) {
+                    if let Value::B(value) = shard.pop(head, above, hash) {
+                        taken.push(value);
+                    }
+                }
+                // Emptied altogether, it has begun anew.
+                if shard.lines == 0 {
+                    break;
                 }
             }
         }
@@ -144,10 +238,11 @@ impl<A, B> Table<A, B> {
     pub(crate) fn count(&self) -> (usize, usize) {
         let mut count = (0, 0);
         for shard in &self.shards {
-            for waiting in shard.lock().queues.values() {
-                match waiting {
-                    Waiting::A(line) => count.0 += 1 + line.rest.len(),
-                    Waiting::B(line) => count.1 += 1 + line.rest.len(),
+            for place in &shard.lock().places {
+                match place.value {
+                    Value::Free => {}
+                    Value::A(_) => count.0 += 1,
+                    Value::B(_) => count.1 += 1,
                 }
             }
         }
@@ -212,10 +307,27 @@ mod tests {
         assert_eq!(table.count(), (0, 2));
     }
 
+    #[test]
+    fn a_table_that_held_very_many_gives_their_places_back() {
+        let table: Table<u64, u64> = Table::new();
+        let keys = || (0..400_000_u64).map(|tag| key(Matching::RankTag, 1, tag % 100_000));
+        for (value, key) in (0..).zip(keys()) {
+            assert_eq!(table.meet_b(key, value, |value| value), None);
+        }
+        assert_eq!(table.count(), (400_000, 0));
+        for (value, key) in (0..).zip(keys()) {
+            assert_eq!(table.meet_a(key, (), |()| 0), Some(((), value)));
+        }
+        assert_eq!(table.count(), (0, 0));
+        for shard in &table.shards {
+            assert!(shard.lock().places.capacity() <= SPARE);
+        }
+    }
+
     proptest! {
         /// Against the plainest model there is: two lists, searched from the front.
         #[test]
-        fn values_of_a_key_meet_in_order(steps in proptest::collection::vec((any::<bool>(), 0_u8..4, 0_u32..3, 0_u64..3), 0..200)) {
+        fn values_of_a_key_meet_in_order(steps in proptest::collection::vec((any::<bool>(), 0_u8..4, 0_u32..3, 0_u64..40), 0..1000)) {
             let table: Table<usize, usize> = Table::new();
             let mut model = (Vec::<(Key, usize)>::new(), Vec::<(Key, usize)>::new());
             for (at, (is_a, policy, rank, tag)) in steps.into_iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::land::Landing;
 use super::signal::{SignalError, guarded, panicked, signal};
-use super::{Met, Pass, Scratch};
+use super::{Meeting, Met, Pass, Scratch};
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
@@ -68,6 +68,7 @@ impl Pass<'_> {
         }
         let Scratch { batch, met, comps, .. } = scratch;
         if batch.is_empty() {
+            met.clear();
             return;
         }
         for event in batch.drain() {
@@ -81,28 +82,43 @@ impl Pass<'_> {
         met.clear();
     }
 
-    /// The small active messages at the front of the batch: the path where each nanosecond counts. They are
-    /// handed over without leaving the batch, under one guard against panics for all of them. Stops at
-    /// the first message that is anything else. Whether nothing was deferred.
+    /// The small messages at the front of the batch: the path where each nanosecond counts. They are handed over
+    /// without leaving the batch, under one guard against panics for all of them. Stops at the first
+    /// message about which there is more to be done. Whether nothing was deferred.
     #[inline(always)]
     fn deliver_small(&mut self, scratch: &mut Scratch) -> bool {
-        let Scratch { batch, comps, .. } = scratch;
+        let Scratch { batch, comps, met, .. } = scratch;
         let mut next = 0;
         let mut full = None;
         let messages = batch.small_mut();
         while next < messages.len() {
             let guarded = guarded(|| {
-                while let Some(SmallArrival { from, header, bytes }) = messages.get(next)
-                    && Message::is_am(*header)
-                {
-                    let (name, tag) = Message::am(*header);
-                    let Some(comp) = comps.get(name) else { return };
-                    let size = bytes.as_slice().len();
-                    let status = arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
-                    next += 1;
-                    if let Err(status) = comp.signal(status) {
-                        full = Some(Deferred::Status(comp.clone(), status));
-                        return;
+                while let Some(SmallArrival { from, header, bytes }) = messages.get(next) {
+                    if Message::is_am(*header) {
+                        let (name, tag) = Message::am(*header);
+                        let Some(comp) = comps.get(name) else { return };
+                        let size = bytes.as_slice().len();
+                        let status = arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
+                        next += 1;
+                        if let Err(status) = comp.signal(status) {
+                            full = Some(Deferred::Status(comp.clone(), status));
+                            return;
+                        }
+                        continue;
+                    }
+                    match Found::decode(*header) {
+                        Some(Found::Kept) => next += 1,
+                        Some(Found::Met(at)) => {
+                            let Some(place @ Some(Meeting::Over(..))) = met.get_mut(at) else { return };
+                            next += 1;
+                            if let Some(Meeting::Over(Some(comp), status)) = place.take()
+                                && let Err(status) = comp.signal(status)
+                            {
+                                full = Some(Deferred::Status(comp, status));
+                                return;
+                            }
+                        }
+                        Some(Found::Nonsense) | None => return,
                     }
                 }
             });
@@ -131,8 +147,9 @@ impl Pass<'_> {
                 self.deliver_am(self.device.rank_of(from), comp, tag, payload, comps)
             }
             other => match self.as_delivery(other, met) {
+                Ok(()) => Ok(()),
                 Err(Deferred::Delivery(delivery)) => self.deliver(delivery, comps),
-                done => done,
+                Err(Deferred::Status(comp, status)) => self.signal(Some(&comp), status),
             },
         }
     }
@@ -150,8 +167,11 @@ impl Pass<'_> {
                     }
                     Some(Found::Kept) => return Ok(()),
                     Some(Found::Met(at)) => match met.get_mut(at).and_then(Option::take) {
-                        Some((message, receive)) => Delivery::Matched(message, receive),
-                        None => return Ok(()),
+                        Some(Meeting::Pair(message, receive)) => Delivery::Matched(message, receive),
+                        Some(Meeting::Over(Some(comp), status)) => {
+                            return Err(Deferred::Status(comp, status));
+                        }
+                        Some(Meeting::Over(None, _)) | None => return Ok(()),
                     },
                     Some(Found::Nonsense) => {
                         let why = "its header names no operation, engine or policy that there is".into();

@@ -1,5 +1,6 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
+use super::Meeting;
 use crate::comp::{Completion, Status};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
@@ -7,7 +8,7 @@ use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, Tag, UserContext};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, Transfer};
+use carrack_transports::mem::{Buffer, MemRef, SmallBytes, Transfer};
 use std::sync::Arc;
 
 /// A message on its way into memory that an engine has to write.
@@ -47,6 +48,24 @@ impl Receive {
     pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
         let Self { rank, tag, buffer, comp, user_context } = self;
         (comp, Status { rank, tag, size: 0, user_context, buffer, error: Some(Box::new(error)) })
+    }
+}
+
+impl Receive {
+    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair.
+    #[inline]
+    pub(super) fn take_small(mut self, from: Rank, tag: Tag, bytes: &SmallBytes) -> Meeting {
+        let source = MemRef::host(bytes.as_slice());
+        if self.buffer.kind().is_host()
+            && bytes.as_slice().len() <= self.buffer.len()
+            && let Some(target) = self.buffer.view_mut()
+            && copy_now(target, source).is_ok()
+        {
+            let (size, error) = (bytes.as_slice().len(), None);
+            let Self { buffer, comp, user_context, .. } = self;
+            return Meeting::Over(comp, Status { rank: from, tag, size, user_context, buffer, error });
+        }
+        Meeting::Pair(Unexpected { from, tag, payload: Payload::Small(*bytes) }, self)
     }
 }
 

@@ -18,15 +18,17 @@ pub(crate) use deliver::Deferred;
 pub(crate) use land::Landing;
 pub(crate) use signal::{SignalError, in_handler, signal};
 
-use crate::comp::Snapshot;
+use crate::comp::{Completion, Snapshot, Status};
 use crate::device::{Device, DeviceInner};
 use crate::error::ProgressError;
-use crate::matching::{Receive, Unexpected};
+use crate::matching::{Matching, MatchingEngine, Receive, Unexpected};
+use crate::names::Tag;
 use crate::protocol::header::{Found, Message};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::SmallBytes;
 use std::cell::Cell;
+use std::sync::Arc;
 
 /// What a thread keeps from one progress call to the next, so that none allocates.
 struct Scratch {
@@ -37,7 +39,16 @@ struct Scratch {
 }
 
 /// Messages of a batch that have met their receive. The events in the batch say which of these is theirs.
-type Met = Vec<Option<(Unexpected, Receive)>>;
+type Met = Vec<Option<Meeting>>;
+
+/// A message that has met its receive.
+#[allow(clippy::large_enum_variant, reason = "boxing one would allocate in every receive")]
+enum Meeting {
+    /// Its bytes are in place: the completion object is to be told.
+    Over(Option<Arc<dyn Completion>>, Status),
+    /// Its bytes are still to be moved, or too many.
+    Pair(Unexpected, Receive),
+}
 
 thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
@@ -135,10 +146,9 @@ impl Pass<'_> {
     /// they are; each other message becomes a note of what was found.
     #[inline]
     fn in_order(&self, batch: &mut Batch, met: &mut Met) {
-        for SmallArrival { from, header, bytes } in batch.small_mut() {
-            if !Message::is_am(*header) {
-                let payload = &mut Payload::Small(*bytes);
-                *header = self.meet(*from, Message::decode(*header), payload, met).encode();
+        for message in batch.small_mut() {
+            if !Message::is_am(message.header) {
+                message.header = self.meet_small(message, met).encode();
             }
         }
         for event in batch.events_mut() {
@@ -150,6 +160,7 @@ impl Pass<'_> {
         }
     }
 
+    /// A message looks for its receive.
     fn meet(
         &self,
         from: PeerId,
@@ -157,19 +168,41 @@ impl Pass<'_> {
         payload: &mut Payload,
         met: &mut Met,
     ) -> Found {
-        let (engine, policy, tag) = match message {
-            Ok(Message::Send { engine, policy, tag }) => (engine, policy, tag),
-            Ok(Message::Am { .. }) | Err(_) => return Found::Nonsense,
-        };
-        let Some(engine) = self.inner.engines.get(engine) else { return Found::Nonsense };
+        let Some((engine, policy, tag)) = self.addressed(message) else { return Found::Nonsense };
+        let from = self.device.rank_of(from);
         let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
-        let message = Unexpected { from: self.device.rank_of(from), tag, payload };
-        match engine.arrive(policy, message, |payload| self.settle(payload)) {
+        match engine.arrive(policy, from, tag, payload, |payload| self.settle(payload)) {
             None => Found::Kept,
-            Some(pair) => {
-                met.push(Some(pair));
+            Some((payload, receive)) => {
+                met.push(Some(Meeting::Pair(Unexpected { from, tag, payload }, receive)));
                 Found::Met(met.len() - 1)
             }
+        }
+    }
+
+    /// As `meet`, for a message that is copied more quickly than it is handed around.
+    #[inline]
+    fn meet_small(&self, message: &SmallArrival, met: &mut Met) -> Found {
+        let SmallArrival { from, header, bytes } = message;
+        let Some((engine, policy, tag)) = self.addressed(Message::decode(*header)) else {
+            return Found::Nonsense;
+        };
+        let from = self.device.rank_of(*from);
+        match engine.arrive(policy, from, tag, (), |()| Payload::Small(*bytes)) {
+            None => Found::Kept,
+            Some(((), receive)) => {
+                met.push(Some(receive.take_small(from, tag, bytes)));
+                Found::Met(met.len() - 1)
+            }
+        }
+    }
+
+    /// Where a message that is not an active one looks for its receive. `None`: it makes no sense.
+    #[inline]
+    fn addressed(&self, message: Result<Message, String>) -> Option<(&MatchingEngine, Matching, Tag)> {
+        match message {
+            Ok(Message::Send { engine, policy, tag }) => Some((self.inner.engines.get(engine)?, policy, tag)),
+            Ok(Message::Am { .. }) | Err(_) => None,
         }
     }
 
