@@ -75,19 +75,20 @@ impl Round<'_> {
     }
 
     fn measure(&self, line: &mut impl Line, seat: &Seat) -> Result<Measured, PerfError> {
+        let window = stream::window(self.point.size);
         match (self.point.test, self.leads) {
             (Test::Latency, true) => latency::ping(line, self.clock, self.count).map(Measured::Trips),
             (Test::Latency, false) => latency::echo(line, self.count).map(|()| Measured::Nothing),
-            (_, true) => stream::source(line, seat, self.clock, self.count).map(Measured::Stream),
-            (_, false) => stream::sink(line, seat, self.count).map(|()| Measured::Nothing),
+            (_, true) => stream::source(line, seat, self.clock, self.count, window).map(Measured::Stream),
+            (_, false) => stream::sink(line, seat, self.count, window).map(|()| Measured::Nothing),
         }
     }
 }
 
 /// Rounds a count to what a test can do.
-pub(super) fn fitting(test: Test, count: u64) -> u64 {
-    match test {
+pub(super) fn fitting(point: Point, count: u64) -> u64 {
+    match point.test {
         Test::Latency => count.max(1),
-        Test::Bandwidth | Test::Rate => stream::whole_windows(count.max(1)),
+        Test::Bandwidth | Test::Rate => stream::whole_windows(count.max(1), point.size),
     }
 }

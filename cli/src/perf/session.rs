@@ -115,15 +115,15 @@ impl Session {
         Order::Check(seed).give(&self.runtime, self.peer)?;
         self.check(point, seed, true)?;
         let wanted = self.plan.seconds.as_secs_f64();
-        let mut count = fitting(point.test, FIRST);
+        let mut count = fitting(point, FIRST);
         loop {
             let (_, took) = self.measure(point, count)?;
             let share = took.as_secs_f64() / wanted;
             if share >= ENOUGH || count >= MOST {
-                count = fitting(point.test, scaled(count, 1.0 / share));
+                count = fitting(point, scaled(count, 1.0 / share));
                 break;
             }
-            count = fitting(point.test, scaled(count, (1.5 * ENOUGH / share).clamp(2.0, 64.0)));
+            count = fitting(point, scaled(count, (1.5 * ENOUGH / share).clamp(2.0, 64.0)));
         }
         let (figures, _) = self.measure(point, count)?;
         let messages = count * point.threads as u64;

@@ -8,19 +8,23 @@ use super::line::{Line, Traffic};
 use super::seat::Seat;
 use quanta::Clock;
 
-/// Messages of a window.
-pub(super) const WINDOW: u64 = 64;
 /// Windows that the sender may be ahead.
 const AHEAD: u64 = 4;
 
+/// Messages of a window: so many that what an acknowledgement costs is not seen in the rate of small messages, and so
+/// few that the receives which wait for large ones hold no more than some megabytes.
+pub(super) fn window(size: usize) -> u64 {
+    if size <= 1024 { 512 } else { 64 }
+}
+
 /// The count rounded up to whole windows.
-pub(super) fn whole_windows(count: u64) -> u64 {
-    count.next_multiple_of(WINDOW)
+pub(super) fn whole_windows(count: u64, size: usize) -> u64 {
+    count.next_multiple_of(window(size))
 }
 
 /// What comes in at the receiver: the stream, and a message in front of it that says both are there.
 pub(super) fn inward(size: usize, count: u64) -> Traffic {
-    Traffic { size, incoming: 1 + count, depth: WINDOW * AHEAD }
+    Traffic { size, incoming: 1 + count, depth: window(size) * AHEAD }
 }
 
 /// What comes in at the sender: nothing but acknowledgements.
@@ -29,18 +33,24 @@ pub(super) fn outward(size: usize) -> Traffic {
 }
 
 /// The side that sends and measures. The time of `count` messages, in ticks of the raw clock.
-pub(super) fn source(line: &mut impl Line, seat: &Seat, clock: &Clock, count: u64) -> Result<u64, PerfError> {
+pub(super) fn source(
+    line: &mut impl Line,
+    seat: &Seat,
+    clock: &Clock,
+    count: u64,
+    window: u64,
+) -> Result<u64, PerfError> {
     let before = seat.acks.get() + 1;
     let acknowledged = |windows: u64| seat.until(|| seat.acks.get() >= before + windows);
     line.send()?;
     acknowledged(0)?;
     let start = clock.raw();
-    let windows = count / WINDOW;
-    for window in 0..windows {
-        if window >= AHEAD {
-            acknowledged(window - AHEAD + 1)?;
+    let windows = count / window;
+    for under_way in 0..windows {
+        if under_way >= AHEAD {
+            acknowledged(under_way - AHEAD + 1)?;
         }
-        for _ in 0..WINDOW {
+        for _ in 0..window {
             line.send()?;
         }
     }
@@ -49,11 +59,11 @@ pub(super) fn source(line: &mut impl Line, seat: &Seat, clock: &Clock, count: u6
 }
 
 /// The side that receives.
-pub(super) fn sink(line: &mut impl Line, seat: &Seat, count: u64) -> Result<(), PerfError> {
+pub(super) fn sink(line: &mut impl Line, seat: &Seat, count: u64, window: u64) -> Result<(), PerfError> {
     line.receive(1)?;
     seat.acknowledge()?;
-    for _ in 0..count / WINDOW {
-        line.receive(WINDOW)?;
+    for _ in 0..count / window {
+        line.receive(window)?;
         seat.acknowledge()?;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! A hash table of queues, in shards.
 
 use super::Key;
-use carrack_transports::sync::TryLock;
+use carrack_transports::sync::BiasedLock;
 use std::hash::{Hash, Hasher};
 
 /// Shards: enough that threads on different keys seldom meet in one.
@@ -15,7 +15,7 @@ const NIL: usize = usize::MAX;
 
 /// Values of two sorts that wait for each other under a key. Under one key only one sort waits at a time.
 pub(crate) struct Table<A, B> {
-    shards: Box<[TryLock<Shard<A, B>>]>,
+    shards: Box<[BiasedLock<Shard<A, B>>]>,
 }
 
 /// Places in one vector, linked by their numbers: values of one key in a line, first in, first out; the heads of
@@ -164,7 +164,7 @@ impl<A, B> Shard<A, B> {
 
 impl<A, B> Table<A, B> {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| TryLock::new(Shard::new())).collect() }
+        Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
     /// The oldest `B` under the key; or, when there is none, the `A` stays and waits. It is made only then.

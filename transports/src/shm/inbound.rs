@@ -30,6 +30,13 @@ const PATIENCE: u32 = 4096;
 /// Records taken from one ring before the next has its turn.
 const TURN: usize = 32;
 
+/// So many messages without a pause between them are a stream, ...
+const RUN: u32 = 8;
+/// ... and when a stream's ring is found empty, so many looks are left out: 0.3 µs. A receiver that is quicker
+/// than its sender would otherwise look, each time, at the very line that the sender is writing, and take it
+/// away from it; one that stays some messages behind halves what a message costs the sender.
+const REST: u32 = 32;
+
 /// What a chunk record's payload says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkPlace {
@@ -82,6 +89,10 @@ struct Sender {
     silent: u32,
     /// The last look found as much as it wanted: more is likely to be there.
     streams: bool,
+    /// Messages since a look last found the ring empty.
+    run: u32,
+    /// Looks that are still to be left out.
+    rest: u32,
     /// Set once it is known to send no more; what is in the ring still counts.
     ended: Option<DownCause>,
 }
@@ -266,6 +277,10 @@ impl Sender {
     /// Takes records off the ring.
     #[inline(always)]
     fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return Look::Goes;
+        }
         // One message and no more from a sender that does not stream: looking for a second one would fetch the
         // line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
@@ -290,6 +305,7 @@ impl Sender {
                 }
             }
             self.consumer.advance(count);
+            self.run = self.run.saturating_add(1);
             if self.streams {
                 self.consumer.fetch_ahead();
             }
@@ -301,7 +317,10 @@ impl Sender {
 
     #[inline(always)]
     fn nothing(&mut self, some: bool) -> Look {
-        self.streams = false;
+        if self.run >= RUN {
+            self.rest = REST;
+        }
+        (self.streams, self.run) = (false, 0);
         self.silent = if some { 0 } else { self.silent.saturating_add(1) };
         match &self.ended {
             None => Look::Goes,
@@ -430,6 +449,8 @@ fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSen
         consumer,
         silent: 0,
         streams: false,
+        run: 0,
+        rest: 0,
         ended: None,
     })))
 }
