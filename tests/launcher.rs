@@ -453,8 +453,10 @@ fn a_rank_has_the_users_signals_and_limits_and_not_the_keepers() {
     let run = script(1, &["--no-tag"], show).run();
     let signals = |text: &str, name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        // Up to 31: the two after it are the C library's own. And without SIGINT, which `job` sets.
-        u64::from_str_radix(line.trim(), 16).unwrap() & 0x7fff_ffff & !(1 << (libc::SIGINT - 1))
+        // Up to 31: the two after it are the C library's own. And without those that `job` sets.
+        let set = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+        let mask = set.into_iter().fold(0x7fff_ffff, |mask, signal| mask & !(1 << (signal - 1)));
+        u64::from_str_radix(line.trim(), 16).unwrap() & mask
     };
     for name in ["SigBlk:", "SigIgn:"] {
         assert_eq!(signals(&run.stdout, name), signals(&directly, name), "{name}");

@@ -23,6 +23,7 @@ over_each_transport!(
     a_batch_is_never_filled_beyond_its_limit_and_nothing_is_skipped,
     a_link_whose_receiver_stands_still_is_busy_and_goes_on_later,
     everything_that_was_sent_arrives_before_the_end_is_told_once,
+    what_was_sent_arrives_before_the_end_also_when_links_lead_both_ways,
     a_link_that_is_dropped_lets_the_receiver_know,
     a_device_that_closes_is_told_to_those_who_send_to_it,
     a_caller_s_mistake_is_an_error_of_the_call,
@@ -258,6 +259,42 @@ fn everything_that_was_sent_arrives_before_the_end_is_told_once<J: Job>() {
     });
     for _ in 0..1000 {
         assert!(there.poll().is_empty());
+    }
+}
+
+fn what_was_sent_arrives_before_the_end_also_when_links_lead_both_ways<J: Job>() {
+    for count in (1..12).cycle().take(200) {
+        let (mut stays, mut goes) = (Side::new::<J>(0), Side::new::<J>(1));
+        let (out, back) = (stays.connect(&goes, 1), goes.connect(&stays, 0));
+        if count % 2 == 0 {
+            bring_up(&out, &mut [&mut stays, &mut goes]);
+            bring_up(&back, &mut [&mut stays, &mut goes]);
+        } else {
+            // The one that stays hears of the other's link and of its end at the same time.
+            while !back.is_up() {
+                goes.poll();
+                stays.poll();
+            }
+        }
+        // A stream, and a pause after it, so that the one that stays may think it over.
+        let mut arrived = 0;
+        let mut sent = 0;
+        for burst in [10, count] {
+            while arrived < sent {
+                arrived += stays.poll().iter().filter(|event| matches!(event, Event::Arrived { .. })).count();
+            }
+            stays.poll();
+            std::thread::sleep(Duration::from_micros(200));
+            sent += (0..burst).take_while(|&number| am(&back, number, &[1; 8]) == Ok(Submit::Done)).count();
+        }
+        goes.device.close();
+        drop((back, goes));
+        poll_until(&mut [&mut stays], |_, event| {
+            arrived += usize::from(matches!(event, Event::Arrived { .. }));
+            matches!(event, Event::PeerDown { .. })
+        });
+        assert_eq!(arrived, sent, "of {count}");
+        drop(out);
     }
 }
 

@@ -181,7 +181,7 @@ impl ShmDevice {
             let number = (key & 0xffff_ffff) as u32;
             match key & !0xffff_ffff {
                 INCOMING => polling.inbound.listen(&self.shared, number),
-                OUTGOING => self.hear(number, batch),
+                OUTGOING => self.hear(polling, number, batch),
                 _ if key == WAKE => self.slept(),
                 _ => self.accept(polling),
             }
@@ -209,12 +209,18 @@ impl ShmDevice {
         }
     }
 
-    fn hear(&self, index: u32, batch: &mut Batch) {
+    fn hear(&self, polling: &mut Polling, index: u32, batch: &mut Batch) {
         let Some(link) = self.shared.outgoing().get(index as usize).cloned() else { return };
         match link.listen(&self.shared) {
             None => {}
             Some(Ok(())) => batch.push(Event::Connected { peer: link.peer }),
-            Some(Err(cause)) => batch.push(Event::PeerDown { peer: link.peer, cause }),
+            Some(Err(cause)) => {
+                // What the peer sent before it went still counts, also if its hello has not been read so far.
+                self.accept(polling);
+                if !polling.inbound.end(&self.shared, link.peer, &cause) {
+                    batch.push(Event::PeerDown { peer: link.peer, cause });
+                }
+            }
         }
     }
 

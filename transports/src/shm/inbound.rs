@@ -261,6 +261,24 @@ impl Inbound {
         }
     }
 
+    /// A peer is known to have gone, from elsewhere. Whether rings of its lead here: then it goes when they are empty.
+    pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
+        for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
+            match self.links.get_mut(bell as usize) {
+                Some(Some(Incoming::Stranger(_))) => self.listen(shared, bell),
+                Some(Some(Incoming::Cold(sender))) if sender.from == peer => self.warm_up(bell),
+                _ => {}
+            }
+        }
+        let mut any = false;
+        for sender in self.warm.iter_mut().filter(|sender| sender.from == peer) {
+            sender.rest = 0;
+            sender.ended.get_or_insert_with(|| cause.clone());
+            any = true;
+        }
+        any
+    }
+
     /// Says good-bye to all, and lets go of them.
     pub(super) fn close(&mut self) {
         let cold = self.links.drain(..).flatten().filter_map(|link| match link {
