@@ -4,6 +4,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
+//! | `large` | messages too long for one piece |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
 //! | `outcomes` | done, posted, retry, and what is an error |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
@@ -22,6 +23,8 @@ mod contract;
 mod ending;
 #[path = "conformance/gpu.rs"]
 mod gpu;
+#[path = "conformance/large.rs"]
+mod large;
 #[path = "conformance/matrix.rs"]
 mod matrix;
 #[path = "conformance/names.rs"]

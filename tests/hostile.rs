@@ -654,7 +654,6 @@ fn a_message_longer_than_any_packet_here_does_not_stop_the_device() {
     let long = vec![7; 64 << 10];
     copy_now(job.segment.chunk_mut(0).unwrap(), MemRef::host(&long)).unwrap();
     let place = (u64::from(64_u32 << 10) << 32).to_le_bytes();
-    job.segment.mark_sent(0);
     job.push(CHUNK, am_header(name.0, 1), &place);
     assert!(!happens(&job.ranks[..1], Duration::from_millis(50), || false));
     let mut am = job.ranks[1].post_am(Rank(0), b"honest", name);

@@ -1,15 +1,16 @@
 //! Devices: resources that a thread can have for itself.
 
+use crate::bulk::Bulk;
 use crate::comp::{Completion, Status};
 use crate::error::{OpError, ResourceError};
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::address;
-use crate::peer::backlog::Parked;
-use crate::peer::route::Route;
+use crate::peer::backlog::{Parked, Stage};
+use crate::peer::route::{Linked, Route};
 use crate::progress::{Deferred, Landing};
 use crate::runtime::Inner;
-use carrack_transports::contract::{Batch, Caps, DownCause, Event, PeerId, Polled};
-use carrack_transports::mem::{HostAllocator, PacketPool, PacketSource};
+use carrack_transports::contract::{Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit};
+use carrack_transports::mem::{Buffer, HostAllocator, MemRef, PacketPool, PacketSource, SmallBytes};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -41,6 +42,8 @@ pub(crate) struct DeviceInner {
     busy_count: AtomicU32,
     /// Operations that links hold.
     pub(crate) outstanding: Slab<Outstanding>,
+    /// Large messages.
+    pub(crate) bulk: Bulk,
     pub(crate) landing: Waiting<Vec<Landing>>,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
     closed: AtomicBool,
@@ -53,7 +56,7 @@ pub(crate) struct Waiting<T> {
 }
 
 impl<T: Default> Waiting<T> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { list: Mutex::default(), count: AtomicU32::new(0) }
     }
 
@@ -171,6 +174,7 @@ impl DeviceInner {
             busy: Mutex::default(),
             busy_count: AtomicU32::new(0),
             outstanding: Slab::new(OUTSTANDING),
+            bulk: Bulk::new(),
             landing: Waiting::new(),
             deferred: Waiting::new(),
             closed: AtomicBool::new(false),
@@ -214,6 +218,38 @@ impl DeviceInner {
             self.busy_count.store(u32::try_from(busy.len()).unwrap_or(u32::MAX), Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
+    pub(crate) fn send_control(
+        &self,
+        route: &Route,
+        linked: Option<&Linked>,
+        header: Header,
+        payload: SmallBytes,
+    ) {
+        if let Some(linked) = linked.filter(|_| route.is_clear()) {
+            let op = Op::AmCopied { header, bytes: MemRef::host(payload.as_slice()) };
+            if let Ok(Submit::Done | Submit::Posted) = linked.link.submit(op) {
+                return;
+            }
+        }
+        let parked = Parked {
+            header,
+            rank: route.rank,
+            tag: Tag::default(),
+            user_context: UserContext::default(),
+            comp: None,
+            size: payload.as_slice().len(),
+            stage: Stage::Ready(Buffer::Small(payload)),
+        };
+        // Without a limit, so never refused.
+        let _ = self.park(route, parked, usize::MAX);
+    }
+
+    /// Whether anything waits that no descriptor tells of.
+    pub(crate) fn has_chores(&self) -> bool {
+        self.has_backlogs() || self.bulk.has_chores() || !self.landing.is_empty() || !self.deferred.is_empty()
     }
 
     fn busy(&self) -> MutexGuard<'_, Vec<Rank>> {

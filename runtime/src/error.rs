@@ -3,7 +3,7 @@
 use crate::bootstrap::BootstrapError;
 use crate::names::{Rank, RemoteComp};
 use crate::settings::SettingsError;
-use carrack_transports::contract::{DownCause, OpFailure, Unavailable};
+use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
 use carrack_transports::mem::{AllocError, CopyError};
 
@@ -149,12 +149,36 @@ pub enum OpError {
     /// The event that the operation waited for failed.
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
+    /// The peer could not take the message in: it had no memory for it, or copying it failed there.
+    #[error("the peer could not take the message in; its own log says why")]
+    Refused,
+    /// There is no memory for a large message.
+    #[error("there is no host memory for the {0} bytes of a message")]
+    Memory(usize),
+    /// Copying from the peer failed.
+    #[error("copying from {rank} failed: {why}")]
+    Transfer {
+        /// The peer.
+        rank: Rank,
+        /// What the system said.
+        why: String,
+    },
     /// The device or the runtime was closed first.
     #[error("the runtime was closed before it was over")]
     Closed,
 }
 
 impl OpError {
+    pub(crate) fn of_submit(error: &SubmitError, rank: Rank) -> Self {
+        match error {
+            SubmitError::Down { cause, .. } => Self::PeerDown { rank, cause: cause.clone() },
+            other => {
+                tracing::error!(error = %other, rank = rank.0, "a link refused what the plan had found possible");
+                Self::Closed
+            }
+        }
+    }
+
     pub(crate) fn of(failure: OpFailure, rank: Rank) -> Self {
         match failure {
             OpFailure::Down(cause) => Self::PeerDown { rank, cause },
@@ -189,6 +213,14 @@ pub enum ProgressError {
         from: Rank,
         /// What it named.
         comp: RemoteComp,
+        /// Bytes dropped.
+        size: usize,
+    },
+    /// There is no memory for a large active message. It was dropped, and its sender told.
+    #[error("there is no memory for an active message of {size} bytes from {from}")]
+    NoMemory {
+        /// The sender.
+        from: Rank,
         /// Bytes dropped.
         size: usize,
     },

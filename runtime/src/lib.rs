@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`post`] | one builder for each operation: done, posted, or retry |
 //! | `protocol` | decisions as pure functions: which path, which way of submitting |
+//! | `bulk` | messages too long for one piece: offered, then copied by the kernel or sent part by part |
 //! | `peer` | where a rank is, the link to it, and what waits for it |
 //! | [`transports`] | what moves the bytes: loopback, shared memory (a crate of its own) |
 //! | `progress` | polls devices, and carries out what the events ask for |
@@ -49,6 +50,7 @@
 
 pub mod bootstrap;
 pub mod buffer;
+mod bulk;
 mod collective;
 pub mod comp;
 mod device;

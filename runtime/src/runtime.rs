@@ -354,7 +354,8 @@ impl Drop for Inner {
             ended.extend(device.0.close());
             // Before the landings are looked at: a message that has met its receive may become one.
             let deferred = std::mem::take(&mut *device.0.deferred.lock());
-            ended.extend(deferred.into_iter().filter_map(|deferred| deferred.into_status(&device.0)));
+            ended.extend(deferred.into_iter().filter_map(|deferred| deferred.into_status(self, &device.0)));
+            ended.extend(device.0.bulk.fail(None, &|_| OpError::Closed));
             ended.extend(device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)));
             ended.extend(
                 device.0.landing.lock().drain(..).map(|landing| landing.into_status(OpError::Closed)),

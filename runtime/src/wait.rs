@@ -157,10 +157,7 @@ impl Inner {
             }
         }
         // What waits for an address, an engine or room is looked at again soon.
-        let pending = devices.iter().any(|device| {
-            let device = &device.0;
-            device.has_backlogs() || !device.landing.is_empty() || !device.deferred.is_empty()
-        });
+        let pending = devices.iter().any(|device| device.0.has_chores());
         if pending && let Some(fd) = &bootstrap {
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         }

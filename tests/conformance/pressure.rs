@@ -108,10 +108,6 @@ fn a_peer_that_has_not_started_is_a_retry_and_is_reached_once_it_has<J: Job>() {
         assert!(matches!(send.call().unwrap(), Outcome::Retry(RetryReason::Connecting)));
         zero.progress().unwrap();
     }
-    assert!(matches!(
-        zero.post_send(Rank(1), &[0; 9000][..], Tag(1)).call(),
-        Err(PostError::TooLong { len: 9000, .. })
-    ));
     let one = start(job.next().unwrap(), J::settings());
     let ranks = [zero.clone(), one];
     sent(&ranks, || send.call());

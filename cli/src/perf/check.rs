@@ -35,7 +35,7 @@ pub(super) fn there_and_back(
     leads: bool,
 ) -> Result<(), PerfError> {
     let (mine, theirs) = if leads { (seed, !seed) } else { (!seed, seed) };
-    let mine = memory.holding(&payload(mine, point.size))?;
+    let mine = memory.holding(&payload(mine, point.size), false)?;
     let theirs = payload(theirs, point.size);
     if leads {
         send(seat, point.op, &mine)?;
@@ -81,7 +81,7 @@ fn receive(seat: &Seat, memory: &Memory, expected: &[u8]) -> Result<Status, Perf
     let over = CompQueue::new(2);
     let mut receive = seat
         .runtime
-        .post_recv(seat.peer, memory.holding(&poison)?, seat.tag)
+        .post_recv(seat.peer, memory.holding(&poison, false)?, seat.tag)
         .device(&seat.device)
         .comp(&over)
         .allow_done(false);

@@ -18,10 +18,6 @@ pub(super) enum PerfError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
     #[error(
-        "a message of {size} bytes is longer than the {max} that fit into a packet: leave it out of --size, or set CARRACK_PACKET_SIZE (at most 64KiB; longer messages come with rendezvous)"
-    )]
-    TooLong { size: usize, max: usize },
-    #[error(
         "perf measures between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without a launcher"
     )]
     Ranks(u32),
@@ -88,7 +84,6 @@ impl PerfError {
         matches!(
             self,
             Self::Settings(_)
-                | Self::TooLong { .. }
                 | Self::Ranks(_)
                 | Self::LoopbackBetweenProcesses
                 | Self::NoGpu(_)

@@ -2,6 +2,7 @@
 
 use super::error::PerfError;
 use super::options::MemoryChoice;
+use carrack::buffer::Region;
 use carrack::packet::{GpuAllocator, PacketPool};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Buffer, Device, Runtime};
@@ -71,9 +72,15 @@ impl Memory {
         }
     }
 
-    /// A buffer that holds these bytes.
-    pub(super) fn holding(&self, bytes: &[u8]) -> Result<Buffer, PerfError> {
+    /// A buffer that holds these bytes: one to be borrowed from, or one to be given away when it is `large`, since
+    /// the bytes of a large message are not copied before they are wanted.
+    pub(super) fn holding(&self, bytes: &[u8], large: bool) -> Result<Buffer, PerfError> {
         match self {
+            Self::Host if large => {
+                let region = Region::host(bytes.len());
+                region.whole().write(bytes)?;
+                Ok(Buffer::Region(region.whole()))
+            }
             Self::Host => Ok(Buffer::Vec(bytes.to_vec())),
             Self::Gpu(gpu) => {
                 // A driver allocates no empty memory.

@@ -40,7 +40,7 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "am,send", value_name = "OP,...")]
     pub(super) op: Vec<Op>,
 
-    /// Bytes of a message, such as 8,4K: 8,64,512,4K,8K if not given, and 8 for rate.
+    /// Bytes of a message, such as 8,4K: 8,64,512,4K,8K,64K,1M if not given, and 8 for rate.
     #[arg(long, value_delimiter = ',', value_parser = size, value_name = "SIZE,...")]
     pub(super) size: Vec<usize>,
 

@@ -62,7 +62,7 @@ impl Round<'_> {
     fn sit(&self, seat: &Seat) -> Result<Measured, PerfError> {
         place::run_on(&seat.cpus)?;
         let Point { op, test, size, .. } = self.point;
-        let outgoing = self.memory.holding(&payload(1, size))?;
+        let outgoing = self.memory.holding(&payload(1, size), size > seat.runtime.max_eager())?;
         let traffic = match test {
             Test::Latency => latency::traffic(size, self.count),
             Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),

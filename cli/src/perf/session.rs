@@ -64,11 +64,6 @@ impl Session {
         &self.plan
     }
 
-    /// Longest message in bytes.
-    pub(super) fn max_eager(&self) -> usize {
-        self.runtime.max_eager()
-    }
-
     /// A line on how it is measured.
     pub(super) fn describe(&self) -> String {
         let [zero, one] = self.cpus.each_ref().map(|cpus| cpu_list(cpus));

@@ -41,7 +41,7 @@ fn tell(error: &PerfError) -> ExitCode {
 
 fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     let settings = settings(options)?;
-    let plan = Plan::new(options, &settings)?;
+    let plan = Plan::new(options);
     if let Some(path) = &options.plot {
         plot::check(path)?;
     }
@@ -111,14 +111,6 @@ fn rank(runtime: Runtime, plan: Plan, memory: Memory, options: &PerfOptions) -> 
 }
 
 fn lead(session: &mut Session, options: &PerfOptions) -> Result<(), PerfError> {
-    let max = session.max_eager();
-    for size in &session.plan().left_out {
-        complain(format_args!(
-            "{} is left out: longer than the {} of a packet (CARRACK_PACKET_SIZE)",
-            table::size_in_words(*size),
-            table::size_in_words(max)
-        ));
-    }
     let mut out = io::stdout();
     let bar = Bar::new(session.plan().points.len());
     let mut records = Vec::new();

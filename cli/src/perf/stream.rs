@@ -12,9 +12,13 @@ use quanta::Clock;
 const AHEAD: u64 = 4;
 
 /// Messages of a window: so many that what an acknowledgement costs is not seen in the rate of small messages, and so
-/// few that the receives which wait for large ones hold no more than some megabytes.
+/// few that the receives which wait for large ones stay within the caches.
 pub(super) fn window(size: usize) -> u64 {
-    if size <= 1024 { 512 } else { 64 }
+    match size {
+        0..=1024 => 512,
+        1025..=0x1_0000 => 64,
+        _ => (0x40_0000 / size).max(2) as u64,
+    }
 }
 
 /// The count rounded up to whole windows.

@@ -1,8 +1,9 @@
 //! Counts arrivals.
 
 use carrack::comp::{AsCompletion, Completion, Status};
+use carrack::{Buffer, Rank, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A completion object that counts and throws the statuses away.
 ///
@@ -19,6 +20,8 @@ struct Counts {
     /// Whether several threads may signal at a time.
     shared: AtomicBool,
     failed: OnceLock<String>,
+    /// Memory for large messages, used again and again.
+    room: Mutex<Vec<Buffer>>,
 }
 
 impl Completion for Counts {
@@ -31,7 +34,16 @@ impl Completion for Counts {
         } else {
             self.arrived.store(self.arrived.load(Ordering::Relaxed) + 1, Ordering::Release);
         }
+        if let Buffer::Vec(room) = status.buffer {
+            self.room().push(Buffer::Vec(room));
+        }
         Ok(())
+    }
+
+    fn place(&self, _from: Rank, _tag: Tag, size: usize) -> Option<Buffer> {
+        Some(
+            self.room().pop().filter(|room| room.len() >= size).unwrap_or_else(|| Buffer::Vec(vec![0; size])),
+        )
     }
 
     fn describe(&self) -> String {
@@ -39,11 +51,22 @@ impl Completion for Counts {
     }
 }
 
+impl Counts {
+    fn room(&self) -> MutexGuard<'_, Vec<Buffer>> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Tally {
     /// At zero, for any number of threads.
     pub(super) fn new() -> Self {
         let shared = AtomicBool::new(true);
-        let counts = Arc::new(Counts { arrived: AtomicU64::new(0), shared, failed: OnceLock::new() });
+        let counts = Arc::new(Counts {
+            arrived: AtomicU64::new(0),
+            shared,
+            failed: OnceLock::new(),
+            room: Mutex::default(),
+        });
         Self { object: counts.clone(), counts }
     }
 

@@ -18,6 +18,8 @@ pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
 pub use synchronizer::Synchronizer;
 
+use crate::names::{Rank, Tag};
+use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
 /// Something that takes the status of an operation that is over.
@@ -33,6 +35,14 @@ pub trait Completion: Send + Sync {
     /// ([`ProgressError::CompletionFull`](crate::ProgressError::CompletionFull)), and tries again.
     #[allow(clippy::result_large_err, reason = "the error is the status that did not fit")]
     fn signal(&self, status: Status) -> Result<(), Status>;
+
+    /// Where a large active message of `size` bytes shall land: called before its bytes come, so that they come
+    /// straight to where they are wanted, on a GPU as well. `None`, or a buffer that is too small: in a fresh
+    /// `Vec`. The buffer comes back in the status.
+    fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
+        let _ = (from, tag, size);
+        None
+    }
 
     /// A word on what this is, for messages to the user.
     fn describe(&self) -> String {

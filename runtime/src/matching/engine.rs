@@ -2,6 +2,7 @@
 
 use super::table::Table;
 use super::{Key, Matching};
+use crate::bulk::wire::Offer;
 use crate::comp::Completion;
 use crate::error::ResourceError;
 use crate::names::{Rank, Tag, UserContext};
@@ -24,7 +25,16 @@ struct Inner {
 pub(crate) struct Unexpected {
     pub(crate) from: Rank,
     pub(crate) tag: Tag,
-    pub(crate) payload: Payload,
+    pub(crate) content: Content,
+}
+
+/// What there is of a message.
+#[derive(Debug)]
+pub(crate) enum Content {
+    /// Its bytes.
+    Here(Payload),
+    /// It is large: its bytes are still with the sender.
+    Offered(Offer),
 }
 
 /// A receive that was posted.
@@ -54,10 +64,10 @@ impl MatchingEngine {
         from: Rank,
         tag: Tag,
         payload: P,
-        keep: impl FnOnce(P) -> Payload,
+        keep: impl FnOnce(P) -> Content,
     ) -> Option<(P, Receive)> {
         let key = Key::new(policy, from, tag);
-        self.0.table.meet_b(key, payload, |payload| Unexpected { from, tag, payload: keep(payload) })
+        self.0.table.meet_b(key, payload, |payload| Unexpected { from, tag, content: keep(payload) })
     }
 
     /// A receive is posted. The message that it is for; or it waits. It is made only then.

@@ -12,7 +12,7 @@ mod engine;
 mod table;
 
 pub use engine::MatchingEngine;
-pub(crate) use engine::{Engines, Receive, Unexpected};
+pub(crate) use engine::{Content, Engines, Receive, Unexpected};
 
 use crate::names::{Rank, Tag};
 

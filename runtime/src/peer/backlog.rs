@@ -4,6 +4,7 @@
 //! all). It is first in, first out, and while it is not empty nothing overtakes it: so messages to a
 //! peer keep their order, whatever they wait for.
 
+use crate::bulk::fresh;
 use crate::comp::{Completion, Status};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
@@ -12,7 +13,7 @@ use crate::peer::route::Linked;
 use crate::protocol::eager::{Plan, plan};
 use carrack_transports::contract::{Header, Op, OpToken, Submit, SubmitError};
 use carrack_transports::gpu::Event;
-use carrack_transports::mem::{Buffer, Packet, PacketSource, Transfer};
+use carrack_transports::mem::{Buffer, PacketSource, Transfer};
 use std::sync::Arc;
 
 /// An operation that waits.
@@ -32,10 +33,10 @@ pub(crate) enum Stage {
     After(Event, Buffer),
     /// Its turn.
     Ready(Buffer),
-    /// The copy into a host packet.
+    /// The copy into host memory.
     Staging(Transfer),
-    /// Room for that packet; the user's buffer is kept to be given back.
-    Staged(Packet, Buffer),
+    /// Room for that copy; the user's buffer is kept to be given back.
+    Staged(Buffer, Buffer),
     /// Nothing: it is over.
     Over(Buffer),
 }
@@ -91,20 +92,33 @@ impl Parked {
                 Stage::Staging(mut transfer) => match transfer.poll() {
                     None => (Stage::Staging(transfer), true),
                     Some(outcome) => {
-                        let (packet, buffer) = transfer.into_buffers();
-                        match (outcome, packet) {
-                            (Ok(()), Buffer::Packet(packet)) => (Stage::Staged(packet, buffer), false),
-                            (outcome, _) => {
+                        let (copy, buffer) = transfer.into_buffers();
+                        match outcome {
+                            Ok(()) => (Stage::Staged(copy, buffer), false),
+                            Err(error) => {
                                 self.stage = Stage::Over(buffer);
-                                return Step::Ended(outcome.map_err(OpError::Copy));
+                                return Step::Ended(Err(OpError::Copy(error)));
                             }
                         }
                     }
                 },
-                Stage::Staged(packet, buffer) => {
-                    let op = Op::AmCopied { header: self.header, bytes: packet.view() };
+                Stage::Staged(mut copy, buffer) => {
+                    if copy.len() > device.host_pool.packet_size().min(linked.caps.am_copied) {
+                        let mut original = Some(buffer);
+                        match self.offer(device, linked, &mut copy, &mut original) {
+                            Some(step) => {
+                                self.stage = Stage::Over(original.unwrap_or_default());
+                                return step;
+                            }
+                            None => {
+                                self.stage = Stage::Staged(copy, original.unwrap_or_default());
+                                return Step::Waits;
+                            }
+                        }
+                    }
+                    let op = Op::AmCopied { header: self.header, bytes: copy.view() };
                     match linked.link.submit(op) {
-                        Ok(Submit::Busy(_)) => (Stage::Staged(packet, buffer), true),
+                        Ok(Submit::Busy(_)) => (Stage::Staged(copy, buffer), true),
                         done => {
                             self.stage = Stage::Over(buffer);
                             return self.submitted(done);
@@ -142,14 +156,7 @@ impl Parked {
                 }
             }
             Plan::HandOver => {
-                let outstanding = Outstanding {
-                    rank: self.rank,
-                    tag: self.tag,
-                    size: self.size,
-                    user_context: self.user_context,
-                    comp: self.comp.clone(),
-                };
-                let Ok(token) = device.outstanding.insert(outstanding) else {
+                let Ok(token) = device.outstanding.insert(self.outstanding()) else {
                     return Ok((Stage::Ready(buffer), true));
                 };
                 let op = Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
@@ -171,32 +178,67 @@ impl Parked {
                 let Some(packet) = device.host_pool.take_with_len(buffer.len()) else {
                     return Ok((Stage::Ready(buffer), true));
                 };
-                match Transfer::start(Buffer::Packet(packet), buffer) {
-                    Ok(transfer) => Ok((Stage::Staging(transfer), false)),
-                    Err(refused) => {
-                        self.stage = Stage::Over(refused.src);
-                        Err(Step::Ended(Err(OpError::Copy(refused.cause))))
-                    }
+                self.copy_first(Buffer::Packet(packet), buffer)
+            }
+            Plan::Offer => match self.offer(device, linked, &mut buffer, &mut None) {
+                Some(step) => {
+                    self.stage = Stage::Over(buffer);
+                    Err(step)
                 }
+                None => Ok((Stage::Ready(buffer), true)),
+            },
+            Plan::StageAndOffer => match fresh(buffer.len()) {
+                Some(copy) => self.copy_first(copy, buffer),
+                None => {
+                    let error = OpError::Memory(buffer.len());
+                    self.stage = Stage::Over(buffer);
+                    Err(Step::Ended(Err(error)))
+                }
+            },
+        }
+    }
+
+    /// Starts the copy into host memory.
+    fn copy_first(&mut self, copy: Buffer, buffer: Buffer) -> Result<(Stage, bool), Step> {
+        match Transfer::start(copy, buffer) {
+            Ok(transfer) => Ok((Stage::Staging(transfer), false)),
+            Err(refused) => {
+                self.stage = Stage::Over(refused.src);
+                Err(Step::Ended(Err(OpError::Copy(refused.cause))))
             }
-            Plan::TooLong { max } => {
-                let room = carrack_transports::mem::CopyError::TooLong { len: buffer.len(), room: max };
-                self.stage = Stage::Over(buffer);
-                Err(Step::Ended(Err(OpError::Copy(room))))
-            }
+        }
+    }
+
+    /// Offers a large message. `None`: the link has no room for the offer now.
+    fn offer(
+        &self,
+        device: &DeviceInner,
+        linked: &Linked,
+        bytes: &mut Buffer,
+        original: &mut Option<Buffer>,
+    ) -> Option<Step> {
+        match device.bulk.offer(linked, self.header, self.outstanding(), bytes, original) {
+            Ok(Submit::Busy(_)) => None,
+            Ok(_) => Some(Step::HandedOver),
+            Err(error) => Some(Step::Ended(Err(OpError::of_submit(&error, self.rank)))),
+        }
+    }
+
+    /// What a link, or whoever else has the buffer, has to know of it.
+    fn outstanding(&self) -> Outstanding {
+        Outstanding {
+            rank: self.rank,
+            tag: self.tag,
+            size: self.size,
+            user_context: self.user_context,
+            comp: self.comp.clone(),
         }
     }
 
     fn submitted(&self, submitted: Result<Submit, SubmitError>) -> Step {
         match submitted {
             Ok(_) => Step::Ended(Ok(())),
-            Err(SubmitError::Down { cause, .. }) => {
-                Step::Ended(Err(OpError::PeerDown { rank: self.rank, cause }))
-            }
-            Err(error) => {
-                tracing::error!(%error, rank = self.rank.0, "a link refused what the plan had found possible");
-                Step::Ended(Err(OpError::Closed))
-            }
+            Err(error) => Step::Ended(Err(OpError::of_submit(&error, self.rank))),
         }
     }
 }

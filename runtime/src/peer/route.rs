@@ -7,7 +7,7 @@ use crate::error::PostError;
 use crate::names::Rank;
 use crate::protocol::select::{PathVerdict, choose};
 use crate::runtime::Inner;
-use carrack_transports::contract::{Caps, DownCause, Link, PeerId, Reach, SubmitError};
+use carrack_transports::contract::{Caps, DownCause, Link, PeerId, PeerMemory, Reach, SubmitError};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -33,6 +33,30 @@ pub(crate) struct Linked {
     pub(crate) transport: &'static str,
     pub(crate) caps: Caps,
     pub(crate) verdicts: Vec<PathVerdict>,
+    /// The peer's memory, or why the kernel does not copy from it.
+    memory: OnceLock<Result<Arc<dyn PeerMemory>, String>>,
+    /// Why the kernel refused when it was tried.
+    refused: OnceLock<String>,
+}
+
+impl Linked {
+    /// The peer's memory, if the kernel copies from it.
+    pub(crate) fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
+        let memory = self.memory.get_or_init(|| self.link.peer_memory()).as_ref().ok()?;
+        self.refused.get().is_none().then(|| memory.clone())
+    }
+
+    /// It was tried, and will not be tried again.
+    pub(crate) fn refuse_peer_memory(&self, why: String) {
+        tracing::info!(why, "large messages go part by part");
+        let _ = self.refused.set(why);
+    }
+
+    /// Why large messages go part by part, if they do and it is known.
+    pub(crate) fn why_parts(&self) -> Option<&str> {
+        let untried = self.memory.get().and_then(|memory| memory.as_ref().err());
+        self.refused.get().or(untried).map(String::as_str)
+    }
 }
 
 impl Route {
@@ -113,7 +137,14 @@ impl Route {
             other => PostError::Unreachable { rank: self.rank, why: other.to_string() },
         })?;
         tracing::info!(rank = self.rank.0, device = device.index, path = lane.transport, "path chosen");
-        let linked = Linked { link, transport: lane.transport, caps: lane.caps.clone(), verdicts };
+        let linked = Linked {
+            link,
+            transport: lane.transport,
+            caps: lane.caps.clone(),
+            verdicts,
+            memory: OnceLock::new(),
+            refused: OnceLock::new(),
+        };
         Ok(Some(self.linked.get_or_init(|| linked)))
     }
 }

@@ -5,7 +5,7 @@ use super::options::{Match, Outcome, Post};
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
 use crate::error::{OpError, PostError, ProgressError, WaitError};
-use crate::matching::{Engines, Matching, MatchingEngine, Receive};
+use crate::matching::{Content, Engines, Matching, MatchingEngine, Receive};
 use crate::names::{Rank, Tag};
 use crate::progress::{SignalError, in_handler, signal};
 use crate::runtime::Runtime;
@@ -91,16 +91,19 @@ impl<'a> PostRecv<'a> {
             return Ok(Outcome::Posted);
         };
         let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
-        let needs_engine = !(receive.buffer.kind().is_host() && message.payload.view().place().is_host());
+        let needs_engine = match &message.content {
+            Content::Here(payload) => !(receive.buffer.kind().is_host() && payload.view().place().is_host()),
+            Content::Offered(_) => true,
+        };
         if needs_engine {
             // It will not be over when this returns.
             let receive = Receive { comp: self.comp.cloned(), ..receive };
-            if let Some((comp, status)) = device.land(message, receive) {
+            if let Some((comp, status)) = device.land(runtime, message, receive) {
                 return Ok(self.over(comp.is_some(), status));
             }
             return Ok(Outcome::Posted);
         }
-        match device.land(message, receive) {
+        match device.land(runtime, message, receive) {
             Some((_, status)) => Ok(self.over(true, status)),
             None => Ok(Outcome::Posted),
         }

@@ -125,8 +125,8 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
             Ok(Outcome::Posted)
         }
         Attempt::Posted => {
-            // The link has taken the buffer and left an empty one: this operation is spent.
-            sending.buffer = None;
+            // An owned buffer was taken, and an empty one left: this operation is spent. Borrowed bytes are free.
+            sending.buffer = sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
             Ok(Outcome::Posted)
         }
         Attempt::Busy(reason) if out.allow.retry => Ok(Outcome::Retry(reason)),
@@ -145,9 +145,6 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         return Err(wrong_path(out.rank, path, linked));
     }
     let plan = plan(buffer.kind(), buffer.len(), &linked.caps, out.device.host_pool.packet_size());
-    if let Plan::TooLong { max } = plan {
-        return Err(PostError::TooLong { len: buffer.len(), max });
-    }
     if !out.route.is_clear() {
         return match out.route.down() {
             Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
@@ -160,6 +157,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     let submitted = match (plan, buffer) {
         (Plan::Copy, buffer) => linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() }),
         (Plan::HandOver, SendBuffer::Owned(buffer)) => return hand_over(out, linked, buffer),
+        (Plan::Offer, buffer) => return offer(out, linked, buffer),
         _ => return Ok(Attempt::Park),
     };
     match submitted {
@@ -170,6 +168,30 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
             Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::of(busy))),
         },
+        Err(error) => Err(refused(out.rank, error)),
+    }
+}
+
+/// Offers a large message. Borrowed bytes are copied: whoever wants to save that gives the buffer away.
+#[cold]
+fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Result<Attempt, PostError> {
+    let operation = Outstanding {
+        rank: out.rank,
+        tag: out.tag,
+        size: buffer.len(),
+        user_context: out.user_context,
+        comp: out.comp.cloned(),
+    };
+    let bulk = &out.device.bulk;
+    let submitted = match buffer {
+        SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, &mut None),
+        SendBuffer::Borrowed(bytes) => {
+            bulk.offer(linked, out.header, operation, &mut own(out.device, bytes), &mut None)
+        }
+    };
+    match submitted {
+        Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
+        Ok(_) => Ok(Attempt::Posted),
         Err(error) => Err(refused(out.rank, error)),
     }
 }
@@ -204,12 +226,6 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
     if out.runtime.0.is_forked() {
         return Err(PostError::Forked);
-    }
-    // What can be known to be wrong before the peer is known, is said before it.
-    let len = sending.buffer.as_ref().map_or(0, SendBuffer::len);
-    let max = out.device.host_pool.packet_size();
-    if len > max {
-        return Err(PostError::TooLong { len, max });
     }
     match out.route.link(&out.runtime.0, out.device)? {
         Some(_) => attempt(out, sending),

@@ -3,6 +3,8 @@
 use super::land::Landing;
 use super::signal::{SignalError, guarded, panicked, signal};
 use super::{Meeting, Met, Pass, Scratch};
+use crate::bulk::wire::{Offer, Verdict, decode_landing};
+use crate::bulk::{Target, fresh};
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
@@ -10,7 +12,8 @@ use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::peer::backlog::Step;
 use crate::protocol::header::{Found, Message};
-use carrack_transports::contract::{DownCause, Event, Loan, OpFailure, Payload, SmallArrival};
+use crate::runtime::Inner;
+use carrack_transports::contract::{DownCause, Event, Header, Loan, OpFailure, Payload, SmallArrival};
 use carrack_transports::mem::{Buffer, PacketSource, SmallBytes, Transfer};
 use std::sync::Arc;
 
@@ -25,6 +28,10 @@ pub(crate) enum Delivery {
     Am { from: Rank, comp: RemoteComp, tag: Tag, payload: Payload },
     /// A message that has met its receive.
     Matched(Unexpected, Receive),
+    /// The offer of a large active message.
+    OfferedAm { from: Rank, comp: RemoteComp, tag: Tag, offer: Offer },
+    /// One of the messages that large ones need.
+    Bulk { from: Rank, message: Message, payload: Payload },
     /// An operation that a link had is over.
     Ended { token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>> },
     /// A peer is gone.
@@ -44,10 +51,14 @@ pub(crate) enum Deferred {
 impl Deferred {
     /// The status with which an operation of this rank's ends that could not be told of so far, if it is
     /// about one: for shutting down.
-    pub(crate) fn into_status(self, device: &DeviceInner) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+    pub(crate) fn into_status(
+        self,
+        runtime: &Inner,
+        device: &DeviceInner,
+    ) -> Option<(Option<Arc<dyn Completion>>, Status)> {
         match self {
             Self::Status(comp, status) => Some((Some(comp), status)),
-            Self::Delivery(Delivery::Matched(message, receive)) => device.land(message, receive),
+            Self::Delivery(Delivery::Matched(message, receive)) => device.land(runtime, message, receive),
             Self::Delivery(Delivery::Ended { token, buffer, outcome }) => {
                 let operation = device.outstanding.take(token)?;
                 let error = outcome.err().map(|failure| OpError::of(*failure, operation.rank));
@@ -161,10 +172,7 @@ impl Pass<'_> {
             Event::Arrived { from, header, payload } => {
                 let from = self.device.rank_of(from);
                 match Found::decode(header) {
-                    None => {
-                        let (comp, tag) = Message::am(header);
-                        Delivery::Am { from, comp, tag, payload }
-                    }
+                    None => unmatched(from, header, payload),
                     Some(Found::Kept) => return Ok(()),
                     Some(Found::Met(at)) => match met.get_mut(at).and_then(Option::take) {
                         Some(Meeting::Pair(message, receive)) => Delivery::Matched(message, receive),
@@ -173,10 +181,7 @@ impl Pass<'_> {
                         }
                         Some(Meeting::Over(None, _)) | None => return Ok(()),
                     },
-                    Some(Found::Nonsense) => {
-                        let why = "its header names no operation, engine or policy that there is".into();
-                        Delivery::Fault(ProgressError::Malformed { from, why })
-                    }
+                    Some(Found::Nonsense) => nonsense(from),
                 }
             }
             Event::Completion { token, buffer, outcome } => {
@@ -248,7 +253,7 @@ impl Pass<'_> {
     }
 
     /// As `signal`, for what is in no order with the device's messages.
-    fn signal_or_defer(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
+    pub(crate) fn signal_or_defer(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
         if let Err(deferred) = self.signal(comp, status) {
             self.defer(deferred);
         }
@@ -258,7 +263,14 @@ impl Pass<'_> {
     fn deliver(&mut self, delivery: Delivery, comps: &Snapshot) -> Result<(), Deferred> {
         match delivery {
             Delivery::Am { from, comp, tag, payload } => self.deliver_am(from, comp, tag, payload, comps),
-            Delivery::Matched(message, receive) => match self.device.land(message, receive) {
+            Delivery::OfferedAm { from, comp, tag, offer } => self.offered_am(from, comp, tag, offer, comps),
+            Delivery::Bulk { from, message, payload } => {
+                if let Err(why) = self.bulk(from, message, &payload) {
+                    self.complain(ProgressError::Malformed { from, why });
+                }
+                Ok(())
+            }
+            Delivery::Matched(message, receive) => match self.device.land(self.inner, message, receive) {
                 Some((comp, status)) => self.signal(comp.as_ref(), status),
                 None => Ok(()),
             },
@@ -347,6 +359,76 @@ impl Pass<'_> {
         self.signal(Some(comp), arrival(from, tag, size, buffer))
     }
 
+    /// Finds a place for a large active message, and has it brought there.
+    #[cold]
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn offered_am(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        offer: Offer,
+        comps: &Snapshot,
+    ) -> Result<(), Deferred> {
+        let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
+        let refuse = |verdict: Verdict| {
+            let message = Message::Finish { token: offer.token };
+            self.device.control(self.inner, from, message, verdict.encode());
+        };
+        let Some(comp) = comps.get(name) else {
+            // As with a small one: the sender has done its part.
+            refuse(Verdict::Done);
+            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
+            return Ok(());
+        };
+        let named = guarded(|| comp.place(from, tag, size));
+        let buffer = match named {
+            Ok(Some(buffer)) if buffer.len() >= size => Some(buffer),
+            Ok(_) => fresh(size),
+            Err(panic) => {
+                refuse(Verdict::Failed);
+                self.complain(panicked(from, panic.as_ref()));
+                return Ok(());
+            }
+        };
+        let Some(buffer) = buffer else {
+            refuse(Verdict::Failed);
+            self.complain(ProgressError::NoMemory { from, size });
+            return Ok(());
+        };
+        match self.device.accept(self.inner, from, offer, Target::Am { tag, buffer, comp: comp.clone() }) {
+            Some((comp, status)) => self.signal(comp.as_ref(), status),
+            None => Ok(()),
+        }
+    }
+
+    /// One of the messages that large ones need.
+    ///
+    /// # Errors
+    /// It makes no sense.
+    #[cold]
+    fn bulk(&mut self, from: Rank, message: Message, payload: &Payload) -> Result<(), String> {
+        let small = match payload {
+            Payload::Small(bytes) => bytes.as_slice(),
+            _ => &[],
+        };
+        let unknown = || "it answers an offer that was not made to it".to_string();
+        match message {
+            Message::Part { landing, offset } => self.part(from, landing, offset, payload),
+            Message::Clear { token } => {
+                let landing = decode_landing(small).ok_or("it clears an offer for nothing")?;
+                if self.device.bulk.clear(from, token, landing) { Ok(()) } else { Err(unknown()) }
+            }
+            Message::Finish { token } => {
+                let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
+                let (comp, status) = self.device.bulk.finish(from, token, verdict).ok_or_else(unknown)?;
+                self.signal_or_defer(comp.as_ref(), status);
+                Ok(())
+            }
+            other => Err(format!("{other:?} where none belongs")),
+        }
+    }
+
     /// Copies what was lent into a packet.
     fn keep(&self, loan: &Loan) -> Option<Buffer> {
         self.device.host_pool.take_copy(loan.view()).map(Buffer::Packet)
@@ -419,6 +501,9 @@ impl Pass<'_> {
         }
         tracing::info!(%rank, device = self.device.index, %cause, "peer down");
         let mut ended = self.device.fail_backlog(&route, &cause);
+        let failed =
+            self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
+        ended.extend(failed);
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
@@ -439,6 +524,30 @@ impl Pass<'_> {
             self.signal_or_defer(comp.as_ref(), status);
         }
     }
+}
+
+/// What a message asks for that is not matched.
+fn unmatched(from: Rank, header: Header, payload: Payload) -> Delivery {
+    match Message::decode(header) {
+        Ok(Message::Am { comp, tag }) => Delivery::Am { from, comp, tag, payload },
+        Ok(Message::OfferAm { comp, tag }) => match &payload {
+            Payload::Small(bytes) => match Offer::decode(bytes.as_slice()) {
+                Some(offer) => Delivery::OfferedAm { from, comp, tag, offer },
+                None => nonsense(from),
+            },
+            _ => nonsense(from),
+        },
+        Ok(message @ (Message::Clear { .. } | Message::Part { .. } | Message::Finish { .. })) => {
+            Delivery::Bulk { from, message, payload }
+        }
+        Ok(Message::Send { .. } | Message::OfferSend { .. }) | Err(_) => nonsense(from),
+    }
+}
+
+#[cold]
+fn nonsense(from: Rank) -> Delivery {
+    let why = "its header names no operation, engine or policy that there is".into();
+    Delivery::Fault(ProgressError::Malformed { from, why })
 }
 
 fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {

@@ -1,11 +1,13 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
 use super::Meeting;
+use crate::bulk::Target;
 use crate::comp::{Completion, Status};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
-use crate::matching::{Receive, Unexpected};
+use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, Tag, UserContext};
+use crate::runtime::Inner;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemRef, SmallBytes, Transfer};
@@ -13,12 +15,12 @@ use std::sync::Arc;
 
 /// A message on its way into memory that an engine has to write.
 pub(crate) struct Landing {
-    pub(super) transfer: Transfer,
-    pub(super) comp: Option<Arc<dyn Completion>>,
-    pub(super) rank: Rank,
-    pub(super) tag: Tag,
-    pub(super) size: usize,
-    pub(super) user_context: UserContext,
+    pub(crate) transfer: Transfer,
+    pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) rank: Rank,
+    pub(crate) tag: Tag,
+    pub(crate) size: usize,
+    pub(crate) user_context: UserContext,
 }
 
 impl Landing {
@@ -65,7 +67,8 @@ impl Receive {
             let Self { buffer, comp, user_context, .. } = self;
             return Meeting::Over(comp, Status { rank: from, tag, size, user_context, buffer, error });
         }
-        Meeting::Pair(Unexpected { from, tag, payload: Payload::Small(*bytes) }, self)
+        let content = Content::Here(Payload::Small(*bytes));
+        Meeting::Pair(Unexpected { from, tag, content }, self)
     }
 }
 
@@ -76,7 +79,7 @@ impl std::fmt::Debug for Receive {
 }
 
 impl DeviceInner {
-    pub(super) fn add_landing(&self, landing: Landing) {
+    pub(crate) fn add_landing(&self, landing: Landing) {
         let mut landings = self.landing.lock();
         landings.push(landing);
         self.landing.set_count(landings.len());
@@ -86,11 +89,19 @@ impl DeviceInner {
     /// nothing when an engine is at it.
     pub(crate) fn land(
         &self,
+        runtime: &Inner,
         message: Unexpected,
         receive: Receive,
     ) -> Option<(Option<Arc<dyn Completion>>, Status)> {
-        let Unexpected { from, tag, payload } = message;
+        let Unexpected { from, tag, content } = message;
         let Receive { mut buffer, comp, user_context, .. } = receive;
+        let payload = match content {
+            Content::Here(payload) => payload,
+            Content::Offered(offer) => {
+                let target = Target::Receive { tag, buffer, comp, user_context };
+                return self.accept(runtime, from, offer, target);
+            }
+        };
         let size = payload.len();
         let status = |buffer, error: Option<OpError>| Status {
             rank: from,

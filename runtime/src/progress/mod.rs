@@ -18,14 +18,15 @@ pub(crate) use deliver::Deferred;
 pub(crate) use land::Landing;
 pub(crate) use signal::{SignalError, in_handler, signal};
 
+use crate::bulk::wire::Offer;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::{Device, DeviceInner};
 use crate::error::ProgressError;
-use crate::matching::{Matching, MatchingEngine, Receive, Unexpected};
-use crate::names::Tag;
+use crate::matching::{Content, Matching, Receive, Unexpected};
+use crate::names::{Rank, Tag};
 use crate::protocol::header::{Found, Message};
 use crate::runtime::{Inner, Runtime};
-use carrack_transports::contract::{Batch, Event, Payload, PeerId, Polled, SmallArrival};
+use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::SmallBytes;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -48,6 +49,13 @@ enum Meeting {
     Over(Option<Arc<dyn Completion>>, Status),
     /// Its bytes are still to be moved, or too many.
     Pair(Unexpected, Receive),
+}
+
+/// Notes what a message has met.
+#[inline]
+fn found(met: &mut Met, meeting: Meeting) -> Found {
+    met.push(Some(meeting));
+    Found::Met(met.len() - 1)
 }
 
 thread_local! {
@@ -85,11 +93,11 @@ impl Runtime {
 }
 
 /// One progress call's findings.
-struct Pass<'a> {
-    inner: &'a Inner,
-    device: &'a DeviceInner,
+pub(crate) struct Pass<'a> {
+    pub(crate) inner: &'a Inner,
+    pub(crate) device: &'a DeviceInner,
     error: Option<ProgressError>,
-    moved: bool,
+    pub(crate) moved: bool,
 }
 
 impl Inner {
@@ -128,6 +136,10 @@ impl Pass<'_> {
         if !self.device.landing.is_empty() {
             self.move_landings();
         }
+        if self.device.bulk.has_chores() {
+            self.move_streams();
+            self.move_pulls();
+        }
         if !self.device.deferred.is_empty() && !self.retry_deferred(&mut scratch.comps) {
             return;
         }
@@ -142,67 +154,92 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs before another thread can poll the device: messages meet receives. Active messages stay as
-    /// they are; each other message becomes a note of what was found.
+    /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it
+    /// is; each other message becomes a note of what was found.
     #[inline]
     fn in_order(&self, batch: &mut Batch, met: &mut Met) {
         for message in batch.small_mut() {
-            if !Message::is_am(message.header) {
-                message.header = self.meet_small(message, met).encode();
+            if !Message::is_am(message.header)
+                && let Some(found) = self.meet_small(message, met)
+            {
+                message.header = found.encode();
             }
         }
         for event in batch.events_mut() {
             if let Event::Arrived { from, header, payload } = event
                 && !Message::is_am(*header)
+                && let Some(found) = self.meet(*from, *header, payload, met)
             {
-                *header = self.meet(*from, Message::decode(*header), payload, met).encode();
+                *header = found.encode();
             }
         }
     }
 
-    /// A message looks for its receive.
-    fn meet(
-        &self,
-        from: PeerId,
-        message: Result<Message, String>,
-        payload: &mut Payload,
-        met: &mut Met,
-    ) -> Found {
-        let Some((engine, policy, tag)) = self.addressed(message) else { return Found::Nonsense };
+    /// A message looks for its receive. `None`: it is of another kind.
+    fn meet(&self, from: PeerId, header: Header, payload: &mut Payload, met: &mut Met) -> Option<Found> {
         let from = self.device.rank_of(from);
-        let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
-        match engine.arrive(policy, from, tag, payload, |payload| self.settle(payload)) {
-            None => Found::Kept,
-            Some((payload, receive)) => {
-                met.push(Some(Meeting::Pair(Unexpected { from, tag, payload }, receive)));
-                Found::Met(met.len() - 1)
+        Some(match Message::decode(header) {
+            Ok(Message::Send { engine, policy, tag }) => {
+                let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
+                let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
+                let keep = |payload| Content::Here(self.settle(payload));
+                match engine.arrive(policy, from, tag, payload, keep) {
+                    None => Found::Kept,
+                    Some((payload, receive)) => {
+                        let message = Unexpected { from, tag, content: Content::Here(payload) };
+                        found(met, Meeting::Pair(message, receive))
+                    }
+                }
             }
-        }
+            Ok(Message::OfferSend { engine, policy, tag }) => match payload {
+                Payload::Small(bytes) => self.meet_offer(from, (engine, policy, tag), bytes, met),
+                _ => Found::Nonsense,
+            },
+            Ok(_) => return None,
+            Err(_) => Found::Nonsense,
+        })
     }
 
     /// As `meet`, for a message that is copied more quickly than it is handed around.
     #[inline]
-    fn meet_small(&self, message: &SmallArrival, met: &mut Met) -> Found {
+    fn meet_small(&self, message: &SmallArrival, met: &mut Met) -> Option<Found> {
         let SmallArrival { from, header, bytes } = message;
-        let Some((engine, policy, tag)) = self.addressed(Message::decode(*header)) else {
-            return Found::Nonsense;
-        };
         let from = self.device.rank_of(*from);
-        match engine.arrive(policy, from, tag, (), |()| Payload::Small(*bytes)) {
-            None => Found::Kept,
-            Some(((), receive)) => {
-                met.push(Some(receive.take_small(from, tag, bytes)));
-                Found::Met(met.len() - 1)
+        Some(match Message::decode(*header) {
+            Ok(Message::Send { engine, policy, tag }) => {
+                let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
+                match engine.arrive(policy, from, tag, (), |()| Content::Here(Payload::Small(*bytes))) {
+                    None => Found::Kept,
+                    Some(((), receive)) => found(met, receive.take_small(from, tag, bytes)),
+                }
             }
-        }
+            Ok(Message::OfferSend { engine, policy, tag }) => {
+                self.meet_offer(from, (engine, policy, tag), bytes, met)
+            }
+            Ok(_) => return None,
+            Err(_) => Found::Nonsense,
+        })
     }
 
-    /// Where a message that is not an active one looks for its receive. `None`: it makes no sense.
-    #[inline]
-    fn addressed(&self, message: Result<Message, String>) -> Option<(&MatchingEngine, Matching, Tag)> {
-        match message {
-            Ok(Message::Send { engine, policy, tag }) => Some((self.inner.engines.get(engine)?, policy, tag)),
-            Ok(Message::Am { .. }) | Err(_) => None,
+    /// An offer takes part in the matching in place of its message.
+    #[cold]
+    fn meet_offer(
+        &self,
+        from: Rank,
+        (engine, policy, tag): (u16, Matching, Tag),
+        bytes: &SmallBytes,
+        met: &mut Met,
+    ) -> Found {
+        let (Some(engine), Some(offer)) = (self.inner.engines.get(engine), Offer::decode(bytes.as_slice()))
+        else {
+            return Found::Nonsense;
+        };
+        match engine.arrive(policy, from, tag, (), |()| Content::Offered(offer)) {
+            None => Found::Kept,
+            Some(((), receive)) => {
+                let message = Unexpected { from, tag, content: Content::Offered(offer) };
+                found(met, Meeting::Pair(message, receive))
+            }
         }
     }
 

@@ -12,19 +12,17 @@ pub(crate) enum Plan {
     HandOver,
     /// Copy it into a host packet first, by the engine of its GPU; then submit that.
     Stage,
-    /// It is too long for this path.
-    TooLong {
-        /// What fits.
-        max: usize,
-    },
+    /// It is too long for one piece: offer it.
+    Offer,
+    /// It is too long for one piece, and has to be copied into host memory first.
+    StageAndOffer,
 }
 
 /// Decides. `packet` is what a packet holds, which bounds what the other side can take in.
 #[inline]
 pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize) -> Plan {
-    let max = packet.min(caps.am_copied);
-    if len > max {
-        return Plan::TooLong { max };
+    if len > packet.min(caps.am_copied) {
+        return if kind.is_host() { Plan::Offer } else { Plan::StageAndOffer };
     }
     match kind {
         MemKind::Host | MemKind::Pinned => Plan::Copy,

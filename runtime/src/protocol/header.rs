@@ -1,8 +1,11 @@
 //! The sixteen bytes before each message.
 //!
 //! ```text
-//! word 0 | kind 8 | policy 8 | engine 16 | completion 32 |
+//! word 0 | kind 8 | policy 8 | engine 16 | completion 32 |   messages, and offers of messages
 //! word 1 | tag 64                                        |
+//!
+//! word 0 | kind 8 | offset 56                            |   what else large messages need: see `bulk`
+//! word 1 | name 64                                       |
 //! ```
 //!
 //! Tags and completions travel at full width on every path (LCI has 16 and 15 bits for them on its fast
@@ -19,10 +22,28 @@ pub(crate) enum Message {
     Am { comp: RemoteComp, tag: Tag },
     /// A message to be matched with a receive.
     Send { engine: u16, policy: Matching, tag: Tag },
+    /// The offer of a large active message.
+    OfferAm { comp: RemoteComp, tag: Tag },
+    /// The offer of a large message to be matched.
+    OfferSend { engine: u16, policy: Matching, tag: Tag },
+    /// What was offered may come, part by part.
+    Clear { token: u64 },
+    /// A part of a large message.
+    Part { landing: u64, offset: u64 },
+    /// What was offered is not needed any more.
+    Finish { token: u64 },
 }
 
 const AM: u64 = 1;
 const SEND: u64 = 2;
+const OFFER_AM: u64 = 3;
+const OFFER_SEND: u64 = 4;
+const CLEAR: u64 = 5;
+const PART: u64 = 6;
+const FINISH: u64 = 7;
+/// From the kind of a message to that of its offer.
+const OFFER: u64 = OFFER_AM - AM;
+const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
 
 impl Message {
     #[inline(always)]
@@ -32,7 +53,20 @@ impl Message {
             Self::Send { engine, policy, tag } => {
                 Header([SEND | u64::from(policy.code()) << 8 | u64::from(engine) << 16, tag.0])
             }
+            Self::OfferAm { comp, tag } => Self::offering(Self::Am { comp, tag }.encode()),
+            Self::OfferSend { engine, policy, tag } => {
+                Self::offering(Self::Send { engine, policy, tag }.encode())
+            }
+            Self::Clear { token } => Header([CLEAR, token]),
+            Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
+            Self::Finish { token } => Header([FINISH, token]),
         }
+    }
+
+    /// The header under which a message is offered, from that under which it would travel in one piece.
+    pub(crate) fn offering(header: Header) -> Header {
+        let [word, tag] = header.0;
+        Header([word + OFFER, tag])
     }
 
     /// Whether it is an active message, and well-formed: all that is asked in its path.
@@ -57,18 +91,24 @@ impl Message {
         let [word, tag] = header.0;
         let tag = Tag(tag);
         let (kind, policy, engine) = (word & 0xff, (word >> 8) & 0xff, (word >> 16) as u16);
+        let comp = RemoteComp((word >> 32) as u32);
         match kind {
-            AM if policy == 0 && engine == 0 => Ok(Self::Am { comp: RemoteComp((word >> 32) as u32), tag }),
-            SEND if word >> 32 == 0 => match Matching::from_code(policy as u8) {
-                Some(policy) => Ok(Self::Send { engine, policy, tag }),
+            AM if policy == 0 && engine == 0 => Ok(Self::Am { comp, tag }),
+            OFFER_AM if policy == 0 && engine == 0 => Ok(Self::OfferAm { comp, tag }),
+            SEND | OFFER_SEND if word >> 32 == 0 => match Matching::from_code(policy as u8) {
+                Some(policy) if kind == SEND => Ok(Self::Send { engine, policy, tag }),
+                Some(policy) => Ok(Self::OfferSend { engine, policy, tag }),
                 None => Err(format!("a matching policy of {policy}")),
             },
+            CLEAR if word == CLEAR => Ok(Self::Clear { token: tag.0 }),
+            PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
+            FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
             _ => Err(format!("a header of {word:#018x}")),
         }
     }
 }
 
-/// What became of a message that was not an active one. Written over its header once it has been looked at,
+/// What became of a message that is matched. Written over its header once it has been looked at,
 /// so that a header is read once; never sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
@@ -93,7 +133,7 @@ impl Found {
         }
     }
 
-    /// `None` for an active message, which nothing was written over.
+    /// `None` for whatever nothing was written over.
     pub(crate) fn decode(header: Header) -> Option<Self> {
         match header.0 {
             [KEPT, _] => Some(Self::Kept),
@@ -111,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..4) {
+        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..10) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
                 prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {

@@ -53,6 +53,27 @@ impl Choice for GpuChoice {
         &[("auto", Self::Auto), ("none", Self::None), ("fake", Self::Fake)];
 }
 
+/// What `CARRACK_KERNEL_COPY` can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KernelCopyChoice {
+    /// `auto`: where the kernel allows it.
+    Auto,
+    /// `off`: never.
+    Off,
+}
+
+impl KernelCopyChoice {
+    /// Whether it may be tried.
+    pub fn is_allowed(self) -> bool {
+        self == Self::Auto
+    }
+}
+
+impl Choice for KernelCopyChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
+}
+
 macro_rules! display_as_word {
     ($($choice:ty),+) => {$(
         impl std::fmt::Display for $choice {
@@ -63,7 +84,7 @@ macro_rules! display_as_word {
     )+};
 }
 
-display_as_word!(TransportChoice, GpuChoice);
+display_as_word!(TransportChoice, GpuChoice, KernelCopyChoice);
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::choice::{GpuChoice, TransportChoice};
+use super::choice::{GpuChoice, KernelCopyChoice, TransportChoice};
 use super::declare::settings;
 use super::form::{Bytes, Count, List, Micros, Text, Word};
 
@@ -28,6 +28,10 @@ settings! {
     /// Packet-sized chunks of a shared-memory link, for each direction.
     shm_chunks: usize,
         "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
+
+    /// Whether the kernel copies large messages from process to process, where it allows that.
+    kernel_copy: KernelCopyChoice,
+        "CARRACK_KERNEL_COPY", Word, KernelCopyChoice::Auto;
 
     /// Entries of a completion queue that is made without a length of its own.
     queue_length: usize,

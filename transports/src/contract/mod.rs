@@ -45,11 +45,13 @@ mod address;
 mod caps;
 mod event;
 mod op;
+mod peer_memory;
 
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled, SmallArrival};
 pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
+pub use peer_memory::{PeerMemory, PeerMemoryError};
 
 use crate::mem::PacketSource;
 use std::sync::Arc;
@@ -123,6 +125,14 @@ pub trait Link: Send + Sync {
             Ok(Submit::Busy(busy)) => Short::Busy(busy),
             _ => Short::Ask,
         }
+    }
+
+    /// The peer's memory, if the kernel can copy from and to it: large messages then need no help of the peer's.
+    ///
+    /// # Errors
+    /// Why not, in words for the user.
+    fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
+        Err("this transport moves all bytes itself".into())
     }
 
     /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].

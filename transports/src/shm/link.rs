@@ -2,9 +2,10 @@
 
 use super::handshake::{Address, Message};
 use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
-use super::segment::{BellPage, Segment, SegmentSlots};
+use super::kernel_copy::KernelCopy;
+use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use super::{Geometry, device::Shared};
-use crate::contract::{Busy, DownCause, Header, Link, Op, PeerId, Short, Submit, SubmitError};
+use crate::contract::{Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Submit, SubmitError};
 use crate::fd_channel::{Channel, Received};
 use crate::mem::{MemRef, copy::copy_now};
 use crate::sync::BiasedLock;
@@ -39,7 +40,8 @@ struct Sender {
     producer: Producer<SegmentSlots>,
     /// Chunks that are free, as far as this side knows: one bit each.
     free: u64,
-    all: u64,
+    /// How often each chunk was sent.
+    lent: [u32; MAX_CHUNKS as usize],
     receiver: Option<Receiver>,
 }
 
@@ -59,7 +61,6 @@ impl Outgoing {
         let (segment, fd) = Segment::create(geometry)?;
         // SAFETY: the segment is fresh, and this is its only producer.
         let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };
-        let all = u64::MAX >> (64 - geometry.chunks);
         Ok(Self {
             peer,
             state: AtomicU8::new(CONNECTING),
@@ -71,8 +72,8 @@ impl Outgoing {
                 segment,
                 segment_fd: Some(fd),
                 producer,
-                free: all,
-                all,
+                free: u64::MAX >> (64 - geometry.chunks),
+                lent: [0; MAX_CHUNKS as usize],
                 receiver: None,
             }),
         })
@@ -172,6 +173,16 @@ impl Outgoing {
         (sender.channel, sender.process, sender.segment_fd) = (None, None, None);
     }
 
+    fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
+        let sender = self.sender.lock();
+        let channel = sender.channel.as_ref().ok_or("it is not connected")?;
+        let peer = channel.peer().map_err(|error| format!("the kernel does not say who it is: {error}"))?;
+        if peer.pid == 0 {
+            return Err("it is in a pid namespace that this rank does not see".into());
+        }
+        Ok(Arc::new(KernelCopy::of(peer.pid)))
+    }
+
     #[cold]
     fn not_up(&self) -> Result<Submit, SubmitError> {
         match self.down.get() {
@@ -228,7 +239,7 @@ impl Sender {
     /// A message through a chunk. `None`: no chunk is free.
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
         if self.free == 0 {
-            self.free = self.segment.returned(self.all);
+            self.free = self.segment.returned(&self.lent);
         }
         // The lowest free one: its lines are likelier to be in a cache than those of the one used longest ago.
         let chunk = (self.free != 0).then(|| self.free.trailing_zeros())?;
@@ -237,12 +248,12 @@ impl Sender {
             return Some(Err(PushError::Unfit));
         }
         let place = ChunkPlace { chunk, len: u32::try_from(bytes.len()).unwrap_or(u32::MAX) }.encode();
-        // Before the record is out: the receiver may give the chunk back at once.
-        self.segment.mark_sent(chunk);
         let pushed = self.producer.push(KIND_CHUNK, header.0, MemRef::host(&place));
-        match pushed {
-            Ok(()) => self.free &= !(1 << chunk),
-            Err(_) => crate::contract::Lender::give_back(&*self.segment, chunk),
+        if pushed.is_ok() {
+            self.free &= !(1 << chunk);
+            if let Some(lent) = self.lent.get_mut(chunk as usize) {
+                *lent = lent.wrapping_add(1);
+            }
         }
         Some(pushed)
     }
@@ -311,6 +322,10 @@ impl Link for ShmLink {
             Err(PushError::Full) => Short::Busy(Busy::Full),
             Err(_) => Short::Ask,
         }
+    }
+
+    fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
+        self.outgoing.peer_memory()
     }
 
     fn is_up(&self) -> bool {

@@ -178,32 +178,20 @@ impl Segment {
         unsafe { self.mapping.at(ATTENTION) }
     }
 
-    /// A chunk's word. `None` when there is no such chunk.
-    fn chunk_word(&self, chunk: u32) -> Option<&AtomicU32> {
+    /// How often a chunk was given back. `None` when there is no such chunk.
+    fn returns(&self, chunk: u32) -> Option<&AtomicU32> {
         // SAFETY: below the geometry's number, which is at most what the words have room for.
         (chunk < self.geometry.chunks).then(|| unsafe { self.mapping.at(CHUNK_WORDS + chunk as usize * 4) })
     }
 
-    /// For the sender: the chunks that the receiver has given back, as a set of bits, of those in `taken`.
-    pub fn returned(&self, taken: u64) -> u64 {
-        let mut left = taken;
-        let mut back = 0;
-        while left != 0 {
-            let chunk = left.trailing_zeros();
-            left &= left - 1;
+    /// For the sender: the chunks, as a set of bits, that have come back as often as they were `lent`. The receiver
+    /// alone writes these counts, so that sending a chunk touches no line which the receiver writes.
+    pub fn returned(&self, lent: &[u32; MAX_CHUNKS as usize]) -> u64 {
+        (0..self.geometry.chunks).zip(lent).fold(0, |back, (chunk, &lent)| {
             // Acquire: the receiver's reads of the chunk are over before we write it again.
-            if self.chunk_word(chunk).is_some_and(|word| word.load(Ordering::Acquire) == 0) {
-                back |= 1 << chunk;
-            }
-        }
-        back
-    }
-
-    /// For the sender: marks a chunk as on its way.
-    pub fn mark_sent(&self, chunk: u32) {
-        if let Some(word) = self.chunk_word(chunk) {
-            word.store(1, Ordering::Relaxed);
-        }
+            let is_back = self.returns(chunk).is_some_and(|count| count.load(Ordering::Acquire) == lent);
+            back | u64::from(is_back) << chunk
+        })
     }
 
     fn chunk_ptr(&self, chunk: u32) -> *mut u8 {
@@ -230,9 +218,10 @@ impl Segment {
 
 impl Lender for Segment {
     fn give_back(&self, chunk: u32) {
-        if let Some(word) = self.chunk_word(chunk) {
-            // Release: our reads are over before the sender may write again.
-            word.store(0, Ordering::Release);
+        if let Some(count) = self.returns(chunk) {
+            // Release: our reads are over before the sender may write again. A chunk is lent once at a time, so
+            // nobody else counts.
+            count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         }
     }
 }

@@ -1,0 +1,293 @@
+//! The receiver's side.
+
+use super::wire::{Offer, Verdict, encode_landing};
+use super::{Bulk, Ended};
+use crate::comp::{Completion, Status};
+use crate::device::DeviceInner;
+use crate::error::OpError;
+use crate::names::{Rank, Tag, UserContext};
+use crate::progress::{Landing, Pass};
+use crate::protocol::header::Message;
+use crate::runtime::Inner;
+use carrack_transports::contract::{Payload, PeerMemory, PeerMemoryError};
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, SmallBytes, Transfer};
+use std::sync::Arc;
+
+/// Bytes that the kernel copies in one call of progress, before others have their turn: 50 to 100 µs.
+const PIECE: usize = 1 << 20;
+
+/// Where a large message goes.
+pub(crate) enum Target {
+    /// Into a receive that was posted.
+    Receive { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, user_context: UserContext },
+    /// To a completion object, in the memory that it named or in fresh memory.
+    Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
+}
+
+/// A message that comes part by part.
+pub(crate) struct Arriving {
+    pub(super) from: Rank,
+    pub(super) size: usize,
+    pub(super) target: Target,
+    /// Host memory that parts are copied into, where the target's buffer is not host memory.
+    staging: Option<Buffer>,
+    got: usize,
+}
+
+/// A message that the kernel copies here.
+pub(crate) struct Pull {
+    pub(super) from: Rank,
+    pub(super) size: usize,
+    pub(super) target: Target,
+    staging: Option<Buffer>,
+    offer: Offer,
+    memory: Arc<dyn PeerMemory>,
+    done: usize,
+}
+
+impl Target {
+    fn buffer(&mut self) -> &mut Buffer {
+        match self {
+            Self::Receive { buffer, .. } | Self::Am { buffer, .. } => buffer,
+        }
+    }
+
+    fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
+        let (tag, buffer, comp, user_context) = match self {
+            Self::Receive { tag, buffer, comp, user_context } => (tag, buffer, comp, user_context),
+            Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
+        };
+        (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
+    }
+
+    /// Ends it without its bytes. `None`: an active message that never came is nobody's operation here.
+    pub(super) fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
+        match self {
+            Self::Receive { .. } => Some(self.end(from, size, Some(error))),
+            Self::Am { .. } => None,
+        }
+    }
+}
+
+/// Fresh host memory, or `None` when there is not so much.
+pub(crate) fn fresh(size: usize) -> Option<Buffer> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).ok()?;
+    bytes.resize(size, 0);
+    Some(Buffer::Vec(bytes))
+}
+
+impl DeviceInner {
+    /// Takes an offer up. `Some` when that is all there is to it: an error.
+    pub(crate) fn accept(
+        &self,
+        runtime: &Inner,
+        from: Rank,
+        offer: Offer,
+        mut target: Target,
+    ) -> Option<Ended> {
+        let finish = |verdict: Verdict| {
+            self.control(runtime, from, Message::Finish { token: offer.token }, verdict.encode());
+        };
+        let room = target.buffer().len();
+        let Some(size) = usize::try_from(offer.size).ok().filter(|&size| size <= room) else {
+            finish(Verdict::Truncated { message: offer.size, buffer: room as u64 });
+            let message = usize::try_from(offer.size).unwrap_or(usize::MAX);
+            return target.fail(from, message, OpError::Truncated { message, buffer: room });
+        };
+        let mut staging = None;
+        if !target.buffer().kind().is_host() {
+            staging = fresh(size);
+            if staging.is_none() {
+                finish(Verdict::Failed);
+                return target.fail(from, size, OpError::Memory(size));
+            }
+        }
+        match self.peer_memory(runtime, from, offer.addr) {
+            Some(memory) => {
+                let mut pulls = self.bulk.pulls.lock();
+                pulls.push(Pull { from, size, target, staging, offer, memory, done: 0 });
+                self.bulk.pulls.set_count(pulls.len());
+            }
+            None => {
+                self.ask_for_parts(runtime, offer.token, Arriving { from, size, target, staging, got: 0 })
+            }
+        }
+        None
+    }
+
+    /// The sender's memory, if the kernel copies from it.
+    fn peer_memory(&self, runtime: &Inner, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
+        if addr == 0 || !runtime.settings.kernel_copy().is_allowed() {
+            return None;
+        }
+        let route = self.route(from)?;
+        let linked = match route.linked() {
+            Some(linked) => linked,
+            None => route.link(runtime, self).ok()??,
+        };
+        linked.peer_memory()
+    }
+
+    fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
+        let (from, landing) = (arriving.from, self.bulk.name());
+        let mut all = self.bulk.arriving.lock();
+        all.insert(landing, arriving);
+        self.bulk.arriving.set_count(all.len());
+        drop(all);
+        self.control(runtime, from, Message::Clear { token }, encode_landing(landing));
+    }
+}
+
+impl Bulk {
+    /// A part has come. The message, when it was the last one; `Err` when there is no such message.
+    fn take_part(
+        &self,
+        from: Rank,
+        landing: u64,
+        offset: u64,
+        part: &Payload,
+    ) -> Result<Option<Arriving>, String> {
+        let mut all = self.arriving.lock();
+        let arriving = all.get_mut(&landing).filter(|one| one.from == from);
+        let arriving = arriving.ok_or("it sent a part of a message that it was not asked for")?;
+        let len = part.len();
+        let inside = usize::try_from(offset)
+            .ok()
+            .filter(|offset| offset.checked_add(len).is_some_and(|end| end <= arriving.size) && len > 0);
+        let offset = inside.ok_or("it sent a part that lies outside its message")?;
+        let size = arriving.size;
+        let buffer = match &mut arriving.staging {
+            Some(staging) => staging,
+            None => arriving.target.buffer(),
+        };
+        let room = buffer.view_mut().ok_or("the buffer cannot be written")?.part(offset, len);
+        copy_now(room, part.view()).map_err(|error| error.to_string())?;
+        arriving.got += len;
+        if arriving.got < size {
+            return Ok(None);
+        }
+        let whole = all.remove(&landing);
+        self.arriving.set_count(all.len());
+        Ok(whole)
+    }
+}
+
+impl Pass<'_> {
+    /// A part of a message.
+    pub(crate) fn part(
+        &mut self,
+        from: Rank,
+        landing: u64,
+        offset: u64,
+        part: &Payload,
+    ) -> Result<(), String> {
+        if let Some(Arriving { from, size, target, staging, .. }) =
+            self.device.bulk.take_part(from, landing, offset, part)?
+        {
+            self.arrived(from, size, target, staging);
+        }
+        Ok(())
+    }
+
+    /// All bytes of a message are on this side.
+    fn arrived(&mut self, from: Rank, size: usize, mut target: Target, staging: Option<Buffer>) {
+        let Some(staging) = staging else {
+            let (comp, status) = target.end(from, size, None);
+            return self.signal_or_defer(comp.as_ref(), status);
+        };
+        let buffer = std::mem::take(target.buffer());
+        match Transfer::start(buffer, staging) {
+            Ok(transfer) => {
+                let (comp, Status { tag, user_context, .. }) = target.end(from, size, None);
+                self.device.add_landing(Landing { transfer, comp, rank: from, tag, size, user_context });
+            }
+            Err(refused) => {
+                *target.buffer() = refused.dst;
+                let (comp, status) = target.end(from, size, Some(OpError::Copy(refused.cause)));
+                self.signal_or_defer(comp.as_ref(), status);
+            }
+        }
+    }
+
+    /// Lets the kernel copy what was offered.
+    #[cold]
+    pub(crate) fn move_pulls(&mut self) {
+        let bulk = &self.device.bulk;
+        let mut turn = {
+            let Some(mut pulls) = bulk.pulls.try_lock() else { return };
+            let turn = std::mem::take(&mut *pulls);
+            bulk.pulls.set_count(0);
+            turn
+        };
+        for mut pull in turn.drain(..) {
+            self.moved = true;
+            match pull.step() {
+                Ok(false) => {
+                    let mut pulls = bulk.pulls.lock();
+                    pulls.push(pull);
+                    bulk.pulls.set_count(pulls.len());
+                }
+                Ok(true) => {
+                    let Pull { from, size, target, staging, offer, .. } = pull;
+                    let message = Message::Finish { token: offer.token };
+                    self.device.control(self.inner, from, message, Verdict::Done.encode());
+                    self.arrived(from, size, target, staging);
+                }
+                Err(PeerMemoryError::Refused(why)) => {
+                    let Pull { from, size, target, staging, offer, .. } = pull;
+                    if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
+                        linked.refuse_peer_memory(why);
+                    }
+                    let arriving = Arriving { from, size, target, staging, got: 0 };
+                    self.device.ask_for_parts(self.inner, offer.token, arriving);
+                }
+                Err(PeerMemoryError::Failed(why)) => {
+                    let Pull { from, size, target, offer, .. } = pull;
+                    let message = Message::Finish { token: offer.token };
+                    self.device.control(self.inner, from, message, Verdict::Failed.encode());
+                    if let Some((comp, status)) =
+                        target.fail(from, size, OpError::Transfer { rank: from, why })
+                    {
+                        self.signal_or_defer(comp.as_ref(), status);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Pull {
+    /// Copies a piece. Whether it was the last.
+    fn step(&mut self) -> Result<bool, PeerMemoryError> {
+        let buffer = match &mut self.staging {
+            Some(staging) => staging,
+            None => self.target.buffer(),
+        };
+        let piece = PIECE.min(self.size - self.done);
+        let room = buffer
+            .view_mut()
+            .ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
+        // An address that runs over is the sender's nonsense, and no memory's.
+        self.memory.read(self.offer.addr.wrapping_add(self.done as u64), room.part(self.done, piece))?;
+        self.done += piece;
+        Ok(self.done == self.size)
+    }
+}
+
+impl DeviceInner {
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room. It is never
+    /// refused, and its number is bounded by that of the operations which it answers.
+    pub(crate) fn control(&self, runtime: &Inner, to: Rank, message: Message, payload: SmallBytes) {
+        let Some(route) = self.route(to) else { return };
+        if route.down().is_some() {
+            return;
+        }
+        let linked = match route.linked() {
+            Some(linked) => Some(linked),
+            None => route.link(runtime, self).ok().flatten(),
+        };
+        self.send_control(route, linked, message.encode(), payload);
+    }
+}

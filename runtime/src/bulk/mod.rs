@@ -1,0 +1,94 @@
+//! Messages that are too long for one piece.
+//!
+//! ```text
+//! sender                               receiver
+//!   offer (size, token, address) ────►  meets its receive, or its completion object
+//!                                       the kernel copies across, if it may:
+//!   ◄──────────────────── finish (token)
+//!                                       or else:
+//!   ◄─────────── clear (token, landing)
+//!   part (landing, offset) ──────────►  until all are there
+//! ```
+//!
+//! An offer travels in the place of its message: it is matched, delivered and held back in the same order
+//! (design.md §4.1). The bytes take whatever way there is. Names of transfers are numbers that are never used
+//! again, and are looked up together with the rank that they were given to: one that is late, repeated or
+//! forged finds nothing.
+
+mod incoming;
+mod outgoing;
+pub(crate) mod wire;
+
+pub(crate) use incoming::{Arriving, Pull, Target, fresh};
+pub(crate) use outgoing::{Offered, Stream};
+
+use crate::comp::{Completion, Status};
+use crate::device::Waiting;
+use crate::error::OpError;
+use crate::names::Rank;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A device's large messages.
+pub(crate) struct Bulk {
+    /// Sent, and not asked for yet.
+    offered: Waiting<HashMap<u64, Offered>>,
+    /// Asked for: they go out part by part.
+    streams: Waiting<Vec<Stream>>,
+    /// On their way here, part by part.
+    arriving: Waiting<HashMap<u64, Arriving>>,
+    /// To be copied here by the kernel.
+    pulls: Waiting<Vec<Pull>>,
+    next: AtomicU64,
+}
+
+/// An operation that is over, and whom to tell.
+type Ended = (Option<Arc<dyn Completion>>, Status);
+
+impl Bulk {
+    pub(crate) fn new() -> Self {
+        Self {
+            offered: Waiting::new(),
+            streams: Waiting::new(),
+            arriving: Waiting::new(),
+            pulls: Waiting::new(),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    /// A name that nothing had before.
+    fn name(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether progress has something to do for it that no message tells of.
+    #[inline]
+    pub(crate) fn has_chores(&self) -> bool {
+        !self.streams.is_empty() || !self.pulls.is_empty()
+    }
+
+    /// Ends what goes to or comes from a rank, or from and to anybody.
+    pub(crate) fn fail(&self, rank: Option<Rank>, error: &dyn Fn(Rank) -> OpError) -> Vec<Ended> {
+        let concerns = |other: Rank| rank.is_none_or(|rank| rank == other);
+        let mut ended = Vec::new();
+        let mut offered = self.offered.lock();
+        ended.extend(offered.extract_if(|_, one| concerns(one.rank())).map(|(_, one)| one.end(Some(error))));
+        self.offered.set_count(offered.len());
+        drop(offered);
+        let mut streams = self.streams.lock();
+        ended.extend(streams.extract_if(.., |one| concerns(one.rank())).map(|one| one.end(Some(error))));
+        self.streams.set_count(streams.len());
+        drop(streams);
+        let mut arriving = self.arriving.lock();
+        let gone = arriving.extract_if(|_, one| concerns(one.from));
+        ended.extend(gone.filter_map(|(_, one)| one.target.fail(one.from, one.size, error(one.from))));
+        self.arriving.set_count(arriving.len());
+        drop(arriving);
+        let mut pulls = self.pulls.lock();
+        let gone = pulls.extract_if(.., |one| concerns(one.from));
+        ended.extend(gone.filter_map(|one| one.target.fail(one.from, one.size, error(one.from))));
+        self.pulls.set_count(pulls.len());
+        ended
+    }
+}

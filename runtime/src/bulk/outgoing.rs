@@ -1,0 +1,190 @@
+//! The sender's side.
+
+use super::wire::{Offer, Verdict};
+use super::{Bulk, Ended};
+use crate::device::{DeviceInner, Outstanding};
+use crate::error::OpError;
+use crate::names::Rank;
+use crate::peer::route::Linked;
+use crate::progress::Pass;
+use crate::protocol::header::Message;
+use carrack_transports::contract::{Header, Op, Submit, SubmitError};
+use carrack_transports::mem::{Buffer, MemRef, PacketSource};
+
+/// Parts that one call of progress sends of one message, before others have their turn.
+const PARTS: usize = 32;
+
+/// A message that waits for its receiver to ask for it.
+pub(crate) struct Offered {
+    operation: Outstanding,
+    /// Its bytes: host memory, which stays where it is.
+    bytes: Buffer,
+    /// The user's buffer, where the bytes are a copy of it.
+    original: Option<Buffer>,
+}
+
+/// A message on its way, part by part.
+pub(crate) struct Stream {
+    offered: Offered,
+    /// The receiver's name for it.
+    landing: u64,
+    sent: usize,
+}
+
+impl Offered {
+    pub(super) fn rank(&self) -> Rank {
+        self.operation.rank
+    }
+
+    pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
+        let error = error.map(|error| error(self.operation.rank));
+        self.operation.end(self.original.unwrap_or(self.bytes), error)
+    }
+}
+
+impl Stream {
+    pub(super) fn rank(&self) -> Rank {
+        self.offered.rank()
+    }
+
+    pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
+        self.offered.end(error)
+    }
+
+    /// Sends as many parts as the link takes now. `Some` when it is over.
+    fn step(&mut self, linked: &Linked, part: usize, moved: &mut bool) -> Option<Result<(), SubmitError>> {
+        for _ in 0..PARTS {
+            if self.sent == self.offered.bytes.len() {
+                return Some(Ok(()));
+            }
+            let bytes = self.offered.bytes.view().part(self.sent, part);
+            let len = bytes.len();
+            let header = Message::Part { landing: self.landing, offset: self.sent as u64 }.encode();
+            match linked.link.submit(Op::AmCopied { header, bytes }) {
+                Ok(Submit::Busy(_)) => return None,
+                Ok(_) => {
+                    self.sent += len;
+                    *moved = true;
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        None
+    }
+}
+
+impl Bulk {
+    /// Offers a message: `header` is the one that it would have travelled under, in one piece. The buffers are
+    /// taken when the link has taken the offer, and left when it has not.
+    pub(crate) fn offer(
+        &self,
+        linked: &Linked,
+        header: Header,
+        operation: Outstanding,
+        bytes: &mut Buffer,
+        original: &mut Option<Buffer>,
+    ) -> Result<Submit, SubmitError> {
+        let view = bytes.view();
+        let offer =
+            Offer { size: view.len() as u64, token: self.name(), addr: view.as_ptr() as usize as u64 };
+        let offered = Offered { operation, bytes: std::mem::take(bytes), original: original.take() };
+        // First: the answer may come on another thread before this call returns.
+        let mut all = self.offered.lock();
+        all.insert(offer.token, offered);
+        self.offered.set_count(all.len());
+        drop(all);
+        let payload = offer.encode();
+        let op = Op::AmCopied { header: Message::offering(header), bytes: MemRef::host(payload.as_slice()) };
+        match linked.link.submit(op) {
+            Ok(Submit::Busy(busy)) => {
+                self.take_back(offer.token, bytes, original);
+                Ok(Submit::Busy(busy))
+            }
+            Ok(_) => Ok(Submit::Posted),
+            Err(error) => {
+                self.take_back(offer.token, bytes, original);
+                Err(error)
+            }
+        }
+    }
+
+    fn take_back(&self, token: u64, bytes: &mut Buffer, original: &mut Option<Buffer>) {
+        if let Some(offered) = self.take_offered(token, None) {
+            (*bytes, *original) = (offered.bytes, offered.original);
+        }
+    }
+
+    fn take_offered(&self, token: u64, by: Option<Rank>) -> Option<Offered> {
+        let mut all = self.offered.lock();
+        all.get(&token).filter(|one| by.is_none_or(|by| by == one.rank()))?;
+        let offered = all.remove(&token);
+        self.offered.set_count(all.len());
+        offered
+    }
+
+    /// The receiver asks for the parts. Whether there is such an offer.
+    pub(crate) fn clear(&self, by: Rank, token: u64, landing: u64) -> bool {
+        let Some(offered) = self.take_offered(token, Some(by)) else { return false };
+        let mut streams = self.streams.lock();
+        streams.push(Stream { offered, landing, sent: 0 });
+        self.streams.set_count(streams.len());
+        true
+    }
+
+    /// The receiver has all it wants. `None`: there is no such offer.
+    pub(crate) fn finish(&self, by: Rank, token: u64, verdict: Verdict) -> Option<Ended> {
+        let offered = self.take_offered(token, Some(by))?;
+        Some(match verdict.error() {
+            None => offered.end(None),
+            Some(error) => offered.end(Some(&|_| error.clone())),
+        })
+    }
+}
+
+impl Pass<'_> {
+    /// Sends parts of what was asked for.
+    #[cold]
+    pub(crate) fn move_streams(&mut self) {
+        let bulk = &self.device.bulk;
+        let Some(mut streams) = bulk.streams.try_lock() else { return };
+        let mut ended = Vec::new();
+        let mut moved = false;
+        let mut at = 0;
+        // One message of each peer at a time: the parts of several would only wait for each other.
+        let mut served = Vec::new();
+        while at < streams.len() {
+            let stream = &mut streams[at];
+            if served.contains(&stream.rank()) {
+                at += 1;
+                continue;
+            }
+            let rank = stream.rank();
+            let over = self.device.known_route(stream.rank()).and_then(|route| {
+                let linked = route.linked()?;
+                stream.step(linked, part_size(self.device, linked), &mut moved)
+            });
+            match over {
+                None => {
+                    served.push(rank);
+                    at += 1;
+                }
+                Some(outcome) => ended.push((streams.remove(at), outcome)),
+            }
+        }
+        bulk.streams.set_count(streams.len());
+        drop(streams);
+        self.moved |= moved || !ended.is_empty();
+        for (stream, outcome) in ended {
+            let (comp, status) = match outcome {
+                Ok(()) => stream.end(None),
+                Err(error) => stream.end(Some(&|rank| OpError::of_submit(&error, rank))),
+            };
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}
+
+/// Bytes of a part: what both sides' packets hold.
+fn part_size(device: &DeviceInner, linked: &Linked) -> usize {
+    linked.caps.am_copied.min(device.host_pool.packet_size()).max(1)
+}

@@ -1,0 +1,30 @@
+//! A peer's memory, reached through the kernel.
+
+use crate::mem::{MemMut, MemRef};
+
+/// The memory of a peer's process. The kernel copies, and checks the addresses: one that is not mapped over
+/// there is an error, whoever named it.
+pub trait PeerMemory: Send + Sync {
+    /// Fills `to`, host memory, from `addr` over there.
+    ///
+    /// # Errors
+    /// See [`PeerMemoryError`]. What `to` holds is then undefined.
+    fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError>;
+
+    /// Copies `from`, host memory, to `addr` over there.
+    ///
+    /// # Errors
+    /// See [`PeerMemoryError`]. A part may have been written.
+    fn write(&self, addr: u64, from: MemRef<'_>) -> Result<(), PeerMemoryError>;
+}
+
+/// Why a peer's memory was not read or written.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PeerMemoryError {
+    /// It never will be: the kernel does not allow it, or does not know how. Nothing was copied.
+    #[error("cross-memory copies are refused: {0}")]
+    Refused(String),
+    /// This once: an address that is not mapped, or a process that is gone.
+    #[error("a cross-memory copy failed: {0}")]
+    Failed(String),
+}

@@ -1,0 +1,111 @@
+//! The kernel's cross-memory copy: one copy from process to process, no memory shared.
+
+use crate::contract::{PeerMemory, PeerMemoryError};
+use crate::mem::{MemMut, MemRef};
+use rustix::io::Errno;
+use std::sync::Once;
+
+/// The memory of the process with this number.
+#[derive(Debug)]
+pub(super) struct KernelCopy {
+    pid: libc::pid_t,
+}
+
+/// Which way the bytes go.
+#[derive(Clone, Copy)]
+enum Way {
+    Here,
+    There,
+}
+
+impl KernelCopy {
+    pub(super) fn of(pid: libc::pid_t) -> Self {
+        Self { pid }
+    }
+
+    fn copy(&self, way: Way, local: *mut u8, len: usize, addr: u64) -> Result<(), PeerMemoryError> {
+        let mut done = 0;
+        while done < len {
+            let here = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
+            let remote = usize::try_from(addr).ok().and_then(|addr| addr.checked_add(done));
+            let remote = remote.ok_or_else(|| PeerMemoryError::Failed("the address overflows".into()))?;
+            let there = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: len - done };
+            // SAFETY: the local range is the view's, valid for its length and host memory; the kernel checks the
+            // other one, which is not of this process.
+            let copied = unsafe {
+                match way {
+                    Way::Here => libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0),
+                    Way::There => {
+                        libc::process_vm_writev(self.pid, &raw const here, 1, &raw const there, 1, 0)
+                    }
+                }
+            };
+            match usize::try_from(copied) {
+                Ok(0) => return Err(PeerMemoryError::Failed("nothing is mapped there".into())),
+                Ok(copied) => done += copied,
+                Err(_) => match errno() {
+                    Errno::INTR => {}
+                    error @ (Errno::PERM | Errno::NOSYS | Errno::ACCESS) if done == 0 => {
+                        return Err(PeerMemoryError::Refused(format!(
+                            "{error}; a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why"
+                        )));
+                    }
+                    error => return Err(PeerMemoryError::Failed(error.to_string())),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+fn errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+impl PeerMemory for KernelCopy {
+    fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError> {
+        if !to.place().is_host() {
+            return Err(PeerMemoryError::Failed(format!("it cannot fill {} memory", to.place().kind())));
+        }
+        self.copy(Way::Here, to.as_mut_ptr(), to.len(), addr)
+    }
+
+    fn write(&self, addr: u64, from: MemRef<'_>) -> Result<(), PeerMemoryError> {
+        if !from.place().is_host() {
+            return Err(PeerMemoryError::Failed(format!("it cannot read {} memory", from.place().kind())));
+        }
+        self.copy(Way::There, from.as_ptr().cast_mut(), from.len(), addr)
+    }
+}
+
+/// Lets the other ranks read and write this process where Yama would allow only its parents to (its scope 1, the
+/// default of several distributions). Elsewhere the kernel does not know the request, and needs none.
+pub(super) fn allow_peers() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: takes integers, and touches no memory of ours.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_and_written_and_an_address_that_is_not_mapped_is_an_error() {
+        let mut there = vec![7_u8; 10_000];
+        let this = KernelCopy::of(std::process::id().cast_signed());
+        let mut here = vec![0; 9000];
+        match this.read(there.as_ptr() as u64 + 100, MemMut::host(&mut here)) {
+            Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
+            done => done.unwrap(),
+        }
+        assert_eq!(here, vec![7; 9000]);
+        this.write(there.as_mut_ptr() as u64 + 1, MemRef::host(&[9; 5000])).unwrap();
+        assert!(there[0] == 7 && there[1..5001].iter().all(|&byte| byte == 9) && there[5001] == 7);
+        assert!(matches!(this.read(8, MemMut::host(&mut here)), Err(PeerMemoryError::Failed(_))));
+        assert!(matches!(this.write(u64::MAX - 4, MemRef::host(&here)), Err(PeerMemoryError::Failed(_))));
+        assert!(this.read(8, MemMut::host(&mut [])).is_ok());
+    }
+}
