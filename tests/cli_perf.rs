@@ -218,8 +218,7 @@ fn a_plot_that_cannot_be_written_is_refused_before_anything_is_measured() {
 #[test]
 fn what_makes_no_sense_is_refused_with_what_would() {
     for (args, hint) in [
-        (&["--size", "1G"][..], "CARRACK_PACKET_SIZE"),
-        (&["--size", "4KB"], "4KiB"),
+        (&["--size", "4KB"][..], "4KiB"),
         (&["--op", "teleport"], "possible values: am, send"),
         (&["--threads", "0"], "1 to 256"),
         (&["--transport", "pigeon"], "loopback, shm"),
@@ -236,14 +235,19 @@ fn what_makes_no_sense_is_refused_with_what_would() {
 }
 
 #[test]
-fn a_default_size_beyond_the_packet_is_left_out_with_a_note() {
-    let output = command(&["perf", "latency", "--op", "am", "--seconds", "0.05", "--json"])
-        .env("CARRACK_PACKET_SIZE", "1K")
-        .output()
-        .unwrap();
-    let sizes: Vec<_> = lines(&stdout(&output)).iter().map(|line| line["size"].as_u64().unwrap()).collect();
-    assert_eq!(sizes, [8, 64, 512]);
-    assert!(stderr(&output).contains("4 KiB is left out"), "{}", stderr(&output));
+fn messages_longer_than_a_packet_are_measured_too() {
+    for kernel_copy in ["auto", "off"] {
+        let args = ["perf", "latency", "--size", "1K,20000,1M", "--seconds", "0.05", "--json"];
+        let output = command(&args)
+            .env("CARRACK_PACKET_SIZE", "1K")
+            .env("CARRACK_KERNEL_COPY", kernel_copy)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let sizes: Vec<_> =
+            lines(&stdout(&output)).iter().map(|line| line["size"].as_u64().unwrap()).collect();
+        assert_eq!(sizes, [1024, 20_000, 1 << 20, 1024, 20_000, 1 << 20]);
+    }
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Runtime {
                 let (chosen, paths) = choose(&reaches);
                 explained.paths = paths;
                 if let Some(lane) = chosen.and_then(|at| device.lanes.get(at)) {
-                    explained.kinds = self.explain_kinds(device, lane.transport, &lane.caps);
+                    explained.kinds = self.explain_kinds(device, rank, lane.transport, &lane.caps);
                 }
             }
             Some(Err(error)) => explained.trouble = Some(error.to_string()),
@@ -81,10 +81,33 @@ impl Runtime {
         explained
     }
 
-    fn explain_kinds(&self, device: &DeviceInner, transport: &str, caps: &Caps) -> Vec<KindPath> {
+    /// How messages travel that are too long for a packet.
+    fn explain_large(&self, device: &DeviceInner, rank: Rank) -> String {
+        if !self.settings().kernel_copy().is_allowed() {
+            return "offered and sent packet by packet beyond (CARRACK_KERNEL_COPY=off)".into();
+        }
+        let route = device.route(rank);
+        let linked = route.and_then(|route| match route.linked() {
+            Some(linked) => Some(linked),
+            None => route.link(&self.0, device).ok().flatten(),
+        });
+        match linked {
+            None => "offered beyond".into(),
+            Some(linked) if linked.peer_memory().is_some() => {
+                "offered and copied by the kernel beyond".into()
+            }
+            Some(linked) => {
+                let why = linked.why_parts().unwrap_or("no reason was given");
+                format!("offered and sent packet by packet beyond (the kernel does not copy: {why})")
+            }
+        }
+    }
+
+    fn explain_kinds(&self, device: &DeviceInner, rank: Rank, transport: &str, caps: &Caps) -> Vec<KindPath> {
         let packet = device.host_pool.packet_size().min(caps.am_copied);
-        let host =
-            format!("in place up to {} B, through one packet up to {packet} B", caps.am_inline.min(packet));
+        let large = self.explain_large(device, rank);
+        let inline = caps.am_inline.min(packet);
+        let host = format!("in place up to {inline} B, through one packet up to {packet} B, {large}");
         let mut kinds = vec![
             KindPath { memory: "host".into(), way: host.clone(), why: None },
             KindPath { memory: "pinned".into(), way: host, why: None },
@@ -102,9 +125,13 @@ impl Runtime {
                         let kind = MemKind::Device(info.uuid);
                         let direct = caps.takes_am(kind, 1);
                         let way = if direct {
-                            format!("read by the GPU's engine, up to {packet} B")
+                            format!(
+                                "read by the GPU's engine up to {packet} B, copied to host memory beyond, {large}"
+                            )
                         } else {
-                            format!("staged through a host packet by the GPU's engine, up to {packet} B")
+                            format!(
+                                "staged through host memory by the GPU's engine; beyond {packet} B {large}"
+                            )
                         };
                         let why = (!direct).then(|| format!("{transport} sends host memory only"));
                         kinds.push(KindPath {

@@ -15,6 +15,7 @@
 //! again, and are looked up together with the rank that they were given to: one that is late, repeated or
 //! forged finds nothing.
 
+mod answers;
 mod incoming;
 mod outgoing;
 pub(crate) mod wire;

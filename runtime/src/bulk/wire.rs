@@ -117,7 +117,8 @@ mod tests {
             prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24);
             prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);
             if let Some(verdict) = Verdict::decode(&other) {
-                prop_assert_eq!(verdict.encode().as_slice(), &other[..]);
+                let again = verdict.encode();
+                prop_assert_eq!(again.as_slice(), &other[..]);
             }
         }
     }

@@ -3,14 +3,12 @@
 use super::land::Landing;
 use super::signal::{SignalError, guarded, panicked, signal};
 use super::{Meeting, Met, Pass, Scratch};
-use crate::bulk::wire::{Offer, Verdict, decode_landing};
-use crate::bulk::{Target, fresh};
+use crate::bulk::wire::Offer;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
-use crate::peer::backlog::Step;
 use crate::protocol::header::{Found, Message};
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Event, Header, Loan, OpFailure, Payload, SmallArrival};
@@ -234,14 +232,18 @@ impl Pass<'_> {
         }
     }
 
-    fn complain(&mut self, error: ProgressError) {
+    pub(crate) fn complain(&mut self, error: ProgressError) {
         if self.error.is_none() {
             self.error = Some(error);
         }
     }
 
     #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
-    fn signal(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) -> Result<(), Deferred> {
+    pub(crate) fn signal(
+        &mut self,
+        comp: Option<&Arc<dyn Completion>>,
+        status: Status,
+    ) -> Result<(), Deferred> {
         match signal(comp, status) {
             Ok(()) => Ok(()),
             Err(SignalError::Full(comp, status)) => Err(Deferred::Status(comp, *status)),
@@ -359,170 +361,9 @@ impl Pass<'_> {
         self.signal(Some(comp), arrival(from, tag, size, buffer))
     }
 
-    /// Finds a place for a large active message, and has it brought there.
-    #[cold]
-    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
-    fn offered_am(
-        &mut self,
-        from: Rank,
-        name: RemoteComp,
-        tag: Tag,
-        offer: Offer,
-        comps: &Snapshot,
-    ) -> Result<(), Deferred> {
-        let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
-        let refuse = |verdict: Verdict| {
-            let message = Message::Finish { token: offer.token };
-            self.device.control(self.inner, from, message, verdict.encode());
-        };
-        let Some(comp) = comps.get(name) else {
-            // As with a small one: the sender has done its part.
-            refuse(Verdict::Done);
-            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
-            return Ok(());
-        };
-        let named = guarded(|| comp.place(from, tag, size));
-        let buffer = match named {
-            Ok(Some(buffer)) if buffer.len() >= size => Some(buffer),
-            Ok(_) => fresh(size),
-            Err(panic) => {
-                refuse(Verdict::Failed);
-                self.complain(panicked(from, panic.as_ref()));
-                return Ok(());
-            }
-        };
-        let Some(buffer) = buffer else {
-            refuse(Verdict::Failed);
-            self.complain(ProgressError::NoMemory { from, size });
-            return Ok(());
-        };
-        match self.device.accept(self.inner, from, offer, Target::Am { tag, buffer, comp: comp.clone() }) {
-            Some((comp, status)) => self.signal(comp.as_ref(), status),
-            None => Ok(()),
-        }
-    }
-
-    /// One of the messages that large ones need.
-    ///
-    /// # Errors
-    /// It makes no sense.
-    #[cold]
-    fn bulk(&mut self, from: Rank, message: Message, payload: &Payload) -> Result<(), String> {
-        let small = match payload {
-            Payload::Small(bytes) => bytes.as_slice(),
-            _ => &[],
-        };
-        let unknown = || "it answers an offer that was not made to it".to_string();
-        match message {
-            Message::Part { landing, offset } => self.part(from, landing, offset, payload),
-            Message::Clear { token } => {
-                let landing = decode_landing(small).ok_or("it clears an offer for nothing")?;
-                if self.device.bulk.clear(from, token, landing) { Ok(()) } else { Err(unknown()) }
-            }
-            Message::Finish { token } => {
-                let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
-                let (comp, status) = self.device.bulk.finish(from, token, verdict).ok_or_else(unknown)?;
-                self.signal_or_defer(comp.as_ref(), status);
-                Ok(())
-            }
-            other => Err(format!("{other:?} where none belongs")),
-        }
-    }
-
     /// Copies what was lent into a packet.
     fn keep(&self, loan: &Loan) -> Option<Buffer> {
         self.device.host_pool.take_copy(loan.view()).map(Buffer::Packet)
-    }
-
-    /// Moves on what waits in backlogs.
-    #[cold]
-    pub(super) fn move_backlogs(&mut self) {
-        for rank in self.device.busy_ranks() {
-            let Some(route) = self.device.known_route(rank).cloned() else { continue };
-            let mut ended = Vec::new();
-            if route.linked().is_none() {
-                match route.link(self.inner, self.device) {
-                    Ok(Some(_)) => {}
-                    Ok(None) => continue,
-                    Err(error) => {
-                        let cause = DownCause::Refused(error.to_string());
-                        ended.extend(self.device.fail_backlog(&route, &cause));
-                    }
-                }
-            }
-            if let Some(linked) = route.linked()
-                && let Some(mut backlog) = route.try_backlog()
-            {
-                while let Some(front) = backlog.front_mut() {
-                    let step = front.step(self.device, linked);
-                    if matches!(step, Step::Waits) {
-                        break;
-                    }
-                    let Some(parked) = backlog.pop_front() else { break };
-                    self.moved = true;
-                    if let Step::Ended(outcome) = step {
-                        ended.push(parked.into_status(outcome.err()));
-                    }
-                }
-                route.set_waiting(backlog.len());
-                if backlog.is_empty() {
-                    self.device.not_busy(rank);
-                }
-            }
-            for (comp, status) in ended {
-                self.signal_or_defer(comp.as_ref(), status);
-            }
-        }
-    }
-
-    /// Looks which engines are done.
-    #[cold]
-    pub(super) fn move_landings(&mut self) {
-        let mut ended = Vec::new();
-        if let Some(mut landings) = self.device.landing.try_lock() {
-            for landing in landings.extract_if(.., |landing| landing.transfer.poll().is_some()) {
-                ended.push(landing);
-            }
-            self.device.landing.set_count(landings.len());
-        }
-        for mut landing in ended {
-            self.moved = true;
-            let outcome = landing.transfer.poll().unwrap_or(Ok(()));
-            let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
-            self.signal_or_defer(comp.as_ref(), status);
-        }
-    }
-
-    #[cold]
-    fn peer_down(&mut self, rank: Rank, cause: DownCause) {
-        let Some(route) = self.device.route(rank).cloned() else { return };
-        if !route.set_down(cause.clone()) {
-            return;
-        }
-        tracing::info!(%rank, device = self.device.index, %cause, "peer down");
-        let mut ended = self.device.fail_backlog(&route, &cause);
-        let failed =
-            self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
-        ended.extend(failed);
-        // A peer that closed one device in order may have others. It is gone when none is left.
-        let is_gone = !matches!(cause, DownCause::Closed) || {
-            let devices = self.inner.devices();
-            devices
-                .iter()
-                .all(|device| device.0.known_route(rank).is_some_and(|route| route.down().is_some()))
-        };
-        if is_gone {
-            self.inner.down().entry(rank).or_insert_with(|| cause.clone());
-            for engine in self.inner.engines.each() {
-                let receives = engine.receives_from(rank).into_iter();
-                ended.extend(
-                    receives.map(|r| r.into_status(OpError::PeerDown { rank, cause: cause.clone() })),
-                );
-            }
-        }
-        for (comp, status) in ended {
-            self.signal_or_defer(comp.as_ref(), status);
-        }
     }
 }
 

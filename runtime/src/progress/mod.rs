@@ -13,10 +13,11 @@
 mod deliver;
 mod land;
 mod signal;
+mod upkeep;
 
 pub(crate) use deliver::Deferred;
 pub(crate) use land::Landing;
-pub(crate) use signal::{SignalError, in_handler, signal};
+pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
 
 use crate::bulk::wire::Offer;
 use crate::comp::{Completion, Snapshot, Status};

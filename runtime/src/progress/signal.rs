@@ -41,7 +41,7 @@ pub(crate) fn signal(comp: Option<&Arc<dyn Completion>>, status: Status) -> Resu
 
 /// Calls users' code: what it may not call knows that it is called from there, and a panic stops here.
 #[inline(always)]
-pub(super) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
+pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
     let outer = IN_HANDLER.replace(true);
     let result = catch_unwind(AssertUnwindSafe(call));
     IN_HANDLER.set(outer);
@@ -49,7 +49,7 @@ pub(super) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any
 }
 
 #[cold]
-pub(super) fn panicked(from: Rank, panic: &(dyn std::any::Any + Send)) -> ProgressError {
+pub(crate) fn panicked(from: Rank, panic: &(dyn std::any::Any + Send)) -> ProgressError {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let message =
         text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());

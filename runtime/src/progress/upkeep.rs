@@ -1,0 +1,100 @@
+//! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
+
+use super::Pass;
+use crate::error::OpError;
+use crate::names::Rank;
+use crate::peer::backlog::Step;
+use carrack_transports::contract::DownCause;
+
+impl Pass<'_> {
+    /// Moves on what waits in backlogs.
+    #[cold]
+    pub(super) fn move_backlogs(&mut self) {
+        for rank in self.device.busy_ranks() {
+            let Some(route) = self.device.known_route(rank).cloned() else { continue };
+            let mut ended = Vec::new();
+            if route.linked().is_none() {
+                match route.link(self.inner, self.device) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => continue,
+                    Err(error) => {
+                        let cause = DownCause::Refused(error.to_string());
+                        ended.extend(self.device.fail_backlog(&route, &cause));
+                    }
+                }
+            }
+            if let Some(linked) = route.linked()
+                && let Some(mut backlog) = route.try_backlog()
+            {
+                while let Some(front) = backlog.front_mut() {
+                    let step = front.step(self.device, linked);
+                    if matches!(step, Step::Waits) {
+                        break;
+                    }
+                    let Some(parked) = backlog.pop_front() else { break };
+                    self.moved = true;
+                    if let Step::Ended(outcome) = step {
+                        ended.push(parked.into_status(outcome.err()));
+                    }
+                }
+                route.set_waiting(backlog.len());
+                if backlog.is_empty() {
+                    self.device.not_busy(rank);
+                }
+            }
+            for (comp, status) in ended {
+                self.signal_or_defer(comp.as_ref(), status);
+            }
+        }
+    }
+
+    /// Looks which engines are done.
+    #[cold]
+    pub(super) fn move_landings(&mut self) {
+        let mut ended = Vec::new();
+        if let Some(mut landings) = self.device.landing.try_lock() {
+            for landing in landings.extract_if(.., |landing| landing.transfer.poll().is_some()) {
+                ended.push(landing);
+            }
+            self.device.landing.set_count(landings.len());
+        }
+        for mut landing in ended {
+            self.moved = true;
+            let outcome = landing.transfer.poll().unwrap_or(Ok(()));
+            let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+
+    #[cold]
+    pub(super) fn peer_down(&mut self, rank: Rank, cause: DownCause) {
+        let Some(route) = self.device.route(rank).cloned() else { return };
+        if !route.set_down(cause.clone()) {
+            return;
+        }
+        tracing::info!(%rank, device = self.device.index, %cause, "peer down");
+        let mut ended = self.device.fail_backlog(&route, &cause);
+        let failed =
+            self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
+        ended.extend(failed);
+        // A peer that closed one device in order may have others. It is gone when none is left.
+        let is_gone = !matches!(cause, DownCause::Closed) || {
+            let devices = self.inner.devices();
+            devices
+                .iter()
+                .all(|device| device.0.known_route(rank).is_some_and(|route| route.down().is_some()))
+        };
+        if is_gone {
+            self.inner.down().entry(rank).or_insert_with(|| cause.clone());
+            for engine in self.inner.engines.each() {
+                let receives = engine.receives_from(rank).into_iter();
+                ended.extend(
+                    receives.map(|r| r.into_status(OpError::PeerDown { rank, cause: cause.clone() })),
+                );
+            }
+        }
+        for (comp, status) in ended {
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}
