@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,25 +29,76 @@ pub(crate) fn run(
     limit: Duration,
     mut on_line: impl FnMut(&str),
 ) -> Result<(), TaskError> {
-    let spoken = spoken(command);
+    let status = follow(command.stdout(Stdio::piped()), limit, |line| on_line(line.text()))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(TaskError::Failed { command: spoken(command), status: status.to_string(), said: String::new() })
+}
+
+/// What a command said, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) status: ExitStatus,
+    /// Its standard output.
+    pub(crate) said: String,
+    /// Its standard error.
+    pub(crate) complained: String,
+}
+
+/// Runs `command` in silence, and gives what it said and how it ended: for whom a failure is an answer, too.
+///
+/// # Errors
+/// When it cannot be started, is not done within `limit`, or leaves something running.
+pub(crate) fn hear(command: &mut Command, limit: Duration) -> Result<Heard, TaskError> {
+    let (mut said, mut complained) = (String::new(), String::new());
+    let status = follow(command.stdout(Stdio::piped()).stderr(Stdio::piped()), limit, |line| {
+        let to = if matches!(line, Line::Said(_)) { &mut said } else { &mut complained };
+        to.push_str(line.text());
+        to.push('\n');
+    })?;
+    Ok(Heard { status, said, complained })
+}
+
+impl Heard {
+    /// What it said, if it succeeded.
+    pub(crate) fn unless_failed(self, command: &Command) -> Result<String, TaskError> {
+        if self.status.success() {
+            return Ok(self.said);
+        }
+        let said = self.said + &self.complained;
+        Err(TaskError::Failed { command: spoken(command), status: self.status.to_string(), said })
+    }
+}
+
+/// Runs `command` to its end, and hands over the lines of what of its output is piped.
+fn follow(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&Line),
+) -> Result<ExitStatus, TaskError> {
     let started = Instant::now();
-    let mut running = Running::start(command.stdout(Stdio::piped()))?;
-    let lines = match running.child.stdout.take() {
-        Some(stdout) => lines_of(stdout),
-        None => mpsc::channel().1,
-    };
+    let mut running = Running::start(command)?;
+    let (send, lines) = mpsc::channel();
+    if let Some(stdout) = running.child.stdout.take() {
+        read_lines(stdout, send.clone(), Line::Said);
+    }
+    if let Some(stderr) = running.child.stderr.take() {
+        read_lines(stderr, send.clone(), Line::Complained);
+    }
+    drop(send);
     let status = loop {
         match lines.recv_timeout(GLANCE) {
             Ok(line) => on_line(&line),
             Err(RecvTimeoutError::Timeout) => {}
-            // All is read, or its end of the pipe is closed: the command itself may still run.
+            // All is read, or its ends of the pipes are closed: the command itself may still run.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(GLANCE),
         }
         if let Some(status) = running.ended()? {
             break status;
         }
         if started.elapsed() > limit {
-            return Err(TaskError::TimedOut { command: spoken, limit });
+            return Err(TaskError::TimedOut { command: spoken(command), limit });
         }
     };
     let until = Instant::now() + LAST_LINES;
@@ -55,14 +106,11 @@ pub(crate) fn run(
         on_line(&line);
     }
     let left = running.left_behind();
-    if !status.success() {
-        return Err(TaskError::Failed { command: spoken, status: status.to_string(), said: String::new() });
-    }
-    if !left.is_empty() {
+    if status.success() && !left.is_empty() {
         let status = format!("it left running, and they were ended: {}", left.join(", "));
-        return Err(TaskError::Failed { command: spoken, status, said: String::new() });
+        return Err(TaskError::Failed { command: spoken(command), status, said: String::new() });
     }
-    Ok(())
+    Ok(status)
 }
 
 /// As [`run`], with the output as the result and silence otherwise.
@@ -166,21 +214,33 @@ fn end(pid: Pid) -> String {
     format!("{} (pid {})", name.trim(), pid.as_raw_nonzero())
 }
 
+/// A line of a command, and where it came from.
+enum Line {
+    Said(String),
+    Complained(String),
+}
+
+impl Line {
+    fn text(&self) -> &str {
+        match self {
+            Self::Said(text) | Self::Complained(text) => text,
+        }
+    }
+}
+
 /// Reads lines on a thread of its own, since a pipe cannot be waited for with a limit.
-fn lines_of(stdout: ChildStdout) -> Receiver<String> {
-    let (send, lines) = mpsc::channel();
+fn read_lines(pipe: impl Read + Send + 'static, send: Sender<Line>, make: fn(String) -> Line) {
     thread::spawn(move || {
-        let mut reader = BufReader::new(stdout);
+        let mut reader = BufReader::new(pipe);
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
-            if send.send(text).is_err() {
+            if send.send(make(text)).is_err() {
                 return;
             }
             line.clear();
         }
     });
-    lines
 }
 
 /// Prints a line of a child at once; a closed terminal is no reason to stop.
@@ -220,6 +280,12 @@ mod tests {
     fn a_command_that_fails_is_an_error_with_its_status() {
         let error = run(&mut shell("exit 3"), SOON, |_| {}).unwrap_err();
         assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn both_outputs_of_a_command_that_fails_are_heard_apart() {
+        let heard = hear(&mut shell("echo one; echo two >&2; exit 2"), SOON).unwrap();
+        assert_eq!((heard.status.code(), &*heard.said, &*heard.complained), (Some(2), "one\n", "two\n"));
     }
 
     #[test]

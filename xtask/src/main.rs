@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `test` | `cargo xtask test`: the steps of a full check, their summary and the closing count |
 //! | `rules` | the rules on our own sources that no lint knows: where `unsafe`, copies and atomics may stand |
-//! | `peers` | `cargo xtask bench-peers`: Carrack and UCX side by side on the same two cores |
+//! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
 //! | `error` | what can go wrong, and what to do about it |
@@ -31,7 +31,7 @@ struct Arguments {
 enum Task {
     /// Run everything that CI runs, installing what it needs
     Test(test::Options),
-    /// Measure Carrack and UCX side by side, in alternating rounds on the same two cores
+    /// Measure Carrack, UCX and MPICH side by side, in alternating rounds on the same two cores
     BenchPeers(peers::Options),
 }
 

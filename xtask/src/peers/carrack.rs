@@ -1,118 +1,119 @@
-//! Runs `carrack perf`, which starts its own two ranks, and reads what it prints.
+//! Runs `carrack perf`, which starts its own two ranks.
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
-use serde::Deserialize;
-
-use super::comparison::{Figure, Quantity, Test};
 use super::cores::Cores;
-use crate::child;
+use super::row::Row;
+use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit};
+use crate::child::{self, Heard};
 use crate::error::TaskError;
-use crate::workspace::{Workspace, clean};
+use crate::workspace::clean;
+
+/// The status of a command that was asked for what it has not: an option, or a size.
+const REFUSED: i32 = 2;
+
+/// What a row is tried with, to see whether it can be done at all.
+const TRY_SECONDS: f64 = 0.02;
+
+/// It is measured as it comes.
+const AS_IT_COMES: Variant = Variant { name: "", env: &[] };
 
 /// Our own command, built for release.
 #[derive(Debug)]
 pub(super) struct Carrack {
-    program: PathBuf,
-    cores: Cores,
-    /// What `perf` is told besides the test, as far as it knows it.
-    extra: Vec<String>,
-    /// When a run counts as hung.
-    limit: Duration,
-}
-
-/// A line of `carrack perf --json`.
-#[derive(Debug, Deserialize)]
-struct Line {
-    size: usize,
-    latency_us: Option<Latency>,
-    /// Messages a second.
-    rate_mps: Option<f64>,
-}
-
-/// One way, in microseconds.
-#[derive(Debug, Deserialize)]
-struct Latency {
-    p50: f64,
-    mean: Option<f64>,
+    pub(super) program: PathBuf,
+    pub(super) cores: Cores,
+    /// How long a run measures.
+    pub(super) seconds: f64,
 }
 
 impl Carrack {
-    pub(super) fn build(workspace: &Workspace, cores: Cores, seconds: f64) -> Result<Self, TaskError> {
-        let limit = Duration::from_secs(20 * 60);
-        child::run(
-            workspace.cargo().args(["build", "--release", "--package", "carrack-cli"]),
-            limit,
-            child::echo,
-        )?;
-        let program = workspace.target.join("release/carrack");
-
-        let help =
-            child::read(Command::new(&program).args(["perf", "latency", "--help"]), Duration::from_secs(60))?;
-        let knows = |option: &str| help.contains(option);
-        let mut extra = Vec::new();
-        if knows("--bind") {
-            extra.extend(["--bind".to_owned(), "core".to_owned()]);
-        }
-        if knows("--seconds") {
-            extra.extend(["--seconds".to_owned(), seconds.to_string()]);
-        }
-        Ok(Self { program, cores, extra, limit: Duration::from_secs(120) })
-    }
-
-    /// One run.
-    pub(super) fn measure(&self, test: &Test) -> Result<Figure, TaskError> {
+    fn run(&self, row: &Row, seconds: f64) -> Result<(Command, Heard), TaskError> {
         let mut command = Cores::pin(&[self.cores.0, self.cores.1], &self.program);
         clean(&mut command);
         command
-            .arg("perf")
-            .args(test.carrack)
-            .args(["--size", &test.size.to_string(), "--json"])
-            .args(&self.extra);
-        let mut said = String::new();
-        child::run(&mut command, self.limit, |line| {
-            said.push_str(line);
-            said.push('\n');
-        })?;
-        parse(&said, test)
+            .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
+            .args(["--seconds", &seconds.to_string(), "--bind", "core", "--json"]);
+        let heard = child::hear(&mut command, limit(seconds))?;
+        Ok((command, heard))
     }
 }
 
-fn parse(said: &str, test: &Test) -> Result<Figure, TaskError> {
-    let lines = said.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    let figure = lines.filter(|line| line.size == test.size).find_map(|line| match test.quantity {
-        Quantity::Latency => line.latency_us.map(|us| Figure { value: us.p50, average: us.mean }),
-        // Carrack prints 10⁶ messages a second, UCX messages a second.
-        Quantity::Rate => line.rate_mps.map(|rate| Figure { value: rate * 1e6, average: None }),
-    });
-    figure.ok_or_else(|| TaskError::Output {
-        program: "carrack perf --json",
-        expected: "a line with this size and its latency_us.p50 or rate_mps",
-        found: said.to_owned(),
-    })
+impl Side for Carrack {
+    fn name(&self) -> &'static str {
+        "carrack"
+    }
+
+    fn version(&self) -> String {
+        format!("Carrack {}", env!("CARGO_PKG_VERSION"))
+    }
+
+    fn is_peer(&self) -> bool {
+        false
+    }
+
+    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+        let (command, heard) = self.run(row, TRY_SECONDS)?;
+        if heard.status.code() == Some(REFUSED) {
+            return Ok(Prepared::Cannot(reason(&heard.complained)));
+        }
+        read(&heard.unless_failed(&command)?, row)?;
+        Ok(Prepared::Ready(Setting { variant: &AS_IT_COMES, iterations: 0 }))
+    }
+
+    fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
+        let (command, heard) = self.run(row, self.seconds)?;
+        read(&heard.unless_failed(&command)?, row)
+    }
+}
+
+fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
+    side::read_line("carrack perf --json", said, row)
+}
+
+/// Why it refuses: the first line of what it complained, without its name.
+fn reason(complained: &str) -> String {
+    let line = complained.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+    ["carrack: ", "error: "]
+        .into_iter()
+        .fold(line, |line, prefix| line.strip_prefix(prefix).unwrap_or(line))
+        .into()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::comparison::TESTS;
     use super::*;
 
-    const LATENCY: &str = r#"{"op":"am","test":"latency","size":8,"threads":1,"transport":"shm","mem":"host","latency_us":{"min":0.05,"p50":0.061,"p99":0.1,"max":9.0},"bandwidth_gbps":null,"rate_mps":null}"#;
-    const RATE: &str = r#"{"op":"am","test":"rate","size":8,"threads":1,"transport":"shm","mem":"host","latency_us":null,"bandwidth_gbps":0.2,"rate_mps":35.0}"#;
+    const LATENCY: &str = r#"{"op":"am","test":"latency","size":8,"threads":1,"transport":"shm","mem":"host","latency_us":{"min":0.05,"mean":0.07,"p50":0.061,"p99":0.1,"max":9.0},"bandwidth_gbps":null,"rate_mps":null}"#;
+    const STREAM: &str = r#"{"op":"am","test":"rate","size":8,"threads":1,"transport":"shm","mem":"host","latency_us":null,"bandwidth_gbps":0.28,"rate_mps":35.0}"#;
+
+    fn row(text: &str) -> Row {
+        text.parse().unwrap()
+    }
 
     #[test]
     fn the_line_of_the_size_is_read_and_all_others_ignored() {
         let said = format!("starting\n{}\n{LATENCY}\n", LATENCY.replace("\"size\":8", "\"size\":16"));
-        assert_eq!(parse(&said, &TESTS[0]).ok(), Some(Figure { value: 0.061, average: None }));
-        assert_eq!(parse(RATE, &TESTS[1]).ok(), Some(Figure { value: 3.5e7, average: None }));
+        let latency = Figure { value: 0.061, average: Some(0.07) };
+        assert_eq!(read(&said, &row("am:latency:8")).ok(), Some(latency));
+        assert_eq!(read(STREAM, &row("am:rate:8")).ok(), Some(Figure { value: 35.0, average: None }));
+        let stream = STREAM.replace("rate\",", "bandwidth\",");
+        assert_eq!(read(&stream, &row("am:bandwidth:8")).ok(), Some(Figure { value: 0.28, average: None }));
     }
 
     #[test]
     fn a_line_without_what_the_test_measures_is_an_error_that_shows_it() {
-        assert!(parse(LATENCY, &TESTS[1]).is_err());
-        let error = parse("nothing to see\n", &TESTS[0]).unwrap_err().to_string();
+        assert!(read(LATENCY, &row("am:rate:8")).is_err());
+        assert!(read(&LATENCY.replace("0.061", "0.0"), &row("am:latency:8")).is_err());
+        let error = read("nothing to see\n", &row("am:latency:8")).unwrap_err().to_string();
         assert!(error.contains("nothing to see"), "{error}");
+    }
+
+    #[test]
+    fn the_reason_of_a_refusal_is_its_first_line() {
+        assert_eq!(reason("\ncarrack: too long: leave it out\nmore"), "too long: leave it out");
+        assert_eq!(reason("error: invalid value\n"), "invalid value");
+        assert_eq!(reason(""), "it does not say why");
     }
 }

@@ -1,100 +1,111 @@
-//! What is compared with what.
+//! Rounds of all sides in turn, their medians, and the better peer.
 
-use crate::error::TaskError;
-use crate::peers::carrack::Carrack;
-use crate::peers::ucx::{Tuned, Ucx};
+use super::row::Row;
+use super::side::{Figure, Prepared, Setting, Side};
 
-/// A test that both sides have.
-#[derive(Debug)]
-pub(super) struct Test {
-    pub(super) name: &'static str,
-    pub(super) quantity: Quantity,
-    /// Bytes of a message.
-    pub(super) size: usize,
-    /// The words after `carrack perf`.
-    pub(super) carrack: &'static [&'static str],
-    /// The name after `ucx_perftest -t`.
-    pub(super) ucx: &'static str,
-}
-
-/// What a test measures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Quantity {
-    /// One way, in microseconds: the median of all messages, since both sides have it and a thread that loses its
-    /// core for a moment does not move it. UCX prints it in steps of about 5 ns; the averages stand beside it.
-    Latency,
-    /// Messages a second: the average of the whole run on both sides.
-    Rate,
-}
-
-/// All tests.
-pub(super) const TESTS: &[Test] = &[
-    Test {
-        name: "am latency, 8 B",
-        quantity: Quantity::Latency,
-        size: 8,
-        carrack: &["latency", "--op", "am"],
-        ucx: "ucp_am_lat",
-    },
-    Test {
-        name: "am rate, 8 B",
-        quantity: Quantity::Rate,
-        size: 8,
-        carrack: &["rate", "--op", "am"],
-        ucx: "ucp_am_bw",
-    },
-    Test {
-        name: "send latency, 8 B",
-        quantity: Quantity::Latency,
-        size: 8,
-        carrack: &["latency", "--op", "send"],
-        ucx: "tag_lat",
-    },
-];
-
-/// What one run of one side gave.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Figure {
-    /// In the unit of the test's quantity.
-    pub(super) value: f64,
-    /// The average, of a latency whose side prints one; in the same unit.
-    pub(super) average: Option<f64>,
-}
-
-/// A test with what its rounds gave so far.
+/// A row with what its rounds gave so far.
 #[derive(Debug)]
 pub(super) struct Measured {
-    pub(super) test: &'static Test,
-    pub(super) tuned: Tuned,
-    pub(super) carrack: Vec<Figure>,
-    pub(super) ucx: Vec<Figure>,
+    pub(super) row: Row,
+    /// In the order of the sides.
+    pub(super) entries: Vec<Entry>,
+}
+
+/// What one side gave in one row.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) side: &'static str,
+    pub(super) is_peer: bool,
+    /// Once it is prepared.
+    pub(super) setting: Option<Setting>,
+    /// One a round.
+    pub(super) figures: Vec<Figure>,
+    /// Why it is measured no further.
+    pub(super) out: Option<Out>,
+}
+
+/// Why a side is not, or not any more, measured in a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Out {
+    /// It has nothing of the kind, or not yet.
+    Cannot(String),
+    /// The row is skipped, since Carrack cannot do it.
+    Skipped,
+    /// A run failed, or hung and was ended; there is no other try, since each may take as long.
+    Failed(String),
 }
 
 impl Measured {
-    pub(super) fn new(test: &'static Test, tuned: Tuned) -> Self {
-        Self { test, tuned, carrack: Vec::new(), ucx: Vec::new() }
+    /// Asks each side whether it can do the row, and with which settings. A row that Carrack cannot do is skipped.
+    pub(super) fn prepare(row: Row, sides: &[Box<dyn Side>]) -> Self {
+        let mut measured = Self { row, entries: Vec::new() };
+        for side in sides {
+            let mut entry = Entry::new(side.name(), side.is_peer());
+            if measured.is_skipped() {
+                entry.out = Some(Out::Skipped);
+            } else {
+                match side.prepare(&row) {
+                    Ok(Prepared::Ready(setting)) => entry.setting = Some(setting),
+                    Ok(Prepared::Cannot(why)) => entry.out = Some(Out::Cannot(why)),
+                    Err(error) => entry.out = Some(Out::Failed(error.to_string())),
+                }
+            }
+            measured.entries.push(entry);
+        }
+        measured
     }
 
     /// One run of each side. Who goes first changes from round to round, in case the machine warms up or slows down.
-    pub(super) fn round(
-        &mut self,
-        carrack_first: bool,
-        carrack: Option<&Carrack>,
-        ucx: &Ucx,
-    ) -> Result<(), TaskError> {
-        for carracks_turn in [carrack_first, !carrack_first] {
-            if !carracks_turn {
-                self.ucx.push(ucx.measure(self.test, &self.tuned)?);
-            } else if let Some(carrack) = carrack {
-                self.carrack.push(carrack.measure(self.test)?);
+    pub(super) fn round(&mut self, number: usize, sides: &[Box<dyn Side>]) {
+        for turn in 0..sides.len() {
+            let which = (number + turn) % sides.len();
+            let entry = &mut self.entries[which];
+            let Some(setting) = entry.setting.filter(|_| entry.out.is_none()) else { continue };
+            match sides[which].measure(&self.row, &setting) {
+                Ok(figure) => entry.figures.push(figure),
+                Err(error) => entry.out = Some(Out::Failed(error.to_string())),
             }
         }
-        Ok(())
+    }
+
+    /// Whether Carrack cannot do the row, so that nothing of it is measured.
+    fn is_skipped(&self) -> bool {
+        self.entries.iter().any(|entry| !entry.is_peer && matches!(entry.out, Some(Out::Cannot(_))))
+    }
+
+    /// Our own entry, unless only peers are measured.
+    pub(super) fn ours(&self) -> Option<&Entry> {
+        self.entries.iter().find(|entry| !entry.is_peer)
+    }
+
+    /// The peer with the better median, if any has one.
+    pub(super) fn better_peer(&self) -> Option<&Entry> {
+        let peers = self.entries.iter().filter(|entry| entry.is_peer);
+        let with_median = peers.filter_map(|entry| Some((entry.median()?, entry)));
+        let better =
+            with_median.reduce(|best, next| if self.row.test.prefers(next.0, best.0) { next } else { best });
+        better.map(|(_, entry)| entry)
+    }
+}
+
+impl Entry {
+    pub(super) fn new(side: &'static str, is_peer: bool) -> Self {
+        Self { side, is_peer, setting: None, figures: Vec::new(), out: None }
+    }
+
+    /// Of the rounds' values.
+    pub(super) fn median(&self) -> Option<f64> {
+        median(self.figures.iter().map(|figure| figure.value))
+    }
+
+    /// Of the rounds' averages.
+    pub(super) fn average(&self) -> Option<f64> {
+        median(self.figures.iter().filter_map(|figure| figure.average))
     }
 }
 
 /// The middle of the values, or the mean of the two in the middle; nothing of none.
-pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     let (low, high) = (sorted.len().checked_sub(1)? / 2, sorted.len() / 2);
@@ -103,7 +114,86 @@ pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::side::Variant;
     use super::*;
+    use crate::error::TaskError;
+
+    /// A side that answers as it is told.
+    struct Told {
+        name: &'static str,
+        is_peer: bool,
+        can: bool,
+        value: Option<f64>,
+    }
+
+    const PLAIN: Variant = Variant { name: "", env: &[] };
+
+    impl Side for Told {
+        fn name(&self) -> &'static str {
+            self.name
+        }
+
+        fn version(&self) -> String {
+            self.name.into()
+        }
+
+        fn is_peer(&self) -> bool {
+            self.is_peer
+        }
+
+        fn prepare(&self, _: &Row) -> Result<Prepared, TaskError> {
+            let setting = Setting { variant: &PLAIN, iterations: 1 };
+            Ok(if self.can { Prepared::Ready(setting) } else { Prepared::Cannot("not yet".into()) })
+        }
+
+        fn measure(&self, _: &Row, _: &Setting) -> Result<Figure, TaskError> {
+            let hung = || TaskError::TimedOut { command: self.name.into(), limit: std::time::Duration::ZERO };
+            self.value.map(|value| Figure { value, average: None }).ok_or_else(hung)
+        }
+    }
+
+    fn sides(can: bool, values: [Option<f64>; 3]) -> Vec<Box<dyn Side>> {
+        let names = ["carrack", "UCX", "MPICH"];
+        let told = names.into_iter().zip(values).map(|(name, value)| -> Box<dyn Side> {
+            let is_peer = name != "carrack";
+            Box::new(Told { name, is_peer, can: can || is_peer, value })
+        });
+        told.collect()
+    }
+
+    fn measured(row: &str, can: bool, values: [Option<f64>; 3]) -> Measured {
+        let sides = sides(can, values);
+        let mut measured = Measured::prepare(row.parse().unwrap(), &sides);
+        (0..2).for_each(|number| measured.round(number, &sides));
+        measured
+    }
+
+    #[test]
+    fn the_better_peer_has_the_lower_latency_or_the_higher_rate() {
+        let better = |row, values| measured(row, true, values).better_peer().map(|entry| entry.side);
+        let values = [Some(1.0), Some(2.0), Some(3.0)];
+        assert_eq!(better("send:latency:8", values), Some("UCX"));
+        assert_eq!(better("send:rate:8", values), Some("MPICH"));
+        assert_eq!(better("send:bandwidth:8", values), Some("MPICH"));
+        assert_eq!(better("send:rate:8", [Some(1.0), Some(2.0), None]), Some("UCX"));
+        assert_eq!(better("send:rate:8", [Some(1.0), None, None]), None);
+    }
+
+    #[test]
+    fn a_side_that_hangs_is_out_and_the_others_go_on() {
+        let measured = measured("send:latency:8", true, [Some(1.0), None, Some(3.0)]);
+        assert!(matches!(&measured.entries[1].out, Some(Out::Failed(why)) if why.contains("UCX")));
+        let rounds: Vec<usize> = measured.entries.iter().map(|entry| entry.figures.len()).collect();
+        assert_eq!(rounds, [2, 0, 2]);
+    }
+
+    #[test]
+    fn a_row_that_carrack_cannot_do_is_skipped_by_all() {
+        let measured = measured("send:latency:1M", false, [Some(1.0); 3]);
+        assert!(measured.is_skipped() && measured.better_peer().is_none());
+        assert_eq!(measured.ours().unwrap().out, Some(Out::Cannot("not yet".into())));
+        assert!(measured.entries[1..].iter().all(|entry| entry.out == Some(Out::Skipped)));
+    }
 
     #[test]
     fn the_median_is_the_middle_or_the_mean_of_both_middles() {

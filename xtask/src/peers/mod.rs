@@ -1,15 +1,23 @@
-//! `cargo xtask bench-peers`: Carrack and UCX side by side.
+//! `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side.
 //!
-//! The same machine, the same minutes, the same two cores, both pinned, in rounds that alternate between the two and
-//! change who goes first; of each the median over the rounds, and the ratio of the medians. UCX gets whatever makes
-//! it fastest here: its transports are tried first, test by test.
+//! The same machine, the same minutes, the same two cores, both ranks pinned, in rounds in which all sides take turns
+//! and another one goes first; of each the median over the rounds, and the ratio to the better peer's. Peers get
+//! whatever makes them fastest here: their settings are tried first, row by row.
+//!
+//! With `--pack DIR` all that this needs goes into a folder, which can be carried to a machine without Cargo; there
+//! `DIR/xtask bench-peers --packed DIR` does the same.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `comparison` | the tests, and what is compared with what |
-//! | `install` | brings UCX from the package registry, without root |
+//! | `install` | brings the peers from the package registry, without root |
+//! | `kit` | where the programs are: built here, or packed |
+//! | `pack` | puts them all into a folder |
+//! | `row` | what is measured |
+//! | `side` | what every side can do; finds a peer's best settings; reads lines of JSON |
+//! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
-//! | `carrack` | runs `carrack perf` and reads its output |
+//! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
+//! | `comparison` | rounds of all sides, their medians, the better peer |
 //! | `cores` | chooses two cores and pins to them |
 //! | `machine` | says where the figures were measured |
 //! | `report` | the medians, as a table or as JSON |
@@ -18,8 +26,13 @@ mod carrack;
 mod comparison;
 mod cores;
 mod install;
+mod kit;
 mod machine;
+mod mpich;
+mod pack;
 mod report;
+mod row;
+mod side;
 mod ucx;
 
 use std::path::PathBuf;
@@ -28,10 +41,14 @@ use std::process::ExitCode;
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 use carrack::Carrack;
-use comparison::{Measured, TESTS};
+use comparison::{Measured, Out};
 use cores::Cores;
+use kit::Kit;
 use machine::Machine;
-use report::Report;
+use mpich::Mpich;
+use report::{Heading, Report};
+use row::{ROWS, Row};
+use side::Side;
 use ucx::Ucx;
 
 /// Load from which on the user is warned. Building Carrack just before may reach it too; then repeat the run.
@@ -39,60 +56,111 @@ const BUSY: f64 = 0.5;
 
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
+#[command(after_help = "\
+A row that Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and not
+measured any further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
     /// Rounds; the median over them is taken
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Seconds that one measurement is to last
-    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     seconds: f64,
-    /// Print one JSON object instead of the table
+    /// Rows, such as send:latency:8,send:bandwidth:64K: am or send; latency, bandwidth or rate; bytes
+    #[arg(long, value_name = "OP:TEST:SIZE,...", value_delimiter = ',')]
+    rows: Vec<Row>,
+    /// Print lines of JSON, the conditions and then one for each row; the table goes to standard error
     #[arg(long)]
     json: bool,
     /// Where the peers are, or are to be installed [default: peers in the target directory]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     peers: Option<PathBuf>,
     /// The two cores, as in `0,1` [default: two that share no core]
     #[arg(long, value_name = "A,B")]
     cores: Option<Cores>,
-    /// Measure UCX alone
-    #[arg(long)]
+    /// Measure the peers alone
+    #[arg(long, conflicts_with = "pack")]
     peer_only: bool,
+    /// Measure nothing, but put all that it takes into this folder, for a machine without Cargo and network
+    #[arg(long, value_name = "DIR", conflicts_with = "packed")]
+    pack: Option<PathBuf>,
+    /// Measure with what was packed into this folder, and ask Cargo for nothing
+    #[arg(long, value_name = "DIR")]
+    packed: Option<PathBuf>,
 }
 
-/// Measures, and prints the comparison.
+/// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
-    let workspace = Workspace::load()?;
+    let kit = match &options.packed {
+        Some(folder) => Kit::packed(folder)?,
+        None => {
+            let workspace = Workspace::load()?;
+            let peers = options.peers.clone().unwrap_or_else(|| workspace.target.join("peers"));
+            Kit::build(&workspace, &peers, options.peer_only)?
+        }
+    };
+    let Some(folder) = &options.pack else { return compare(options, &kit) };
+    let bytes = pack::pack(&kit, folder)?;
+    let folder = folder.display();
+    println!(
+        "{folder}: {:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}",
+        bytes as f64 / 1048576.0
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
     let cores = match options.cores {
         Some(cores) => cores,
         None => Cores::choose()?,
     };
-    let peers = options.peers.clone().unwrap_or_else(|| workspace.target.join("peers"));
-    let ucx = Ucx::new(install::ucx(&peers)?, cores)?;
-    let carrack =
-        if options.peer_only { None } else { Some(Carrack::build(&workspace, cores, options.seconds)?) };
+    let seconds = options.seconds;
+    let mut sides: Vec<Box<dyn Side>> = Vec::new();
+    if !options.peer_only {
+        sides.push(Box::new(Carrack { program: kit.carrack.clone(), cores, seconds }));
+    }
+    sides.push(Box::new(Ucx::new(kit.ucx(), cores, seconds)?));
+    sides.push(Box::new(Mpich::new(kit.mpich(), kit.mpi_bench(), cores, seconds)?));
 
     let machine = Machine::look()?;
     if machine.load_before > BUSY {
-        eprintln!(
-            "warning: the load is {:.2}; something else runs here and disturbs both sides",
-            machine.load_before
-        );
+        let load = machine.load_before;
+        eprintln!("warning: the load is {load:.2}; something else runs here and disturbs all sides");
     }
+    let measured = measure(options, &sides);
+    let heading = Heading {
+        machine,
+        cores,
+        rounds: options.rounds,
+        seconds,
+        sides: sides.iter().map(|side| side.version()).collect(),
+    };
+    let report = Report { heading, measured: &measured };
+    if options.json {
+        println!("{}", report.json());
+        eprintln!("{}", report.table());
+    } else {
+        println!("{}", report.table());
+    }
+    let mut entries = measured.iter().flat_map(|one| &one.entries);
+    let failed = entries.any(|entry| matches!(entry.out, Some(Out::Failed(_))));
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
+    let rows = if options.rows.is_empty() { ROWS } else { &options.rows };
     let mut measured: Vec<Measured> = Vec::new();
-    for test in TESTS {
-        eprintln!("trying UCX's transports: {}", test.name);
-        measured.push(Measured::new(test, ucx.tune(test, options.seconds)?));
+    for row in rows {
+        eprintln!("trying settings: {row}");
+        measured.push(Measured::prepare(*row, sides));
     }
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
         for one in &mut measured {
-            one.round(round % 2 == 0, carrack.as_ref(), &ucx)?;
+            one.round(round as usize, sides);
         }
     }
-    let report = Report::new(machine, &measured, &ucx, cores, options.rounds, options.seconds);
-    println!("{}", if options.json { report.json() } else { report.table() });
-    Ok(ExitCode::SUCCESS)
+    measured
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -1,6 +1,5 @@
 //! Runs `ucx_perftest`, a server and a client, and reads what the client prints.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -8,39 +7,29 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::comparison::{Figure, Quantity, Test};
 use super::cores::Cores;
+use super::row::{Op, Row, Test};
+use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
 use crate::error::TaskError;
 
-/// Transports that UCX is tried with: all that it has, and each kind of shared memory without the rest to poll.
-const TRANSPORTS: &[&str] = &["all", "posix,sysv,self", "posix,self", "sysv,self"];
-
-/// Runs of each transport; the best one counts, since what disturbs a run only makes it worse.
-const TRIES: usize = 3;
-
-/// Iterations of a try, a few hundredths of a second.
-const TRY_ITERATIONS: u64 = 100_000;
+/// Transports that UCX is tried with: each kind of shared memory by itself, and all of them with the kernel's copies.
+const VARIANTS: &[Variant] = &[
+    Variant { name: "posix,self", env: &[("UCX_TLS", "posix,self")] },
+    Variant { name: "sysv,self", env: &[("UCX_TLS", "sysv,self")] },
+    Variant { name: "posix,sysv,cma,self", env: &[("UCX_TLS", "posix,sysv,cma,self")] },
+];
 
 /// How long the server may take to listen.
 const LISTENS: Duration = Duration::from_secs(20);
-
-/// When a client counts as hung. A run takes seconds; on a machine that is busy with something else, minutes.
-const HANGS: Duration = Duration::from_secs(600);
 
 /// UCX, installed.
 #[derive(Debug)]
 pub(super) struct Ucx {
     home: PathBuf,
     cores: Cores,
-    pub(super) version: String,
-}
-
-/// What makes UCX fastest in a test, and how long to run it.
-#[derive(Debug, Clone)]
-pub(super) struct Tuned {
-    pub(super) transports: &'static str,
-    pub(super) iterations: u64,
+    seconds: f64,
+    version: String,
 }
 
 /// The columns that `ucx_perftest -v` prints.
@@ -48,13 +37,14 @@ pub(super) struct Tuned {
 struct Final {
     median_us: f64,
     average_us: f64,
+    mebibytes_per_second: f64,
     messages_per_second: f64,
 }
 
 impl Ucx {
-    pub(super) fn new(home: PathBuf, cores: Cores) -> Result<Self, TaskError> {
-        let mut ucx = Self { home, cores, version: String::new() };
-        let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")), "all");
+    pub(super) fn new(home: PathBuf, cores: Cores, seconds: f64) -> Result<Self, TaskError> {
+        let mut ucx = Self { home, cores, seconds, version: String::new() };
+        let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")));
         let said = child::read(info.arg("-v"), Duration::from_secs(60))?;
         // "# Library version: 1.22.0"
         let version =
@@ -63,76 +53,74 @@ impl Ucx {
         Ok(ucx)
     }
 
-    /// Finds the transports that make it fastest, and the iterations that take `seconds`.
-    pub(super) fn tune(&self, test: &Test, seconds: f64) -> Result<Tuned, TaskError> {
-        let mut best: Option<(f64, Final, &'static str)> = None;
-        for transports in TRANSPORTS {
-            for _ in 0..TRIES {
-                let tried = self.run(test, transports, TRY_ITERATIONS)?;
-                let score = match test.quantity {
-                    Quantity::Latency => -tried.average_us,
-                    Quantity::Rate => tried.messages_per_second,
-                };
-                if best.as_ref().is_none_or(|(highest, ..)| score > *highest) {
-                    best = Some((score, tried, transports));
-                }
-            }
-        }
-        let Some((_, best, transports)) = best else {
-            return Ok(Tuned { transports: "all", iterations: TRY_ITERATIONS });
-        };
-        let per_second = match test.quantity {
-            // An iteration is there and back.
-            Quantity::Latency => 1e6 / (2.0 * best.average_us.max(0.001)),
-            Quantity::Rate => best.messages_per_second,
-        };
-        // A float's conversion saturates, and the bounds keep what is left in reason.
-        let iterations = ((per_second * seconds) as u64).clamp(10_000, 10_000_000_000);
-        Ok(Tuned { transports, iterations })
-    }
-
-    /// One run of the length that was found.
-    pub(super) fn measure(&self, test: &Test, tuned: &Tuned) -> Result<Figure, TaskError> {
-        let columns = self.run(test, tuned.transports, tuned.iterations)?;
-        Ok(match test.quantity {
-            Quantity::Latency => Figure { value: columns.median_us, average: Some(columns.average_us) },
-            Quantity::Rate => Figure { value: columns.messages_per_second, average: None },
-        })
-    }
-
-    fn run(&self, test: &Test, transports: &str, iterations: u64) -> Result<Final, TaskError> {
+    fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
         let port = free_port()?;
+        // Its own default, 10,000, is seconds of messages of a megabyte.
+        let warm_up = (setting.iterations / 10).clamp(1, 10_000);
         let perftest = |cpu: usize, server: Option<&str>| {
             let program = self.home.join("bin/ucx_perftest");
-            let mut command = self.with_libraries(Cores::pin(&[cpu], program), transports);
-            command.args(server).args(["-p", &port.to_string(), "-t", test.ucx, "-f", "-v"]);
-            command.args(["-s", &test.size.to_string(), "-n", &iterations.to_string()]);
+            let mut command = self.with_libraries(Cores::pin(&[cpu], program));
+            command.args(server).args(["-p", &port.to_string(), "-t", name(row), "-f", "-v"]);
+            command.args(["-s", &row.size.to_string(), "-w", &warm_up.to_string()]);
+            command.args(["-n", &setting.iterations.to_string()]);
+            command.envs(setting.variant.env.iter().copied());
             command
         };
         let mut server = Running::start(perftest(self.cores.0, None).stdout(Stdio::null()))?;
         wait_until_listening(port, &mut server)?;
 
         let mut client = perftest(self.cores.1, Some("127.0.0.1"));
-        let mut said = String::new();
-        child::run(&mut client, HANGS, |line| {
-            said.push_str(line);
-            said.push('\n');
-        })?;
+        let heard = child::hear(&mut client, limit(self.seconds))?;
         wait_until_ended(&mut server)?;
-        parse(&said)
+        Ok(parse(&heard.unless_failed(&client)?)?.figure(row.test))
     }
 
-    /// Tells a program of UCX where its libraries are and which transports to use.
-    fn with_libraries(&self, mut command: Command, transports: &str) -> Command {
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("UCX_") {
-                command.env_remove(name);
-            }
-        }
+    /// Tells a program of UCX where its libraries are.
+    fn with_libraries(&self, mut command: Command) -> Command {
+        side::without(&mut command, &["UCX_"]);
         let lib = self.home.join("lib");
-        command.env("UCX_TLS", transports).env("UCX_MODULE_DIR", lib.join("ucx"));
-        command.env::<_, &OsStr>("LD_LIBRARY_PATH", lib.as_ref());
+        command.env("UCX_MODULE_DIR", lib.join("ucx")).env("LD_LIBRARY_PATH", lib);
         command
+    }
+}
+
+impl Side for Ucx {
+    fn name(&self) -> &'static str {
+        "UCX"
+    }
+
+    fn version(&self) -> String {
+        format!("UCX {}", self.version)
+    }
+
+    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+        tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting))
+    }
+
+    fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        self.run(row, setting)
+    }
+}
+
+impl Final {
+    fn figure(&self, test: Test) -> Figure {
+        match test {
+            Test::Latency => Figure { value: self.median_us, average: Some(self.average_us) },
+            Test::Bandwidth => {
+                Figure { value: self.mebibytes_per_second * f64::from(1 << 20) / 1e9, average: None }
+            }
+            Test::Rate => Figure { value: self.messages_per_second / 1e6, average: None },
+        }
+    }
+}
+
+/// The name after `ucx_perftest -t`.
+fn name(row: &Row) -> &'static str {
+    match (row.op, row.test) {
+        (Op::Am, Test::Latency) => "ucp_am_lat",
+        (Op::Am, Test::Bandwidth | Test::Rate) => "ucp_am_bw",
+        (Op::Send, Test::Latency) => "tag_lat",
+        (Op::Send, Test::Bandwidth | Test::Rate) => "tag_bw",
     }
 }
 
@@ -178,16 +166,18 @@ fn parse(said: &str) -> Result<Final, TaskError> {
         found: said.to_owned(),
     };
     let names = said.lines().find(|line| line.starts_with("iterations,")).ok_or_else(unreadable)?;
-    let numbers =
-        said.lines().rfind(|line| line.starts_with(|c: char| c.is_ascii_digit())).ok_or_else(unreadable)?;
+    // It pads its numbers on the left.
+    let is_numbers = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
+    let numbers = said.lines().rfind(is_numbers).ok_or_else(unreadable)?;
     let column = |name: &str| {
         let at = names.split(',').position(|one| one == name)?;
-        numbers.split(',').nth(at)?.parse().ok()
+        numbers.split(',').nth(at)?.trim().parse().ok()
     };
     let columns = || {
         Some(Final {
             median_us: column("50.0_percentile_lat")?,
             average_us: column("overall_lat")?,
+            mebibytes_per_second: column("overall_bw")?,
             messages_per_second: column("overall_mr")?,
         })
     };
@@ -203,8 +193,24 @@ mod tests {
         let said = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
                     100,0.300,0.900,0.900,1.0,1.0,1,1\n\
                     200000,0.060,0.059,0.061,128.94,128.94,16900420,16900421\n";
-        let expected = Final { median_us: 0.060, average_us: 0.061, messages_per_second: 16_900_421.0 };
-        assert_eq!(parse(said).ok(), Some(expected));
+        let expected = Final {
+            median_us: 0.060,
+            average_us: 0.061,
+            mebibytes_per_second: 128.94,
+            messages_per_second: 16_900_421.0,
+        };
+        assert_eq!(parse(said).ok().as_ref(), Some(&expected));
+        let padded = said.replace("\n200000,0.060", "\n   512, 0.060");
+        assert_eq!(parse(&padded).ok(), Some(expected));
+    }
+
+    #[test]
+    fn its_units_become_ours() {
+        let last =
+            Final { median_us: 0.5, average_us: 0.6, mebibytes_per_second: 1000.0, messages_per_second: 2e6 };
+        assert_eq!(last.figure(Test::Latency), Figure { value: 0.5, average: Some(0.6) });
+        assert_eq!(last.figure(Test::Bandwidth), Figure { value: 1.048_576, average: None });
+        assert_eq!(last.figure(Test::Rate), Figure { value: 2.0, average: None });
     }
 
     #[test]

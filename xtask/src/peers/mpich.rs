@@ -1,0 +1,125 @@
+//! Runs `mpi_bench`, our own benchmark over MPI, below MPICH's `mpiexec`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::cores::Cores;
+use super::row::{Op, Row};
+use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
+use crate::child;
+use crate::error::TaskError;
+
+/// What MPICH is tried with. By itself it takes its own shared memory and asks its network for messages as well; it
+/// can also leave everything to the UCX that it carries, which is often faster.
+const VARIANTS: &[Variant] = &[
+    Variant { name: "as it comes", env: &[] },
+    Variant { name: "all by UCX, posix", env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self")] },
+    Variant {
+        name: "all by UCX, posix+cma",
+        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,sysv,cma,self")],
+    },
+];
+
+/// MPICH, installed, and the benchmark compiled with it.
+#[derive(Debug)]
+pub(super) struct Mpich {
+    home: PathBuf,
+    bench: PathBuf,
+    cores: Cores,
+    seconds: f64,
+    version: String,
+}
+
+impl Mpich {
+    pub(super) fn new(home: PathBuf, bench: PathBuf, cores: Cores, seconds: f64) -> Result<Self, TaskError> {
+        let mut info = Command::new(home.join("bin/mpiexec"));
+        let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
+        Ok(Self { home, bench, cores, seconds, version: version(&said) })
+    }
+
+    fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        let mut command = Command::new(self.home.join("bin/mpiexec"));
+        side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
+        // Each rank by itself, so that each has its own core; started here, not through ssh.
+        let arguments = [row.test.name(), &row.size.to_string(), &setting.iterations.to_string()];
+        command.args(["-launcher", "fork"]).args(rank(self.cores.0, &self.bench)).args(arguments);
+        command.arg(":").args(rank(self.cores.1, &self.bench)).args(arguments);
+        command.envs(setting.variant.env.iter().copied());
+        let heard = child::hear(&mut command, limit(self.seconds))?;
+        read(&heard.unless_failed(&command)?, row)
+    }
+}
+
+impl Side for Mpich {
+    fn name(&self) -> &'static str {
+        "MPICH"
+    }
+
+    fn version(&self) -> String {
+        format!("MPICH {}", self.version)
+    }
+
+    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+        match row.op {
+            Op::Am => Ok(Prepared::Cannot("MPI has no active messages".into())),
+            Op::Send => tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting)),
+        }
+    }
+
+    fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        self.run(row, setting)
+    }
+}
+
+/// The words that start one rank on one core.
+fn rank(cpu: usize, bench: &Path) -> Vec<std::ffi::OsString> {
+    let pinned = Cores::pin(&[cpu], bench);
+    let words = [pinned.get_program()].into_iter().chain(pinned.get_args());
+    ["-n".as_ref(), "1".as_ref()].into_iter().chain(words).map(Into::into).collect()
+}
+
+fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
+    side::read_line("mpi_bench", said, row)
+}
+
+/// "    Version:                                 5.0.2"
+fn version(said: &str) -> String {
+    let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"));
+    version.map_or("of unknown version", str::trim).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATENCY: &str = r#"{"test":"latency","size":8,"iterations":500000,"latency_us":{"min":0.8,"mean":1.11220,"p50":1.11667,"p99":1.2,"max":3667.5},"bandwidth_gbps":null,"rate_mps":null}"#;
+    const STREAM: &str = r#"{"test":"bandwidth","size":1048576,"iterations":2048,"latency_us":null,"bandwidth_gbps":10.25900,"rate_mps":0.00978}"#;
+
+    #[test]
+    fn the_line_of_the_benchmark_is_read_whatever_mpiexec_says_around_it() {
+        let latency = read(&format!("[mpiexec] hello\n{LATENCY}\n"), &"send:latency:8".parse().unwrap());
+        assert_eq!(latency.ok(), Some(Figure { value: 1.11667, average: Some(1.1122) }));
+        let bandwidth = read(STREAM, &"send:bandwidth:1M".parse().unwrap());
+        assert_eq!(bandwidth.ok(), Some(Figure { value: 10.259, average: None }));
+    }
+
+    #[test]
+    fn the_line_of_another_test_or_size_is_an_error() {
+        for wrong in ["send:latency:1M", "send:rate:1M", "send:bandwidth:64K"] {
+            let error = read(STREAM, &wrong.parse().unwrap()).unwrap_err().to_string();
+            assert!(error.contains("mpi_bench"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_version_is_the_one_of_hydra() {
+        assert_eq!(version("HYDRA build details:\n    Version:      5.0.2\n    CC: cc\n"), "5.0.2");
+        assert_eq!(version(""), "of unknown version");
+    }
+
+    #[test]
+    fn each_rank_is_pinned_by_itself() {
+        assert_eq!(rank(3, Path::new("/x/bench")), ["-n", "1", "taskset", "-c", "3", "/x/bench"]);
+    }
+}

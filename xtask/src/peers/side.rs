@@ -1,0 +1,218 @@
+//! What every side of the comparison can do, and how a peer's best settings are found.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::row::{Row, Test};
+use crate::error::TaskError;
+
+/// A program that is measured.
+pub(super) trait Side {
+    /// Its name in the table.
+    fn name(&self) -> &'static str;
+
+    /// Its name and version.
+    fn version(&self) -> String;
+
+    /// Whether it is one that Carrack is compared with.
+    fn is_peer(&self) -> bool {
+        true
+    }
+
+    /// Short runs, before the rounds: whether it can do the row, and with which settings it is fastest.
+    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError>;
+
+    /// One run.
+    fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError>;
+}
+
+/// The answer to whether a side can do a row.
+#[derive(Debug)]
+pub(super) enum Prepared {
+    Ready(Setting),
+    /// It cannot, for this reason; that is no failure.
+    Cannot(String),
+}
+
+/// How a side runs a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setting {
+    pub(super) variant: &'static Variant,
+    /// Messages, or round trips for a latency; nothing to a side that measures by time.
+    pub(super) iterations: u64,
+}
+
+/// Settings that a side is tried with.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Variant {
+    /// In the table; empty for none.
+    pub(super) name: &'static str,
+    /// Environment variables.
+    pub(super) env: &'static [(&'static str, &'static str)],
+}
+
+/// What one run of one side gave.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Figure {
+    /// In the unit of the test.
+    pub(super) value: f64,
+    /// The average, of a latency whose side prints one; in the same unit.
+    pub(super) average: Option<f64>,
+}
+
+impl Figure {
+    /// What a run of so many seconds takes: messages, or round trips.
+    fn iterations(&self, row: &Row, seconds: f64) -> u64 {
+        let per_second = match row.test {
+            // An iteration is there and back.
+            Test::Latency => 1e6 / (2.0 * self.average.unwrap_or(self.value).max(0.001)),
+            Test::Bandwidth => self.value * 1e9 / row.size.max(1) as f64,
+            Test::Rate => self.value * 1e6,
+        };
+        // A float's conversion saturates, and the bounds keep what is left in reason.
+        ((per_second * seconds) as u64).clamp(FEWEST, MOST)
+    }
+}
+
+/// Iterations that a figure needs at least, and that no run has more of.
+const FEWEST: u64 = 100;
+const MOST: u64 = 10_000_000_000;
+
+/// A try is about a tenth of a second: so many iterations, or fewer that move so many bytes. There is one of each
+/// variant, since starting a peer may take longer than that.
+const TRY_ITERATIONS: u64 = 200_000;
+const TRY_BYTES: u64 = 1 << 30;
+
+/// Finds the variant that makes a side fastest in a row, and the iterations that take `seconds`.
+///
+/// # Errors
+/// The last one, if no variant works; one that works is enough.
+pub(super) fn tune(
+    row: &Row,
+    seconds: f64,
+    variants: &'static [Variant],
+    run: impl Fn(&Setting) -> Result<Figure, TaskError>,
+) -> Result<Prepared, TaskError> {
+    let iterations = (TRY_BYTES / row.size.max(1) as u64).clamp(FEWEST, TRY_ITERATIONS);
+    let mut best: Option<(Figure, &'static Variant)> = None;
+    let mut failed = None;
+    for variant in variants {
+        match run(&Setting { variant, iterations }) {
+            Ok(figure) if best.is_none_or(|(best, _)| row.test.prefers(figure.value, best.value)) => {
+                best = Some((figure, variant));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let hung = matches!(error, TaskError::TimedOut { .. });
+                failed = Some(error);
+                // The next one would most likely hang as long.
+                if hung {
+                    break;
+                }
+            }
+        }
+    }
+    match (best, failed) {
+        (Some((figure, variant)), _) => {
+            Ok(Prepared::Ready(Setting { variant, iterations: figure.iterations(row, seconds) }))
+        }
+        (None, Some(error)) => Err(error),
+        (None, None) => Ok(Prepared::Cannot("there are no settings to try".into())),
+    }
+}
+
+/// When a run counts as hung: on a machine that is busy with something else it takes several times as long.
+pub(super) fn limit(seconds: f64) -> Duration {
+    Duration::from_secs(20) + Duration::from_secs_f64(10.0 * seconds)
+}
+
+/// Takes away what the caller's environment would change about a peer.
+pub(super) fn without(command: &mut Command, prefixes: &[&str]) {
+    for (name, _) in std::env::vars_os() {
+        if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+}
+
+/// A line of `carrack perf --json`, or of `mpi_bench`, which has the same fields.
+#[derive(Debug, Deserialize)]
+struct Line {
+    test: String,
+    size: usize,
+    latency_us: Option<Latency>,
+    /// 10⁹ bytes a second.
+    bandwidth_gbps: Option<f64>,
+    /// 10⁶ messages a second.
+    rate_mps: Option<f64>,
+}
+
+/// One way, in microseconds.
+#[derive(Debug, Deserialize)]
+struct Latency {
+    p50: f64,
+    mean: Option<f64>,
+}
+
+/// Finds the figure of a row among the lines of JSON that a program said.
+pub(super) fn read_line(program: &'static str, said: &str, row: &Row) -> Result<Figure, TaskError> {
+    let lines = said.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    let mut of_row = lines.filter(|line| line.size == row.size && line.test == row.test.name());
+    let plain = |value| Figure { value, average: None };
+    let figure = of_row.find_map(|line| match row.test {
+        Test::Latency => line.latency_us.map(|us| Figure { value: us.p50, average: us.mean }),
+        Test::Bandwidth => line.bandwidth_gbps.map(plain),
+        Test::Rate => line.rate_mps.map(plain),
+    });
+    figure.filter(|figure| figure.value.is_finite() && figure.value > 0.0).ok_or_else(|| TaskError::Output {
+        program,
+        expected: "a line of JSON with this test, this size and its figure",
+        found: said.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VARIANTS: &[Variant] = &[
+        Variant { name: "slow", env: &[] },
+        Variant { name: "broken", env: &[] },
+        Variant { name: "fast", env: &[] },
+    ];
+
+    fn row(text: &str) -> Row {
+        text.parse().unwrap()
+    }
+
+    fn broken() -> TaskError {
+        TaskError::Missing { what: "a transport".into(), remedy: "" }
+    }
+
+    #[test]
+    fn the_best_variant_that_works_is_taken_and_run_for_the_seconds_asked_for() {
+        let prepared = tune(&row("am:latency:8"), 0.5, VARIANTS, |setting| match setting.variant.name {
+            "slow" => Ok(Figure { value: 4.0, average: Some(4.0) }),
+            "fast" => Ok(Figure { value: 1.0, average: Some(2.0) }),
+            _ => Err(broken()),
+        });
+        let Ok(Prepared::Ready(setting)) = prepared else { panic!("{prepared:?}") };
+        // Half a second of round trips of 4 us.
+        assert_eq!((setting.variant.name, setting.iterations), ("fast", 125_000));
+    }
+
+    #[test]
+    fn a_side_of_which_no_variant_works_is_an_error() {
+        assert!(tune(&row("am:rate:8"), 0.5, VARIANTS, |_| Err(broken())).is_err());
+    }
+
+    #[test]
+    fn iterations_come_from_rates_and_bandwidths_and_are_never_too_few() {
+        let figure = Figure { value: 10.0, average: None };
+        assert_eq!(figure.iterations(&row("am:rate:8"), 2.0), 20_000_000);
+        assert_eq!(figure.iterations(&row("send:bandwidth:1M"), 1.0), 9_536);
+        assert_eq!(figure.iterations(&row("send:bandwidth:1024M"), 0.1), 100);
+    }
+}
