@@ -44,16 +44,18 @@
 mod address;
 mod caps;
 mod event;
+mod memory;
 mod op;
 mod peer_memory;
 
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled, SmallArrival};
+pub use memory::{Exported, Imported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 pub use peer_memory::{PeerMemory, PeerMemoryError};
 
-use crate::mem::PacketSource;
+use crate::mem::{PacketSource, Region};
 use std::sync::Arc;
 
 /// A kind of transport.
@@ -75,6 +77,24 @@ pub trait Transport: Send + Sync {
 pub trait Domain: Send + Sync {
     /// Which operations it can do, on which memory, up to which size.
     fn caps(&self) -> &Caps;
+
+    /// Lets peers reach a region without this rank's help.
+    ///
+    /// # Errors
+    /// Why they cannot, in words for the user. The runtime then carries out their operations itself.
+    fn export(&self, region: &Region) -> Result<Exported, String> {
+        let _ = region;
+        Err("this transport maps no memory".into())
+    }
+
+    /// Maps a region that a peer has exported. The key came from outside: it is checked.
+    ///
+    /// # Errors
+    /// Why it cannot be mapped.
+    fn import(&self, key: &WireKey) -> Result<Imported, String> {
+        let _ = key;
+        Err("this transport maps no memory".into())
+    }
 
     /// A device of its own, which receives into `packets`.
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable>;

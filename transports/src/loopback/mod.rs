@@ -8,11 +8,11 @@
 //! Any number of ranks of one process can talk through it, each with devices of its own.
 
 use crate::contract::{
-    AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Header,
-    Identity, Lender, Link, Loan, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit,
-    SubmitError, Transport, Unavailable,
+    AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Exported,
+    Header, Identity, Imported, Lender, Link, Loan, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach,
+    Submit, SubmitError, Transport, Unavailable, WireKey,
 };
-use crate::mem::{Buffer, CopyError, MemRef, PacketSource, SmallBytes, Transfer, copy::copy_now};
+use crate::mem::{Buffer, CopyError, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::TryLock;
 use rustix::event::EventfdFlags;
 use std::collections::{HashMap, VecDeque};
@@ -73,6 +73,27 @@ impl Domain for LoopbackDomain {
         &self.caps
     }
 
+    fn export(&self, region: &Region) -> Result<Exported, String> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let guard = Arc::new(());
+        lock(regions()).insert(number, (region.clone(), Arc::downgrade(&guard)));
+        let key = [&this_process()[..], &number.to_le_bytes()].concat();
+        Ok(Exported::new(WireKey(key), Withdraw { number, _guard: guard }))
+    }
+
+    fn import(&self, key: &WireKey) -> Result<Imported, String> {
+        let Some((process, number)) = key.0.split_last_chunk::<8>() else {
+            return Err("its key is not one of this transport's".into());
+        };
+        if process != this_process() {
+            return Err("it is in another process".into());
+        }
+        let regions = lock(regions());
+        let (region, guard) =
+            regions.get(&u64::from_le_bytes(*number)).ok_or("it is not registered any more")?;
+        Ok(Imported::own(region.clone(), guard.clone()))
+    }
+
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
@@ -92,6 +113,26 @@ impl Domain for LoopbackDomain {
         directory().insert(id, Arc::downgrade(&inbox));
         Ok(Arc::new(LoopbackDevice { inbox, identity: self.identity.clone(), polling: TryLock::new(()) }))
     }
+}
+
+/// Takes a region back when its export ends.
+struct Withdraw {
+    number: u64,
+    _guard: Arc<()>,
+}
+
+impl Drop for Withdraw {
+    fn drop(&mut self) {
+        lock(regions()).remove(&self.number);
+    }
+}
+
+type Regions = HashMap<u64, (Region, Weak<()>)>;
+
+/// The regions of this process that can be imported, by number.
+fn regions() -> &'static Mutex<Regions> {
+    static REGIONS: OnceLock<Mutex<Regions>> = OnceLock::new();
+    REGIONS.get_or_init(Mutex::default)
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -6,6 +6,7 @@
 //! | [`view`] | a borrowed range of memory that knows its kind: [`MemRef`], [`MemMut`] |
 //! | [`copy`](mod@copy) | the one function of the project that moves a user's bytes |
 //! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
+//! | [`shared`] | host memory that other processes of the job can map |
 //! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
 //! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`], [`PacketAllocator`] |
@@ -17,9 +18,11 @@
 pub mod buffer;
 pub mod copy;
 pub mod kind;
+pub(crate) mod memfd;
 pub mod packet;
 pub mod pool;
 pub mod region;
+pub mod shared;
 pub mod transfer;
 pub mod view;
 
@@ -28,6 +31,6 @@ pub use copy::{Copied, CopyError, copy};
 pub use kind::{GpuUuid, MemKind};
 pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
 pub use pool::PacketPool;
-pub use region::{AllocId, Region, RegionSlice};
+pub use region::{AllocId, AtomicError, Region, RegionSlice};
 pub use transfer::Transfer;
 pub use view::{MemMut, MemRef, Place};

@@ -1,5 +1,6 @@
 //! Memory with an owner, an identity and a kind.
 
+use super::shared::Share;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};
 use crate::gpu::Gpu;
 use std::any::Any;
@@ -26,6 +27,7 @@ struct Allocation {
     kind: MemKind,
     id: AllocId,
     gpu: Option<Arc<dyn Gpu>>,
+    share: Option<Arc<Share>>,
     /// Whoever frees the memory; dropped with the last handle.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -39,16 +41,13 @@ unsafe impl Sync for Allocation {}
 impl Region {
     /// Zeroed host memory.
     pub fn host(len: usize) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         // A box may not be moved while it is pointed into: keep it as the raw allocation that it is, and
         // derive every pointer from that.
         let bytes = Box::into_raw(vec![0_u8; len].into_boxed_slice());
         let base = NonNull::new(bytes.cast::<u8>()).unwrap_or(NonNull::dangling());
         let owner = RawBox(bytes);
-        // Host ids have the top bit set, drivers count from below.
-        let id = AllocId(NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 63);
         // SAFETY: the owner frees the `len` bytes at `base` when it is dropped, and not before.
-        unsafe { Self::from_parts(base, len, MemKind::Host, id, None, Box::new(owner)) }
+        unsafe { Self::from_parts(base, len, MemKind::Host, host_id(), None, Box::new(owner)) }
     }
 
     /// # Safety
@@ -62,7 +61,57 @@ impl Region {
         gpu: Option<Arc<dyn Gpu>>,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self(Arc::new(Allocation { base, len, kind, id, gpu, _owner: owner }))
+        Self(Arc::new(Allocation { base, len, kind, id, gpu, share: None, _owner: owner }))
+    }
+
+    /// Notes that others can map it. For fresh regions.
+    pub(super) fn with_share(mut self, share: Arc<Share>) -> Self {
+        if let Some(allocation) = Arc::get_mut(&mut self.0) {
+            allocation.share = Some(share);
+        }
+        self
+    }
+
+    /// What makes it one that others can map, if it is one.
+    pub fn share(&self) -> Option<&Arc<Share>> {
+        self.0.share.as_ref()
+    }
+
+    /// Adds to a word of host memory, and tells what it was: one atomic step for all processes that have it mapped.
+    ///
+    /// # Errors
+    /// See [`AtomicError`].
+    pub fn fetch_add(&self, offset: usize, value: u64) -> Result<u64, AtomicError> {
+        self.word(offset).map(|word| word.fetch_add(value, Ordering::AcqRel))
+    }
+
+    /// Puts `new` into a word of host memory if it holds `expected`, and tells what it held: one atomic step for all
+    /// processes that have it mapped.
+    ///
+    /// # Errors
+    /// See [`AtomicError`].
+    pub fn compare_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, AtomicError> {
+        let word = self.word(offset)?;
+        match word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(held) | Err(held) => Ok(held),
+        }
+    }
+
+    fn word(&self, offset: usize) -> Result<&AtomicU64, AtomicError> {
+        if !self.0.kind.is_host() {
+            return Err(AtomicError::Kind(self.0.kind));
+        }
+        if offset.checked_add(8).is_none_or(|end| end > self.0.len) {
+            return Err(AtomicError::Outside { offset, len: self.0.len });
+        }
+        // SAFETY: within the allocation.
+        let at = unsafe { self.0.base.add(offset) }.cast::<AtomicU64>();
+        if !at.is_aligned() {
+            return Err(AtomicError::Unaligned { offset });
+        }
+        // SAFETY: aligned host memory that the region keeps allocated, of which nobody has a reference; copies of
+        // the same word at the same time find the old or the new value on every machine that this runs on.
+        Ok(unsafe { at.as_ref() })
     }
 
     /// Length in bytes.
@@ -116,6 +165,35 @@ impl fmt::Debug for Region {
         let Allocation { base, len, kind, id, .. } = &*self.0;
         write!(f, "Region({kind} {base:p}+{len} #{})", id.0)
     }
+}
+
+/// Why an atomic operation was not done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AtomicError {
+    /// The word reaches beyond the region.
+    #[error("a word of 8 bytes at {offset} reaches beyond the {len} bytes of the region")]
+    Outside {
+        /// Where it was to begin.
+        offset: usize,
+        /// Bytes of the region.
+        len: usize,
+    },
+    /// The word is not aligned.
+    #[error("the word at {offset} is not aligned to 8 bytes: an atomic operation needs that")]
+    Unaligned {
+        /// Where it begins.
+        offset: usize,
+    },
+    /// It is not host memory.
+    #[error("the CPU does no atomic operations on {0} memory")]
+    Kind(MemKind),
+}
+
+/// A number for host memory that no driver gives out.
+pub(super) fn host_id() -> AllocId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // Host ids have the top bit set, drivers count from below.
+    AllocId(NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 63)
 }
 
 /// A part of a region; keeps the region's memory alive.

@@ -16,16 +16,19 @@
 //! What a peer can write is never believed: see [`segment`] for who writes what.
 
 pub mod device;
+pub mod export;
 pub mod handshake;
 pub mod inbound;
-pub mod kernel_copy;
+mod kernel_copy;
 mod link;
 pub mod segment;
 
 pub use segment::Geometry;
 
-use crate::contract::{Caps, Device, DeviceInfo, Domain, Identity, Transport, Unavailable};
-use crate::mem::PacketSource;
+use crate::contract::{
+    Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Transport, Unavailable, WireKey,
+};
+use crate::mem::{PacketSource, Region};
 use crate::sync::ring::{FIRST, MAX_PAYLOAD};
 use std::sync::Arc;
 
@@ -87,6 +90,14 @@ struct ShmDomain {
 impl Domain for ShmDomain {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn export(&self, region: &Region) -> Result<Exported, String> {
+        export::export(region)
+    }
+
+    fn import(&self, key: &WireKey) -> Result<Imported, String> {
+        export::import(key)
     }
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {

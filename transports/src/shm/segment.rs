@@ -3,7 +3,7 @@
 //! ```text
 //!    0  freed      written by the receiver: ring slots it is done with
 //!   64  attention  written by the receiver: whether it looks by itself
-//!  128  chunks     one word each: 1 from the sender, back to 0 from the receiver
+//!  128  chunks     one word each, written by the receiver: how often it has given the chunk back
 //!  512  slots      written by the sender, 64 bytes each
 //! page  bytes      of the chunks, written by the sender
 //! ```
@@ -13,14 +13,13 @@
 //! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in `/dev/shm`.
 
 use crate::contract::Lender;
+use crate::mem::memfd::{Mapping, check_memfd, sealed_memfd};
 use crate::mem::{MemMut, MemRef, Place};
 use crate::sync::attention::Attention;
 use crate::sync::bells::Bells;
 use crate::sync::ring::{BODY, Slots};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -33,9 +32,6 @@ const PAGE: usize = 4096;
 
 /// Chunks that a segment can have: as many as a word has bits, and as the words have room for.
 pub const MAX_CHUNKS: u32 = 64;
-
-/// The seals that a segment carries.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// How large a segment's parts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,68 +71,6 @@ impl Geometry {
     fn bytes(self) -> usize {
         (self.chunks_at() + self.chunks as usize * self.chunk_size as usize).next_multiple_of(PAGE)
     }
-}
-
-/// Pages of a memfd, mapped for as long as this lives.
-#[derive(Debug)]
-struct Mapping {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping is shared memory, used through atomics and the copy function only.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn of(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
-        NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
-    }
-
-    /// # Safety
-    /// A `T` lies at `offset`, within the mapping, aligned, and every byte pattern is a `T` that can be
-    /// shared (atomics).
-    unsafe fn at<T>(&self, offset: usize) -> &T {
-        debug_assert!(offset + size_of::<T>() <= self.len);
-        // SAFETY: the caller's promise; the pages stay mapped while `self` lives.
-        unsafe { self.base.add(offset).cast::<T>().as_ref() }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `of` with this length, and nothing that borrows from it is left.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
-/// A memfd of `len` bytes that really has them, sealed.
-fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, len as u64)?;
-    // All of it now: where memory is short this is an error here, not a SIGBUS in the middle of a message.
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
-    rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-    Ok(fd)
-}
-
-/// Checks a memfd that a peer sent, before it is mapped.
-fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
-    let seals =
-        rustix::fs::fcntl_get_seals(fd).map_err(|error| format!("its memory is not a memfd: {error}"))?;
-    if !seals.contains(SEALS) {
-        return Err("its memory is not sealed against shrinking".into());
-    }
-    let size =
-        rustix::fs::fstat(fd).map_err(|error| format!("its memory cannot be examined: {error}"))?.st_size;
-    if u64::try_from(size) != Ok(len as u64) {
-        return Err(format!("its memory is {size} bytes long, not {len}"));
-    }
-    Ok(())
 }
 
 /// One direction between two devices.
@@ -359,6 +293,7 @@ impl BellPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::MemfdFlags;
 
     const SMALL: Geometry = Geometry { slots: 8, chunks: 2, chunk_size: 128 };
 

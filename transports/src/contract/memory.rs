@@ -1,0 +1,70 @@
+//! Memory of this rank that peers reach without its help, and memory of peers that this rank reaches so.
+
+use crate::mem::{Region, shared::Share};
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+/// How peers find a region through one transport. Travels by whatever way the ranks choose; whoever reads it
+/// checks it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct WireKey(pub Vec<u8>);
+
+/// A region that peers can import. Dropping it ends that: imports that were made find it closed.
+pub struct Exported {
+    /// What peers need.
+    pub key: WireKey,
+    _guard: Box<dyn Any + Send + Sync>,
+}
+
+impl Exported {
+    /// A key, and what ends the export when it is dropped.
+    pub fn new(key: WireKey, guard: impl Any + Send + Sync) -> Self {
+        Self { key, _guard: Box::new(guard) }
+    }
+}
+
+impl fmt::Debug for Exported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Exported({} B key)", self.key.0.len())
+    }
+}
+
+/// A peer's region, mapped here: loads, stores and engines reach it as they reach this rank's own.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    region: Region,
+    standing: Standing,
+}
+
+#[derive(Clone, Debug)]
+enum Standing {
+    /// As long as the registration of that epoch stands.
+    Epoch(Arc<Share>, u64),
+    /// As long as the exporter, in this process, keeps its end.
+    Guard(Weak<()>),
+}
+
+impl Imported {
+    /// Memory of another process, whose registration has an epoch. `None` if it cannot be told whether it stands.
+    pub fn mapped(region: Region, epoch: u64) -> Option<Self> {
+        let share = region.share()?.clone();
+        Some(Self { region, standing: Standing::Epoch(share, epoch) })
+    }
+
+    /// Memory of this very process.
+    pub fn own(region: Region, guard: Weak<()>) -> Self {
+        Self { region, standing: Standing::Guard(guard) }
+    }
+
+    /// The memory, while the peer keeps it registered. Asked before each access: a registration that ends in the midst
+    /// of one harms nobody, since the memory stays mapped.
+    #[inline]
+    pub fn region(&self) -> Option<&Region> {
+        let stands = match &self.standing {
+            Standing::Epoch(share, epoch) => *epoch != 0 && share.is_open(*epoch),
+            Standing::Guard(guard) => guard.strong_count() > 0,
+        };
+        stands.then_some(&self.region)
+    }
+}

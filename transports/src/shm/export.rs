@@ -1,0 +1,146 @@
+//! Regions of memfds, found through the process that made them.
+
+use crate::contract::{Exported, Imported, WireKey};
+use crate::mem::Region;
+use crate::mem::shared::Share;
+use rustix::fs::{Mode, OFlags};
+use std::sync::Arc;
+
+/// What a wire key says: where the memfd is, and which registration it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Key {
+    /// The pid namespace in which `pid` means something.
+    namespace: u64,
+    pid: u64,
+    fd: u64,
+    dev: u64,
+    ino: u64,
+    len: u64,
+    epoch: u64,
+}
+
+impl Key {
+    fn encode(self) -> WireKey {
+        let Self { namespace, pid, fd, dev, ino, len, epoch } = self;
+        WireKey([namespace, pid, fd, dev, ino, len, epoch].into_iter().flat_map(u64::to_le_bytes).collect())
+    }
+
+    fn decode(key: &WireKey) -> Option<Self> {
+        let (words, []) = key.0.as_chunks::<8>() else { return None };
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let mut next = || words.next();
+        let key = Self {
+            namespace: next()?,
+            pid: next()?,
+            fd: next()?,
+            dev: next()?,
+            ino: next()?,
+            len: next()?,
+            epoch: next()?,
+        };
+        next().is_none().then_some(key)
+    }
+}
+
+/// Ends a registration.
+struct Registration(Arc<Share>);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn namespace() -> Result<u64, String> {
+    let stat =
+        rustix::fs::stat("/proc/self/ns/pid").map_err(|error| format!("/proc cannot be read: {error}"))?;
+    Ok(stat.st_ino)
+}
+
+/// Lets peers of this machine map a region.
+pub(super) fn export(region: &Region) -> Result<Exported, String> {
+    let share = region.share().ok_or(
+        "it is memory of this process alone: allocate it with Runtime::allocate for peers to map it",
+    )?;
+    let found = share.whereabouts().ok_or("it is memory of another process")?;
+    let namespace = namespace()?;
+    let epoch = share.open();
+    let key = Key {
+        namespace,
+        pid: u64::from(std::process::id()),
+        fd: u64::from(found.fd),
+        dev: found.dev,
+        ino: found.ino,
+        len: found.len,
+        epoch,
+    };
+    Ok(Exported::new(key.encode(), Registration(share.clone())))
+}
+
+/// Maps a peer's region.
+///
+/// The descriptor is opened through `/proc`, where the kernel lets processes of one user see each other's. The
+/// memfd must be the one that the key names, so a number that was used again leads nowhere.
+pub(super) fn import(key: &WireKey) -> Result<Imported, String> {
+    let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
+    if key.namespace != namespace()? {
+        return Err("it is in another pid namespace, whose processes are not seen here".into());
+    }
+    let path = format!("/proc/{}/fd/{}", key.pid, key.fd);
+    let fd = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
+        .map_err(|error| format!("{path} cannot be opened: {error}"))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|error| format!("{path} cannot be examined: {error}"))?;
+    if (stat.st_dev, stat.st_ino) != (key.dev, key.ino) {
+        return Err("it is not there any more".into());
+    }
+    let region = Region::map_shared(&fd, key.len)?;
+    Imported::mapped(region, key.epoch).ok_or_else(|| "it cannot be told whether it stands".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_mapped_by_its_key_and_closed_with_its_registration() {
+        let region = Region::shared(5000).unwrap();
+        let exported = export(&region).unwrap();
+        let imported = import(&exported.key).unwrap();
+        imported.region().unwrap().slice(10, 3).unwrap().write(b"abc").unwrap();
+        assert_eq!(region.slice(10, 3).unwrap().to_vec().unwrap(), b"abc");
+        let again = export(&region).unwrap();
+        drop(exported);
+        assert!(imported.region().is_some(), "one registration is left");
+        let key = again.key.clone();
+        drop(again);
+        assert!(imported.region().is_none());
+        assert!(import(&key).unwrap().region().is_none(), "the memory is there, the registration is not");
+        drop((region, imported));
+        assert!(import(&key).is_err());
+    }
+
+    #[test]
+    fn a_key_that_leads_nowhere_or_elsewhere_is_an_error() {
+        let region = Region::shared(5000).unwrap();
+        let exported = export(&region).unwrap();
+        let right = Key::decode(&exported.key).unwrap();
+        for wrong in [
+            Key { namespace: 1, ..right },
+            Key { pid: u64::MAX, ..right },
+            Key { fd: 1 << 40, ..right },
+            Key { fd: 0, ..right },
+            Key { ino: right.ino + 1, ..right },
+            Key { len: right.len + 1, ..right },
+            Key { len: u64::MAX, ..right },
+        ] {
+            assert!(import(&wrong.encode()).is_err(), "{wrong:?}");
+        }
+        assert!(import(&Key { epoch: 77, ..right }.encode()).unwrap().region().is_none());
+        assert!(import(&Key { epoch: 0, ..right }.encode()).unwrap().region().is_none());
+        for len in [0, 1, 55, 57, 64] {
+            assert!(import(&WireKey(vec![1; len])).is_err());
+        }
+        assert!(export(&Region::host(10)).unwrap_err().contains("allocate"));
+        assert!(export(import(&exported.key).unwrap().region().unwrap()).is_err());
+    }
+}
