@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
 //! | `large` | messages too long for one piece |
+//! | `memory` | puts, gets, atomic operations, flushes |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
 //! | `outcomes` | done, posted, retry, and what is an error |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
@@ -27,6 +28,8 @@ mod gpu;
 mod large;
 #[path = "conformance/matrix.rs"]
 mod matrix;
+#[path = "conformance/memory.rs"]
+mod memory;
 #[path = "conformance/names.rs"]
 mod names;
 #[path = "conformance/order.rs"]

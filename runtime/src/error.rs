@@ -5,7 +5,7 @@ use crate::names::{Rank, RemoteComp};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
-use carrack_transports::mem::{AllocError, CopyError};
+use carrack_transports::mem::{AllocError, AtomicError, CopyError, MemKind};
 
 /// A runtime could not start: fix the environment.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +105,40 @@ pub enum PostError {
     /// The memory cannot be sent from or received into.
     #[error("{0}")]
     Memory(CopyError),
+    /// The remote region belongs to another rank.
+    #[error("the remote region is {owner}'s, and the operation names {rank}")]
+    Owner {
+        /// The rank that was named.
+        rank: Rank,
+        /// The region's.
+        owner: Rank,
+    },
+    /// The operation reaches beyond the remote region.
+    #[error("{len} bytes at {offset} reach beyond the {room} bytes of the remote region")]
+    Outside {
+        /// Where it was to begin.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes of the remote region.
+        room: u64,
+    },
+    /// The remote region is not registered any more.
+    #[error("the remote region of {0} is not registered any more")]
+    Stale(Rank),
+    /// Memory on a GPU, and a remote region that cannot be mapped.
+    #[error(
+        "the region of {rank} cannot be mapped here, and its owner moves host memory only, not {kind} memory: copy it to host memory first"
+    )]
+    Unmapped {
+        /// The owner.
+        rank: Rank,
+        /// The kind of memory on this side.
+        kind: MemKind,
+    },
+    /// An atomic operation cannot be done there.
+    #[error(transparent)]
+    Atomic(AtomicError),
     /// The device was closed.
     #[error("the device is closed")]
     Closed,
@@ -119,6 +153,23 @@ pub enum PostError {
         /// The peer.
         rank: Rank,
         /// The bootstrap's error.
+        why: String,
+    },
+}
+
+/// Memory was not registered.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The table is full.
+    #[error("{0} regions are registered already: deregister some")]
+    TooMany(usize),
+    /// The system refused.
+    #[error("{len} bytes of shared memory cannot be had: {why}")]
+    System {
+        /// Bytes asked for.
+        len: usize,
+        /// The system's error.
         why: String,
     },
 }
@@ -163,6 +214,17 @@ pub enum OpError {
         /// What the system said.
         why: String,
     },
+    /// The remote region is not registered any more, or never was.
+    #[error(
+        "the remote region of {0} is not registered any more: its owner has deregistered it, or is another one"
+    )]
+    Stale(Rank),
+    /// The operation reaches beyond the remote region.
+    #[error("the operation reaches beyond the region that {0} has registered")]
+    Outside(Rank),
+    /// The owner of the remote region does no atomic operation there.
+    #[error("{0} does no atomic operation on that word: it has to be host memory, aligned to 8 bytes")]
+    Word(Rank),
     /// The device or the runtime was closed first.
     #[error("the runtime was closed before it was over")]
     Closed,

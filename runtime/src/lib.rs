@@ -14,6 +14,7 @@
 //! | `progress` | polls devices, and carries out what the events ask for |
 //! | [`matching`] | which message is for which receive |
 //! | [`comp`] | completion objects: handler, queue, counter, synchronizer, your own |
+//! | [`region`] | memory that other ranks put to, get from, and do atomics on |
 //! | [`buffer`], [`packet`] | what operations hold, and what messages land in |
 //! | `wait` | waiting without burning a core |
 //! | `collective` | barrier and allgather |
@@ -63,6 +64,7 @@ mod peer;
 pub mod post;
 mod progress;
 mod protocol;
+pub mod region;
 mod runtime;
 pub mod settings;
 mod wait;
@@ -72,8 +74,11 @@ pub use carrack_transports as transports;
 pub use buffer::{Buffer, SendBuffer};
 pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, Synchronizer};
 pub use device::{Device, DeviceBuilder};
-pub use error::{CollectiveError, OpError, PostError, ProgressError, ResourceError, StartError, WaitError};
+pub use error::{
+    CollectiveError, OpError, PostError, ProgressError, RegisterError, ResourceError, StartError, WaitError,
+};
 pub use matching::{Matching, MatchingEngine};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use post::{Outcome, Path, RetryReason};
+pub use region::{Mr, Rmr};
 pub use runtime::{Runtime, RuntimeBuilder};

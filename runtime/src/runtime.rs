@@ -7,6 +7,7 @@ use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
 use crate::progress::{Deferred, signal};
+use crate::region::Regions;
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::wait::Sleepers;
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
@@ -40,6 +41,7 @@ pub(crate) struct Inner {
     default_device: std::sync::OnceLock<Device>,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
+    pub(crate) regions: Arc<Regions>,
     /// Ranks that are known to be gone.
     down: Mutex<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Sleepers,
@@ -111,6 +113,7 @@ impl RuntimeBuilder {
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
             comps: Registry::new(),
+            regions: Arc::default(),
             down: Mutex::default(),
             sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
             collective: Mutex::new(0),

@@ -1,13 +1,16 @@
 //! What progress does about the messages that large ones need.
 
-use super::wire::{Offer, Verdict, decode_landing};
+use super::wire::{Offer, Request, Verdict, decode_landing};
 use super::{Target, fresh};
-use crate::comp::Snapshot;
+use crate::comp::{Completion, Snapshot, Status};
 use crate::error::ProgressError;
-use crate::names::{Rank, RemoteComp, Tag};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::progress::{Deferred, Pass, guarded, panicked};
 use crate::protocol::header::Message;
+use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::Payload;
+use carrack_transports::mem::Buffer;
+use std::sync::Arc;
 
 impl Pass<'_> {
     /// Finds a place for a large active message, and has it brought there.
@@ -53,12 +56,18 @@ impl Pass<'_> {
         }
     }
 
-    /// One of the messages that large ones need.
+    /// One of the messages that large ones, and operations on memory, need.
     ///
     /// # Errors
     /// It makes no sense.
     #[cold]
-    pub(crate) fn bulk(&mut self, from: Rank, message: Message, payload: &Payload) -> Result<(), String> {
+    pub(crate) fn bulk(
+        &mut self,
+        from: Rank,
+        message: Message,
+        payload: &Payload,
+        comps: &Snapshot,
+    ) -> Result<(), String> {
         let small = match payload {
             Payload::Small(bytes) => bytes.as_slice(),
             _ => &[],
@@ -72,11 +81,120 @@ impl Pass<'_> {
             }
             Message::Finish { token } => {
                 let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
-                let (comp, status) = self.device.bulk.finish(from, token, verdict).ok_or_else(unknown)?;
+                let bulk = &self.device.bulk;
+                let ended = bulk.finish(from, token, verdict);
+                // It may also be a get's end, which only ends so when it is refused.
+                let ended = ended.or_else(|| bulk.refuse(from, token, verdict.error(from)?));
+                let (comp, status) = ended.ok_or_else(unknown)?;
                 self.signal_or_defer(comp.as_ref(), status);
+                Ok(())
+            }
+            Message::Signal { comp, tag } => {
+                let size = decode_landing(small).ok_or("it signals a put of no size")?;
+                self.tell(from, comp, tag, size, comps);
+                Ok(())
+            }
+            Message::OfferPut { comp, tag } => {
+                let request = Request::decode(small).ok_or("it offers a put to nowhere")?;
+                self.offered_put(from, comp, tag, request, comps);
+                Ok(())
+            }
+            Message::Get { comp, tag } => {
+                let request = Request::decode(small).ok_or("it gets from nowhere")?;
+                self.asked_for(from, comp, tag, request, comps);
+                Ok(())
+            }
+            Message::Atomic { swap } => {
+                let request = Request::decode(small).ok_or("it asks for an atomic operation nowhere")?;
+                self.asked_to_change(from, swap, request);
                 Ok(())
             }
             other => Err(format!("{other:?} where none belongs")),
         }
     }
+
+    fn finish(&self, to: Rank, token: u64, verdict: Verdict) {
+        self.device.control(self.inner, to, Message::Finish { token }, verdict.encode());
+    }
+
+    /// The part of a region of this rank's that is meant, or the refusal.
+    fn meant(&self, from: Rank, request: &Request, len: u64) -> Option<RegionSlice> {
+        match self.inner.regions.find(request.region, request.offset, len) {
+            Ok(slice) => Some(slice),
+            Err(Refusal::Stale) => {
+                self.finish(from, request.token, Verdict::Stale);
+                None
+            }
+            Err(Refusal::Outside) => {
+                self.finish(from, request.token, Verdict::Outside);
+                None
+            }
+        }
+    }
+
+    /// The completion object that a put or a get names. The outer `None`: it names one that is not there.
+    fn named(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        size: u64,
+        comps: &Snapshot,
+    ) -> Option<Arc<dyn Completion>> {
+        if name == NOBODY {
+            return None;
+        }
+        let comp = comps.get(name).cloned();
+        if comp.is_none() {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
+        }
+        comp
+    }
+
+    /// Tells a completion object of what another rank has done to this one's memory.
+    fn tell(&mut self, from: Rank, name: RemoteComp, tag: Tag, size: u64, comps: &Snapshot) {
+        let Some(comp) = self.named(from, name, size, comps) else { return };
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let user_context = UserContext::default();
+        let status = Status { rank: from, tag, size, user_context, buffer: Buffer::Empty, error: None };
+        self.signal_or_defer(Some(&comp), status);
+    }
+
+    /// A put that this rank has to carry out.
+    fn offered_put(&mut self, from: Rank, name: RemoteComp, tag: Tag, request: Request, comps: &Snapshot) {
+        let Request { token, first: size, second: addr, .. } = request;
+        let Some(slice) = self.meant(from, &request, size) else { return };
+        let comp = self.named(from, name, size, comps);
+        let target = Target::Put { tag, buffer: Buffer::Region(slice), comp, token };
+        if let Some((comp, status)) =
+            self.device.accept(self.inner, from, Offer { size, token, addr }, target)
+        {
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+
+    /// A get that this rank has to answer.
+    fn asked_for(&mut self, from: Rank, name: RemoteComp, tag: Tag, request: Request, comps: &Snapshot) {
+        let Request { token, first: size, .. } = request;
+        let Some(slice) = self.meant(from, &request, size) else { return };
+        if !slice.kind().is_host() || slice.is_empty() {
+            // Only those who can map it get from it so far; and nobody asks for nothing.
+            return self.finish(from, token, Verdict::Failed);
+        }
+        let comp = self.named(from, name, size, comps);
+        self.device.bulk.answer(from, token, Buffer::Region(slice), tag, comp);
+    }
+
+    /// An atomic operation that this rank has to do.
+    fn asked_to_change(&mut self, from: Rank, swap: bool, request: Request) {
+        let Some(slice) = self.meant(from, &request, 8) else { return };
+        let Request { token, first, second, .. } = request;
+        let (region, offset) = (slice.region(), slice.offset());
+        let held =
+            if swap { region.compare_swap(offset, first, second) } else { region.fetch_add(offset, first) };
+        self.finish(from, token, held.map_or(Verdict::Word, Verdict::Held));
+    }
 }
+
+/// Where a name may be left out, this stands for none: no completion object has it.
+pub(crate) const NOBODY: RemoteComp = RemoteComp(0);

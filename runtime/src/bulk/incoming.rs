@@ -23,6 +23,8 @@ pub(crate) enum Target {
     Receive { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, user_context: UserContext },
     /// To a completion object, in the memory that it named or in fresh memory.
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
+    /// Into a region of this rank: a put. Then its sender is told, and a completion object if there is one.
+    Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, token: u64 },
 }
 
 /// A message that comes part by part.
@@ -49,7 +51,7 @@ pub(crate) struct Pull {
 impl Target {
     fn buffer(&mut self) -> &mut Buffer {
         match self {
-            Self::Receive { buffer, .. } | Self::Am { buffer, .. } => buffer,
+            Self::Receive { buffer, .. } | Self::Am { buffer, .. } | Self::Put { buffer, .. } => buffer,
         }
     }
 
@@ -57,6 +59,8 @@ impl Target {
         let (tag, buffer, comp, user_context) = match self {
             Self::Receive { tag, buffer, comp, user_context } => (tag, buffer, comp, user_context),
             Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
+            // Its buffer is the region's, and stays there.
+            Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp, UserContext::default()),
         };
         (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
@@ -65,7 +69,7 @@ impl Target {
     pub(super) fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
         match self {
             Self::Receive { .. } => Some(self.end(from, size, Some(error))),
-            Self::Am { .. } => None,
+            Self::Am { .. } | Self::Put { .. } => None,
         }
     }
 }
@@ -96,8 +100,17 @@ impl DeviceInner {
             let message = usize::try_from(offer.size).unwrap_or(usize::MAX);
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
+        if size == 0 {
+            finish(Verdict::Done);
+            return Some(target.end(from, 0, None));
+        }
         let mut staging = None;
         if !target.buffer().kind().is_host() {
+            if matches!(target, Target::Put { .. }) {
+                // Only those who can map it put to it so far.
+                finish(Verdict::Failed);
+                return None;
+            }
             staging = fresh(size);
             if staging.is_none() {
                 finish(Verdict::Failed);
@@ -128,6 +141,15 @@ impl DeviceInner {
             None => route.link(runtime, self).ok()??,
         };
         linked.peer_memory()
+    }
+
+    /// A get: room for what is asked for. Its name, under which the parts will come.
+    pub(crate) fn expect(&self, from: Rank, size: usize, target: Target) -> u64 {
+        let landing = self.bulk.name();
+        let mut all = self.bulk.arriving.lock();
+        all.insert(landing, Arriving { from, size, target, staging: None, got: 0 });
+        self.bulk.arriving.set_count(all.len());
+        landing
     }
 
     fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
@@ -174,6 +196,33 @@ impl Bulk {
     }
 }
 
+impl Bulk {
+    /// A get was refused. `None`: there is no such get.
+    pub(crate) fn refuse(&self, by: Rank, landing: u64, error: OpError) -> Option<Ended> {
+        let mut all = self.arriving.lock();
+        all.get(&landing).filter(|one| one.from == by)?;
+        let arriving = all.remove(&landing)?;
+        self.arriving.set_count(all.len());
+        drop(all);
+        arriving.target.fail(by, arriving.size, error)
+    }
+
+    /// Whether a get from a peer is under way that began before `name`.
+    pub(super) fn gets_from(&self, peer: Rank, before: u64) -> bool {
+        self.arriving.lock().iter().any(|(&name, one)| one.from == peer && name < before)
+    }
+
+    /// A name that everything that begins from now on comes after.
+    pub(crate) fn now(&self) -> u64 {
+        self.name()
+    }
+
+    /// Whether an operation on a peer's memory is under way that began before `name`.
+    pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
+        self.sends_to_memory(peer, before) || self.gets_from(peer, before)
+    }
+}
+
 impl Pass<'_> {
     /// A part of a message.
     pub(crate) fn part(
@@ -193,6 +242,10 @@ impl Pass<'_> {
 
     /// All bytes of a message are on this side.
     fn arrived(&mut self, from: Rank, size: usize, mut target: Target, staging: Option<Buffer>) {
+        if let Target::Put { token, .. } = &target {
+            let message = Message::Finish { token: *token };
+            self.device.control(self.inner, from, message, Verdict::Done.encode());
+        }
         let Some(staging) = staging else {
             let (comp, status) = target.end(from, size, None);
             return self.signal_or_defer(comp.as_ref(), status);
@@ -201,7 +254,17 @@ impl Pass<'_> {
         match Transfer::start(buffer, staging) {
             Ok(transfer) => {
                 let (comp, Status { tag, user_context, .. }) = target.end(from, size, None);
-                self.device.add_landing(Landing { transfer, comp, rank: from, tag, size, user_context });
+                let (gives_source, signal) = (false, None);
+                self.device.add_landing(Landing {
+                    transfer,
+                    comp,
+                    rank: from,
+                    tag,
+                    size,
+                    user_context,
+                    gives_source,
+                    signal,
+                });
             }
             Err(refused) => {
                 *target.buffer() = refused.dst;
@@ -231,8 +294,11 @@ impl Pass<'_> {
                 }
                 Ok(true) => {
                     let Pull { from, size, target, staging, offer, .. } = pull;
-                    let message = Message::Finish { token: offer.token };
-                    self.device.control(self.inner, from, message, Verdict::Done.encode());
+                    // A put's end is told when it has arrived, whichever way it came.
+                    if !matches!(target, Target::Put { .. }) {
+                        let message = Message::Finish { token: offer.token };
+                        self.device.control(self.inner, from, message, Verdict::Done.encode());
+                    }
                     self.arrived(from, size, target, staging);
                 }
                 Err(PeerMemoryError::Refused(why)) => {

@@ -15,11 +15,13 @@
 //! again, and are looked up together with the rank that they were given to: one that is late, repeated or
 //! forged finds nothing.
 
-mod answers;
+pub(crate) mod answers;
+mod flush;
 mod incoming;
 mod outgoing;
 pub(crate) mod wire;
 
+pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Pull, Target, fresh};
 pub(crate) use outgoing::{Offered, Stream};
 
@@ -41,6 +43,8 @@ pub(crate) struct Bulk {
     arriving: Waiting<HashMap<u64, Arriving>>,
     /// To be copied here by the kernel.
     pulls: Waiting<Vec<Pull>>,
+    /// Those who wait for operations on a peer's memory.
+    flushes: Waiting<Vec<Flush>>,
     next: AtomicU64,
 }
 
@@ -54,6 +58,7 @@ impl Bulk {
             streams: Waiting::new(),
             arriving: Waiting::new(),
             pulls: Waiting::new(),
+            flushes: Waiting::new(),
             next: AtomicU64::new(1),
         }
     }
@@ -66,7 +71,7 @@ impl Bulk {
     /// Whether progress has something to do for it that no message tells of.
     #[inline]
     pub(crate) fn has_chores(&self) -> bool {
-        !self.streams.is_empty() || !self.pulls.is_empty()
+        !self.streams.is_empty() || !self.pulls.is_empty() || !self.flushes.is_empty()
     }
 
     /// Ends what goes to or comes from a rank, or from and to anybody.
@@ -90,6 +95,14 @@ impl Bulk {
         let gone = pulls.extract_if(.., |one| concerns(one.from));
         ended.extend(gone.filter_map(|one| one.target.fail(one.from, one.size, error(one.from))));
         self.pulls.set_count(pulls.len());
+        drop(pulls);
+        let mut flushes = self.flushes.lock();
+        let gone = flushes.extract_if(.., |one| concerns(one.rank()));
+        ended.extend(gone.map(|one| {
+            let error = error(one.rank());
+            one.end(Some(error))
+        }));
+        self.flushes.set_count(flushes.len());
         ended
     }
 }

@@ -1,15 +1,18 @@
 //! The sender's side.
 
-use super::wire::{Offer, Verdict};
+use super::wire::{Offer, Request, Verdict, word};
 use super::{Bulk, Ended};
+use crate::comp::Completion;
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
-use crate::names::Rank;
+use crate::names::{Rank, Tag, UserContext};
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::runtime::Inner;
 use carrack_transports::contract::{Header, Op, Submit, SubmitError};
 use carrack_transports::mem::{Buffer, MemRef, PacketSource};
+use std::sync::Arc;
 
 /// Parts that one call of progress sends of one message, before others have their turn.
 const PARTS: usize = 32;
@@ -21,6 +24,19 @@ pub(crate) struct Offered {
     bytes: Buffer,
     /// The user's buffer, where the bytes are a copy of it.
     original: Option<Buffer>,
+    /// What it is about.
+    matter: Matter,
+}
+
+/// What a message between ranks is about: decides when it is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Matter {
+    /// A message: over when its bytes are with the receiver.
+    Message,
+    /// An operation on the receiver's memory, under this name: over when the receiver says so.
+    Memory(u64),
+    /// Bytes that the receiver has asked for: nobody's operation here.
+    Answer,
 }
 
 /// A message on its way, part by part.
@@ -37,6 +53,11 @@ impl Offered {
     }
 
     pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
+        if self.matter == Matter::Answer {
+            // The bytes are this rank's region; and of a get that came to nothing nobody here is told.
+            let comp = if error.is_none() { self.operation.comp.clone() } else { None };
+            return Outstanding { comp, ..self.operation }.end(Buffer::Empty, None);
+        }
         let error = error.map(|error| error(self.operation.rank));
         self.operation.end(self.original.unwrap_or(self.bytes), error)
     }
@@ -87,7 +108,12 @@ impl Bulk {
         let view = bytes.view();
         let offer =
             Offer { size: view.len() as u64, token: self.name(), addr: view.as_ptr() as usize as u64 };
-        let offered = Offered { operation, bytes: std::mem::take(bytes), original: original.take() };
+        let offered = Offered {
+            operation,
+            bytes: std::mem::take(bytes),
+            original: original.take(),
+            matter: Matter::Message,
+        };
         // First: the answer may come on another thread before this call returns.
         let mut all = self.offered.lock();
         all.insert(offer.token, offered);
@@ -133,11 +159,72 @@ impl Bulk {
 
     /// The receiver has all it wants. `None`: there is no such offer.
     pub(crate) fn finish(&self, by: Rank, token: u64, verdict: Verdict) -> Option<Ended> {
-        let offered = self.take_offered(token, Some(by))?;
-        Some(match verdict.error() {
+        let mut offered = self.take_offered(token, Some(by))?;
+        if let Verdict::Held(value) = verdict {
+            offered.bytes = Buffer::Small(word(value));
+        }
+        Some(match verdict.error(by) {
             None => offered.end(None),
             Some(error) => offered.end(Some(&|_| error.clone())),
         })
+    }
+
+    /// Sends a request about the peer's memory, from the backlog if need be; `bytes` are what a put sends.
+    pub(crate) fn request(
+        &self,
+        device: &DeviceInner,
+        runtime: &Inner,
+        message: Message,
+        mut request: Request,
+        operation: Outstanding,
+        bytes: Buffer,
+    ) {
+        request.token = self.name();
+        if matches!(message, Message::OfferPut { .. }) {
+            // Bytes in place move with whatever holds them: they go part by part.
+            let stays = !matches!(bytes, Buffer::Small(_) | Buffer::Empty);
+            request.second = if stays { bytes.view().as_ptr() as usize as u64 } else { 0 };
+        }
+        let peer = operation.rank;
+        let matter = Matter::Memory(request.token);
+        let mut all = self.offered.lock();
+        all.insert(request.token, Offered { operation, bytes, original: None, matter });
+        self.offered.set_count(all.len());
+        drop(all);
+        device.control(runtime, peer, message, request.encode());
+    }
+
+    /// Sends what a peer has asked for.
+    /// When it is sent, `comp` is told.
+    pub(crate) fn answer(
+        &self,
+        peer: Rank,
+        landing: u64,
+        bytes: Buffer,
+        tag: Tag,
+        comp: Option<Arc<dyn Completion>>,
+    ) {
+        let (size, user_context) = (bytes.len(), UserContext::default());
+        let operation = Outstanding { rank: peer, tag, size, user_context, comp };
+        let offered = Offered { operation, bytes, original: None, matter: Matter::Answer };
+        let mut streams = self.streams.lock();
+        streams.push(Stream { offered, landing, sent: 0 });
+        self.streams.set_count(streams.len());
+    }
+
+    /// Whether an operation on a peer's memory that sends something is under way and began before `name`.
+    pub(super) fn sends_to_memory(&self, peer: Rank, before: u64) -> bool {
+        let concerns =
+            |one: &Offered| one.rank() == peer && matches!(one.matter, Matter::Memory(name) if name < before);
+        self.offered.lock().values().any(concerns)
+            || self.streams.lock().iter().any(|stream| concerns(&stream.offered))
+    }
+
+    /// All bytes of a put are sent. It is over when its owner says that they are in place.
+    fn await_verdict(&self, name: u64, offered: Offered) {
+        let mut all = self.offered.lock();
+        all.insert(name, offered);
+        self.offered.set_count(all.len());
     }
 }
 
@@ -176,7 +263,14 @@ impl Pass<'_> {
         self.moved |= moved || !ended.is_empty();
         for (stream, outcome) in ended {
             let (comp, status) = match outcome {
-                Ok(()) => stream.end(None),
+                Ok(()) => match stream.offered.matter {
+                    Matter::Message | Matter::Answer => stream.end(None),
+                    Matter::Memory(name) => {
+                        bulk.await_verdict(name, stream.offered);
+                        continue;
+                    }
+                },
+                Err(_) if stream.offered.matter == Matter::Answer => continue,
                 Err(error) => stream.end(Some(&|rank| OpError::of_submit(&error, rank))),
             };
             self.signal_or_defer(comp.as_ref(), status);

@@ -1,6 +1,7 @@
 //! What offers, clearances and ends carry beside their headers.
 
 use crate::error::OpError;
+use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
 
 /// What is offered.
@@ -28,6 +29,45 @@ pub(crate) enum Verdict {
     },
     /// The receiver could not take it in.
     Failed,
+    /// The region is not registered.
+    Stale,
+    /// It reaches beyond the region.
+    Outside,
+    /// No atomic operation is done on that word.
+    Word,
+    /// What the word of an atomic operation held.
+    Held(u64),
+}
+
+/// What one rank asks of another's region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    /// The asker's name for it.
+    pub(crate) token: u64,
+    /// The region's number.
+    pub(crate) region: u64,
+    /// Where in the region.
+    pub(crate) offset: u64,
+    /// Bytes; or the first operand.
+    pub(crate) first: u64,
+    /// Where they lie in the asker's memory, or 0; or the second operand.
+    pub(crate) second: u64,
+}
+
+impl Request {
+    pub(crate) fn encode(self) -> SmallBytes {
+        words([self.token, self.region, self.offset, self.first, self.second])
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        read(bytes).map(|[token, region, offset, first, second]| Self {
+            token,
+            region,
+            offset,
+            first,
+            second,
+        })
+    }
 }
 
 fn words<const N: usize>(words: [u64; N]) -> SmallBytes {
@@ -66,6 +106,10 @@ impl Verdict {
             Self::Done => words([0, 0, 0]),
             Self::Truncated { message, buffer } => words([1, message, buffer]),
             Self::Failed => words([2, 0, 0]),
+            Self::Stale => words([3, 0, 0]),
+            Self::Outside => words([4, 0, 0]),
+            Self::Word => words([5, 0, 0]),
+            Self::Held(value) => words([6, value, 0]),
         }
     }
 
@@ -74,21 +118,33 @@ impl Verdict {
             [0, 0, 0] => Some(Self::Done),
             [1, message, buffer] => Some(Self::Truncated { message, buffer }),
             [2, 0, 0] => Some(Self::Failed),
+            [3, 0, 0] => Some(Self::Stale),
+            [4, 0, 0] => Some(Self::Outside),
+            [5, 0, 0] => Some(Self::Word),
+            [6, value, 0] => Some(Self::Held(value)),
             _ => None,
         }
     }
 
-    /// What the sender's operation ends with.
-    pub(crate) fn error(self) -> Option<OpError> {
+    /// What the operation ends with that was sent to `peer`.
+    pub(crate) fn error(self, peer: Rank) -> Option<OpError> {
         let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         match self {
-            Self::Done => None,
+            Self::Done | Self::Held(_) => None,
+            Self::Stale => Some(OpError::Stale(peer)),
+            Self::Outside => Some(OpError::Outside(peer)),
+            Self::Word => Some(OpError::Word(peer)),
             Self::Truncated { message, buffer } => {
                 Some(OpError::Truncated { message: fits(message), buffer: fits(buffer) })
             }
             Self::Failed => Some(OpError::Refused),
         }
     }
+}
+
+/// A number, as a status gives it back.
+pub(crate) fn word(value: u64) -> SmallBytes {
+    words([value])
 }
 
 /// The name of a landing.
@@ -110,9 +166,12 @@ mod tests {
         fn what_is_written_is_read_and_everything_else_is_refused(size: u64, token: u64, addr: u64, other: Vec<u8>) {
             let offer = Offer { size, token, addr };
             prop_assert_eq!(Offer::decode(offer.encode().as_slice()), Some(offer));
-            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Truncated { message: size, buffer: addr }] {
+            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
                 prop_assert_eq!(Verdict::decode(verdict.encode().as_slice()), Some(verdict));
             }
+            let request = Request { token, region: size, offset: addr, first: !size, second: !token };
+            prop_assert_eq!(Request::decode(request.encode().as_slice()), Some(request));
+            prop_assert_eq!(Request::decode(&other).is_some(), other.len() == 40);
             prop_assert_eq!(decode_landing(encode_landing(token).as_slice()), Some(token));
             prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24);
             prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);

@@ -30,6 +30,11 @@ impl Status {
         }
     }
 
+    /// What the word of an atomic operation held before it.
+    pub fn value(&self) -> Option<u64> {
+        self.buffer.as_slice()?.try_into().ok().map(u64::from_le_bytes)
+    }
+
     /// The message's bytes, if they are host memory that nobody else may write. A receive's buffer may be
     /// longer than the message: these are the message's bytes only.
     pub fn bytes(&self) -> Option<&[u8]> {

@@ -10,8 +10,10 @@
 //! ```
 
 mod am;
+mod atomic;
 mod options;
 mod recv;
+mod rma;
 mod send;
 mod transmit;
 
@@ -23,3 +25,12 @@ pub type PostAm<'a> = Post<'a, am::Am<'a>>;
 pub type PostSend<'a> = Post<'a, send::Send<'a>>;
 /// A receive to be posted. Made by [`Runtime::post_recv`](crate::Runtime::post_recv).
 pub type PostRecv<'a> = Post<'a, recv::Recv<'a>>;
+/// A put to be posted. Made by [`Runtime::post_put`](crate::Runtime::post_put).
+pub type PostPut<'a> = Post<'a, rma::Put<'a>>;
+/// A get to be posted. Made by [`Runtime::post_get`](crate::Runtime::post_get).
+pub type PostGet<'a> = Post<'a, rma::Get<'a>>;
+/// An atomic operation to be posted. Made by [`Runtime::post_fetch_add`](crate::Runtime::post_fetch_add) and
+/// [`Runtime::post_compare_swap`](crate::Runtime::post_compare_swap).
+pub type PostAtomic<'a> = Post<'a, atomic::Atomic<'a>>;
+/// A flush to be posted. Made by [`Runtime::post_flush`](crate::Runtime::post_flush).
+pub type PostFlush<'a> = Post<'a, atomic::ToFlush>;

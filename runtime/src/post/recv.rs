@@ -2,6 +2,7 @@
 
 use super::PostRecv;
 use super::options::{Match, Outcome, Post};
+use super::rma::Begun;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
 use crate::error::{OpError, PostError, ProgressError, WaitError};
@@ -98,13 +99,13 @@ impl<'a> PostRecv<'a> {
         if needs_engine {
             // It will not be over when this returns.
             let receive = Receive { comp: self.comp.cloned(), ..receive };
-            if let Some((comp, status)) = device.land(runtime, message, receive) {
-                return Ok(self.over(comp.is_some(), status));
+            if let Some((_, status)) = device.land(runtime, message, receive) {
+                return Ok(self.outcome(Begun::Over(status)));
             }
             return Ok(Outcome::Posted);
         }
         match device.land(runtime, message, receive) {
-            Some((_, status)) => Ok(self.over(true, status)),
+            Some((_, status)) => Ok(self.outcome(Begun::Over(status))),
             None => Ok(Outcome::Posted),
         }
     }
@@ -119,15 +120,6 @@ impl<'a> PostRecv<'a> {
             // If it is gone, the receive has been ended with the reason.
             tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received from");
         }
-    }
-
-    fn over(&self, _has_comp: bool, status: Status) -> Outcome {
-        if self.allow.done {
-            return Outcome::Done(status);
-        }
-        defer_if_full(self.device_inner(), signal(self.comp, status));
-        self.runtime.0.sleepers.wake();
-        Outcome::Posted
     }
 
     fn call_and_wait(&mut self) -> Result<Outcome, PostError> {
@@ -152,7 +144,7 @@ impl<'a> PostRecv<'a> {
             Outcome::Done(status) => status,
             Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,
         };
-        Ok(self.over(self.comp.is_some(), status))
+        Ok(self.outcome(Begun::Over(status)))
     }
 }
 

@@ -318,7 +318,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
 }
 
 /// A copy of borrowed bytes: in place, in a packet, or on the heap.
-fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
+pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
     if let Some(mut small) = SmallBytes::zeroed(bytes.len()) {
         let _ = copy_now(MemMut::host(small.as_mut_slice()), MemRef::host(bytes));
         return Buffer::Small(small);

@@ -28,7 +28,7 @@ pub(crate) enum Delivery {
     Matched(Unexpected, Receive),
     /// The offer of a large active message.
     OfferedAm { from: Rank, comp: RemoteComp, tag: Tag, offer: Offer },
-    /// One of the messages that large ones need.
+    /// One of the messages that large ones, and operations on memory, need.
     Bulk { from: Rank, message: Message, payload: Payload },
     /// An operation that a link had is over.
     Ended { token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>> },
@@ -267,7 +267,7 @@ impl Pass<'_> {
             Delivery::Am { from, comp, tag, payload } => self.deliver_am(from, comp, tag, payload, comps),
             Delivery::OfferedAm { from, comp, tag, offer } => self.offered_am(from, comp, tag, offer, comps),
             Delivery::Bulk { from, message, payload } => {
-                if let Err(why) = self.bulk(from, message, &payload) {
+                if let Err(why) = self.bulk(from, message, &payload, comps) {
                     self.complain(ProgressError::Malformed { from, why });
                 }
                 Ok(())
@@ -339,6 +339,8 @@ impl Pass<'_> {
                         tag,
                         size,
                         user_context: UserContext::default(),
+                        gives_source: false,
+                        signal: None,
                     };
                     self.device.add_landing(landing);
                     Ok(())
@@ -378,10 +380,8 @@ fn unmatched(from: Rank, header: Header, payload: Payload) -> Delivery {
             },
             _ => nonsense(from),
         },
-        Ok(message @ (Message::Clear { .. } | Message::Part { .. } | Message::Finish { .. })) => {
-            Delivery::Bulk { from, message, payload }
-        }
         Ok(Message::Send { .. } | Message::OfferSend { .. }) | Err(_) => nonsense(from),
+        Ok(message) => Delivery::Bulk { from, message, payload },
     }
 }
 

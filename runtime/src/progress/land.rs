@@ -6,7 +6,7 @@ use crate::comp::{Completion, Status};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::runtime::Inner;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
@@ -21,6 +21,10 @@ pub(crate) struct Landing {
     pub(crate) tag: Tag,
     pub(crate) size: usize,
     pub(crate) user_context: UserContext,
+    /// Which end the operation's buffer is: that of a put is the source.
+    pub(crate) gives_source: bool,
+    /// Whom to tell at the other rank.
+    pub(crate) signal: Option<RemoteComp>,
 }
 
 impl Landing {
@@ -29,8 +33,9 @@ impl Landing {
     }
 
     pub(super) fn end(self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { transfer, comp, rank, tag, size, user_context } = self;
-        let (buffer, _) = transfer.into_buffers();
+        let Self { transfer, comp, rank, tag, size, user_context, gives_source, .. } = self;
+        let (target, source) = transfer.into_buffers();
+        let buffer = if gives_source { source } else { target };
         (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
 }
@@ -142,7 +147,17 @@ impl DeviceInner {
         };
         match Transfer::start(buffer, source) {
             Ok(transfer) => {
-                self.add_landing(Landing { transfer, comp, rank: from, tag, size, user_context });
+                let (gives_source, signal) = (false, None);
+                self.add_landing(Landing {
+                    transfer,
+                    comp,
+                    rank: from,
+                    tag,
+                    size,
+                    user_context,
+                    gives_source,
+                    signal,
+                });
                 None
             }
             Err(refused) => Some((comp, status(refused.dst, Some(OpError::Copy(refused.cause))))),

@@ -140,6 +140,7 @@ impl Pass<'_> {
         if self.device.bulk.has_chores() {
             self.move_streams();
             self.move_pulls();
+            self.move_flushes();
         }
         if !self.device.deferred.is_empty() && !self.retry_deferred(&mut scratch.comps) {
             return;

@@ -1,9 +1,11 @@
 //! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
 
 use super::Pass;
+use crate::bulk::wire::word;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::peer::backlog::Step;
+use crate::protocol::header::Message;
 use carrack_transports::contract::DownCause;
 
 impl Pass<'_> {
@@ -61,6 +63,10 @@ impl Pass<'_> {
         for mut landing in ended {
             self.moved = true;
             let outcome = landing.transfer.poll().unwrap_or(Ok(()));
+            if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
+                let message = Message::Signal { comp, tag: landing.tag };
+                self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
+            }
             let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
             self.signal_or_defer(comp.as_ref(), status);
         }

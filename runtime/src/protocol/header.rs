@@ -30,8 +30,16 @@ pub(crate) enum Message {
     Clear { token: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },
-    /// What was offered is not needed any more.
+    /// What was offered or asked for is over.
     Finish { token: u64 },
+    /// A put has been done: a completion object is told.
+    Signal { comp: RemoteComp, tag: Tag },
+    /// The offer of a put that its owner has to carry out. Then it tells the completion object, if there is one.
+    OfferPut { comp: RemoteComp, tag: Tag },
+    /// Asks for a part of a region. Then its owner tells the completion object, if there is one.
+    Get { comp: RemoteComp, tag: Tag },
+    /// Asks for an atomic operation.
+    Atomic { swap: bool },
 }
 
 const AM: u64 = 1;
@@ -41,6 +49,10 @@ const OFFER_SEND: u64 = 4;
 const CLEAR: u64 = 5;
 const PART: u64 = 6;
 const FINISH: u64 = 7;
+const SIGNAL: u64 = 8;
+const OFFER_PUT: u64 = 9;
+const GET: u64 = 10;
+const ATOMIC: u64 = 11;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -60,6 +72,10 @@ impl Message {
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Finish { token } => Header([FINISH, token]),
+            Self::Signal { comp, tag } => Header([SIGNAL | u64::from(comp.0) << 32, tag.0]),
+            Self::OfferPut { comp, tag } => Header([OFFER_PUT | u64::from(comp.0) << 32, tag.0]),
+            Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
+            Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
         }
     }
 
@@ -103,6 +119,10 @@ impl Message {
             CLEAR if word == CLEAR => Ok(Self::Clear { token: tag.0 }),
             PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
+            SIGNAL if policy == 0 && engine == 0 => Ok(Self::Signal { comp, tag }),
+            OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
+            GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),
+            ATOMIC if word == ATOMIC && tag.0 <= 1 => Ok(Self::Atomic { swap: tag.0 == 1 }),
             _ => Err(format!("a header of {word:#018x}")),
         }
     }
@@ -151,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..10) {
+        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..14) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
                 prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {

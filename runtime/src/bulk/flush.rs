@@ -1,0 +1,52 @@
+//! Waiting for all that was done to a peer's memory.
+
+use super::{Bulk, Ended};
+use crate::buffer::Buffer;
+use crate::device::Outstanding;
+use crate::error::OpError;
+use crate::names::Rank;
+use crate::progress::Pass;
+
+/// Somebody who waits.
+pub(crate) struct Flush {
+    /// What began before this name has to end.
+    pub(crate) before: u64,
+    pub(crate) operation: Outstanding,
+}
+
+impl Flush {
+    pub(super) fn rank(&self) -> Rank {
+        self.operation.rank
+    }
+
+    pub(super) fn end(self, error: Option<OpError>) -> Ended {
+        self.operation.end(Buffer::Empty, error)
+    }
+}
+
+impl Bulk {
+    /// Waits.
+    pub(crate) fn flush(&self, flush: Flush) {
+        let mut flushes = self.flushes.lock();
+        flushes.push(flush);
+        self.flushes.set_count(flushes.len());
+    }
+}
+
+impl Pass<'_> {
+    /// Looks who has waited long enough.
+    #[cold]
+    pub(crate) fn move_flushes(&mut self) {
+        let bulk = &self.device.bulk;
+        let Some(mut flushes) = bulk.flushes.try_lock() else { return };
+        let over = |flush: &mut Flush| !bulk.has_memory_operations(flush.rank(), flush.before);
+        let ended: Vec<_> = flushes.extract_if(.., over).collect();
+        bulk.flushes.set_count(flushes.len());
+        drop(flushes);
+        for flush in ended {
+            self.moved = true;
+            let (comp, status) = flush.end(None);
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}

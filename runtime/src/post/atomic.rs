@@ -1,0 +1,115 @@
+//! Atomic operations on words of other ranks' memory, and the wait for all that was done there.
+//!
+//! A word has one agent (design.md §4.4): the CPUs of the machine that its owner runs on. A rank that has the
+//! memory mapped does the operation itself, any other asks the owner, whose CPU then does it.
+
+use super::options::{Outcome, Post};
+use super::rma::{Begun, Place, begin_or_wait};
+use super::{PostAtomic, PostFlush};
+use crate::buffer::Buffer;
+use crate::bulk::Flush;
+use crate::bulk::wire::word;
+use crate::comp::Completion;
+use crate::error::PostError;
+use crate::names::{Rank, Tag};
+use crate::region::Rmr;
+use crate::runtime::Runtime;
+use std::sync::Arc;
+
+/// What an atomic operation is made of.
+pub struct Atomic<'a> {
+    place: Place<'a>,
+    operation: Operation,
+}
+
+#[derive(Clone, Copy)]
+enum Operation {
+    FetchAdd(u64),
+    CompareSwap { expected: u64, new: u64 },
+}
+
+/// What a flush is made of: nothing but its rank.
+pub struct ToFlush(());
+
+impl Runtime {
+    /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. What the word held is
+    /// the status's [`value`](crate::Status::value).
+    pub fn post_fetch_add<'a>(&'a self, rank: Rank, rmr: &'a Rmr, offset: u64, value: u64) -> PostAtomic<'a> {
+        let place = Place { rmr, offset, signal: None };
+        Post::new(self, rank, Tag::default(), Atomic { place, operation: Operation::FetchAdd(value) })
+    }
+
+    /// Puts `new` into a word of `rank`'s memory if it holds `expected`. What the word held is the status's
+    /// [`value`](crate::Status::value): the operation had an effect if that is `expected`.
+    pub fn post_compare_swap<'a>(
+        &'a self,
+        rank: Rank,
+        rmr: &'a Rmr,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> PostAtomic<'a> {
+        let place = Place { rmr, offset, signal: None };
+        let operation = Operation::CompareSwap { expected, new };
+        Post::new(self, rank, Tag::default(), Atomic { place, operation })
+    }
+
+    /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the device before
+    /// have ended and are visible there.
+    pub fn post_flush(&self, rank: Rank) -> PostFlush<'_> {
+        Post::new(self, rank, Tag::default(), ToFlush(()))
+    }
+}
+
+impl PostAtomic<'_> {
+    /// Posts it. Without a completion object it does not return before it is over.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        let this = &*self;
+        let waits = this.comp.is_none() || !this.allow.posted;
+        let begun = begin_or_wait(this.runtime, this.comp, waits, |comp| this.begin(comp))?;
+        Ok(self.outcome(begun))
+    }
+
+    fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+        let Atomic { place, operation } = &self.kind;
+        let Some(slice) = self.remote(place, 8)? else {
+            return Ok(match *operation {
+                Operation::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
+                Operation::CompareSwap { expected, new } => {
+                    self.ask_to_change(place, true, (expected, new), comp)
+                }
+            });
+        };
+        let (region, offset) = (slice.region(), slice.offset());
+        let held = match *operation {
+            Operation::FetchAdd(value) => region.fetch_add(offset, value),
+            Operation::CompareSwap { expected, new } => region.compare_swap(offset, expected, new),
+        };
+        Ok(self.over(8, Buffer::Small(word(held.map_err(PostError::Atomic)?))))
+    }
+}
+
+impl PostFlush<'_> {
+    /// Posts it. Without a completion object it does not return before it is over.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        self.check_rank()?;
+        let this = &*self;
+        let waits = this.comp.is_none() || !this.allow.posted;
+        let begun = begin_or_wait(this.runtime, this.comp, waits, |comp| {
+            let bulk = &this.device_inner().bulk;
+            let before = bulk.now();
+            if !bulk.has_memory_operations(this.rank, before) {
+                return Ok(this.over(0, Buffer::Empty));
+            }
+            bulk.flush(Flush { before, operation: this.outstanding(0, comp) });
+            Ok(Begun::UnderWay)
+        })?;
+        Ok(self.outcome(begun))
+    }
+}

@@ -1,0 +1,364 @@
+//! Puts and gets: bytes to and from other ranks' memory.
+
+use super::options::{Outcome, Path, Post};
+use super::recv::{defer_if_full, wait_for};
+use super::transmit::own;
+use super::{PostGet, PostPut};
+use crate::buffer::{Buffer, SendBuffer};
+use crate::bulk::Target;
+use crate::bulk::answers::NOBODY;
+use crate::bulk::wire::{Request, word};
+use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
+use crate::device::{DeviceInner, Outstanding};
+use crate::error::PostError;
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::progress::{Landing, in_handler, signal};
+use crate::protocol::header::Message;
+use crate::region::{RegionSlice, Rmr};
+use crate::runtime::Runtime;
+use carrack_transports::mem::Transfer;
+use carrack_transports::mem::copy::copy_now;
+use std::sync::Arc;
+
+/// What a put is made of.
+pub struct Put<'a> {
+    /// `None` once it was posted.
+    buffer: Option<SendBuffer<'a>>,
+    place: Place<'a>,
+}
+
+/// What a get is made of.
+pub struct Get<'a> {
+    /// `None` once it was posted.
+    buffer: Option<Buffer>,
+    place: Place<'a>,
+}
+
+/// Where in another rank's memory, and whom there to tell.
+pub(super) struct Place<'a> {
+    pub(super) rmr: &'a Rmr,
+    pub(super) offset: u64,
+    pub(super) signal: Option<RemoteComp>,
+}
+
+/// How far an operation has come.
+pub(super) enum Begun {
+    Over(Status),
+    UnderWay,
+}
+
+impl Runtime {
+    /// Writes `buffer` into the memory of `rank`, at `offset` in the region or part that `rmr` names.
+    ///
+    /// It is over when the bytes are visible there.
+    pub fn post_put<'a>(
+        &'a self,
+        rank: Rank,
+        buffer: impl Into<SendBuffer<'a>>,
+        rmr: &'a Rmr,
+        offset: u64,
+    ) -> PostPut<'a> {
+        let place = Place { rmr, offset, signal: None };
+        Post::new(self, rank, Tag::default(), Put { buffer: Some(buffer.into()), place })
+    }
+
+    /// Fills `buffer` from the memory of `rank`, from `offset` in the region or part that `rmr` names.
+    pub fn post_get<'a>(
+        &'a self,
+        rank: Rank,
+        buffer: impl Into<Buffer>,
+        rmr: &'a Rmr,
+        offset: u64,
+    ) -> PostGet<'a> {
+        let place = Place { rmr, offset, signal: None };
+        Post::new(self, rank, Tag::default(), Get { buffer: Some(buffer.into()), place })
+    }
+}
+
+impl<K> Post<'_, K> {
+    /// The remote memory, if it is mapped here; else its owner has to help.
+    pub(super) fn remote(&self, place: &Place<'_>, len: u64) -> Result<Option<RegionSlice>, PostError> {
+        self.check_rank()?;
+        let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
+        let device = self.device_inner();
+        if rmr.owner() != rank {
+            return Err(PostError::Owner { rank, owner: rmr.owner() });
+        }
+        let at = rmr.slice(offset, len).ok_or(PostError::Outside { offset, len, room: rmr.len() })?.offset();
+        if device.is_closed() {
+            return Err(PostError::Closed);
+        }
+        // A rank whose memory is used must be heard of when it goes, so there has to be a link.
+        let route =
+            device.route(rank).ok_or(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 })?;
+        if route.linked().is_none() {
+            route.link(&self.runtime.0, device)?;
+        }
+        if let Some(cause) = route.down() {
+            return Err(PostError::PeerDown { rank, cause: cause.clone() });
+        }
+        let (transport, imported) = match rmr.imported(&self.runtime.0) {
+            Ok((transport, imported)) => (Some(*transport), Some(imported)),
+            Err(_) => (route.linked().map(|linked| linked.transport), None),
+        };
+        if let (Some(required), Some(chosen)) = (self.required.map(Path::name), transport)
+            && required != chosen
+        {
+            let why = format!("the memory is reached by {chosen}");
+            return Err(PostError::Path { rank, chosen, required, why });
+        }
+        let Some(imported) = imported else { return Ok(None) };
+        let region = imported.region().ok_or(PostError::Stale(rank))?;
+        let fits = |number: u64| usize::try_from(number).ok();
+        let slice = fits(at).zip(fits(len)).and_then(|(at, len)| region.slice(at, len));
+        slice.map(Some).ok_or(PostError::Outside { offset: at, len, room: region.len() as u64 })
+    }
+
+    pub(super) fn outstanding(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Outstanding {
+        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        Outstanding { rank, tag, size, user_context, comp: comp.cloned() }
+    }
+
+    pub(super) fn over(&self, size: usize, buffer: Buffer) -> Begun {
+        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        Begun::Over(Status { rank, tag, size, user_context, buffer, error: None })
+    }
+
+    /// Tells the owner's completion object, if one was named.
+    fn tell(&self, device: &DeviceInner, place: &Place<'_>, size: usize) {
+        if let Some(comp) = place.signal {
+            let message = Message::Signal { comp, tag: self.tag };
+            device.control(&self.runtime.0, self.rank, message, word(size as u64));
+        }
+    }
+
+    /// Copies between two buffers of which a GPU's engine has to touch one.
+    fn transfer(
+        &self,
+        place: &Place<'_>,
+        (dst, src): (Buffer, Buffer),
+        gives_source: bool,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, (PostError, Buffer)> {
+        let size = src.len();
+        match Transfer::start(dst, src) {
+            Ok(transfer) => {
+                let Outstanding { rank, tag, user_context, comp, .. } = self.outstanding(size, comp);
+                let signal = place.signal;
+                let landing = Landing { transfer, comp, rank, tag, size, user_context, gives_source, signal };
+                self.device_inner().add_landing(landing);
+                Ok(Begun::UnderWay)
+            }
+            Err(refused) => {
+                let buffer = if gives_source { refused.src } else { refused.dst };
+                Err((PostError::Memory(refused.cause), buffer))
+            }
+        }
+    }
+
+    /// What the caller is told.
+    pub(super) fn outcome(&self, begun: Begun) -> Outcome {
+        match begun {
+            Begun::Over(status) if self.allow.done => Outcome::Done(status),
+            Begun::Over(status) => {
+                defer_if_full(self.device_inner(), signal(self.comp, status));
+                self.runtime.0.sleepers.wake();
+                Outcome::Posted
+            }
+            Begun::UnderWay => Outcome::Posted,
+        }
+    }
+}
+
+/// Begins an operation; waits for its end if it may not be under way when the call returns.
+pub(super) fn begin_or_wait(
+    runtime: &Runtime,
+    comp: Option<&Arc<dyn Completion>>,
+    waits: bool,
+    begin: impl FnOnce(Option<&Arc<dyn Completion>>) -> Result<Begun, PostError>,
+) -> Result<Begun, PostError> {
+    if !waits {
+        return begin(comp);
+    }
+    let waiting = Synchronizer::new(1);
+    match begin(Some(waiting.as_completion()))? {
+        Begun::UnderWay if in_handler() => Err(PostError::WouldBlock),
+        Begun::UnderWay => wait_for(runtime, &waiting).map(Begun::Over),
+        over => Ok(over),
+    }
+}
+
+impl PostPut<'_> {
+    /// The tag that the signal carries: all 64 bits are the user's.
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// The completion object at the owner that is told when every byte is visible there: a put with signal.
+    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
+        self.kind.place.signal = Some(comp);
+        self
+    }
+
+    /// Posts it.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was.
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        let mut buffer = self.kind.buffer.take();
+        let this = &*self;
+        let begun =
+            begin_or_wait(this.runtime, this.comp, !this.allow.posted, |comp| this.begin(&mut buffer, comp));
+        self.kind.buffer = buffer;
+        begun.map(|begun| self.outcome(begun))
+    }
+
+    fn begin(
+        &self,
+        given: &mut Option<SendBuffer<'_>>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        let place = &self.kind.place;
+        let buffer = given.as_ref().ok_or(PostError::Spent)?;
+        let size = buffer.len();
+        let remote = self.remote(place, size as u64)?;
+        let device = self.device_inner();
+        if let Some(slice) = &remote
+            && slice.kind().is_host()
+            && buffer.kind().is_host()
+        {
+            copy_now(slice.view_mut(), buffer.view()).map_err(PostError::Memory)?;
+            self.tell(device, place, size);
+            return Ok(self.over(size, take(given)));
+        }
+        let borrowed = match buffer {
+            SendBuffer::Borrowed(bytes) => Some(*bytes),
+            SendBuffer::Owned(_) => None,
+        };
+        let owned = match borrowed {
+            Some(bytes) => own(device, bytes),
+            None => take(given),
+        };
+        if let Some(slice) = remote {
+            return self.transfer(place, (Buffer::Region(slice), owned), true, comp).map_err(
+                |(error, buffer)| {
+                    *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
+                    error
+                },
+            );
+        }
+        if !owned.kind().is_host() {
+            let kind = owned.kind();
+            *given = Some(SendBuffer::Owned(owned));
+            return Err(PostError::Unmapped { rank: self.rank, kind });
+        }
+        let message = Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
+        let request = self.request(place, size as u64);
+        let operation = self.outstanding(size, comp);
+        device.bulk.request(device, &self.runtime.0, message, request, operation, owned);
+        Ok(Begun::UnderWay)
+    }
+}
+
+impl<K> Post<'_, K> {
+    /// What the owner is asked, but for what only one side knows.
+    fn request(&self, place: &Place<'_>, len: u64) -> Request {
+        let offset = place.rmr.offset() + place.offset;
+        Request { token: 0, region: place.rmr.number(), offset, first: len, second: 0 }
+    }
+
+    /// Asks the owner for an atomic operation.
+    pub(super) fn ask_to_change(
+        &self,
+        place: &Place<'_>,
+        swap: bool,
+        (first, second): (u64, u64),
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Begun {
+        let request = Request { first, second, ..self.request(place, 8) };
+        let device = self.device_inner();
+        let operation = self.outstanding(8, comp);
+        let message = Message::Atomic { swap };
+        device.bulk.request(device, &self.runtime.0, message, request, operation, Buffer::Empty);
+        Begun::UnderWay
+    }
+}
+
+/// The buffer goes into the status; borrowed bytes stay, and the operation can be called again.
+fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
+    match given.take() {
+        Some(SendBuffer::Owned(buffer)) => buffer,
+        borrowed => {
+            *given = borrowed;
+            Buffer::Empty
+        }
+    }
+}
+
+impl PostGet<'_> {
+    /// The tag that the signal carries: all 64 bits are the user's.
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// The completion object at the owner that is told when the bytes have been read: a get with signal.
+    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
+        self.kind.place.signal = Some(comp);
+        self
+    }
+
+    /// Posts it. Without a completion object it does not return before it is over.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was.
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        let mut buffer = self.kind.buffer.take();
+        let this = &*self;
+        let waits = this.comp.is_none() || !this.allow.posted;
+        let begun = begin_or_wait(this.runtime, this.comp, waits, |comp| this.begin(&mut buffer, comp));
+        self.kind.buffer = buffer;
+        begun.map(|begun| self.outcome(begun))
+    }
+
+    fn begin(
+        &self,
+        given: &mut Option<Buffer>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        let place = &self.kind.place;
+        let buffer = given.as_mut().ok_or(PostError::Spent)?;
+        let size = buffer.len();
+        let (kind, device) = (buffer.kind(), self.device_inner());
+        let Some(target) = buffer.view_mut() else { return Err(PostError::ReadOnly("Bytes")) };
+        let remote = self.remote(place, size as u64)?;
+        if size == 0 {
+            self.tell(device, place, 0);
+            return Ok(self.over(0, given.take().unwrap_or_default()));
+        }
+        let Some(slice) = remote else {
+            if !kind.is_host() {
+                return Err(PostError::Unmapped { rank: self.rank, kind });
+            }
+            let Outstanding { tag, user_context, comp, .. } = self.outstanding(size, comp);
+            let buffer = given.take().unwrap_or_default();
+            let target = Target::Receive { tag, buffer, comp, user_context };
+            let token = device.expect(self.rank, size, target);
+            let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
+            let request = Request { token, ..self.request(place, size as u64) };
+            device.control(&self.runtime.0, self.rank, message, request.encode());
+            return Ok(Begun::UnderWay);
+        };
+        if slice.kind().is_host() && kind.is_host() {
+            copy_now(target, slice.view()).map_err(PostError::Memory)?;
+            self.tell(device, place, size);
+            return Ok(self.over(size, given.take().unwrap_or_default()));
+        }
+        let buffer = given.take().unwrap_or_default();
+        self.transfer(place, (buffer, Buffer::Region(slice)), false, comp).map_err(|(error, buffer)| {
+            *given = Some(buffer);
+            error
+        })
+    }
+}

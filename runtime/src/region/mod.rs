@@ -1,0 +1,108 @@
+//! Memory that other ranks reach.
+//!
+//! A [`Region`] is registered, and its [`Rmr`] given to other ranks by whatever way (a message, an allgather).
+//! With it they put, get and do atomics: directly where they can map the memory ([`Runtime::allocate`] makes
+//! such), else by asking its owner, whose progress then carries the operation out. A registration that has ended
+//! is noticed either way: the number of a region carries a generation, and mapped memory an epoch.
+
+mod rmr;
+mod table;
+
+pub use carrack_transports::mem::{AtomicError, Region, RegionSlice};
+pub use rmr::{Rmr, RmrError};
+pub(crate) use table::{Refusal, Regions};
+
+use crate::error::RegisterError;
+use crate::runtime::Runtime;
+use carrack_transports::contract::{Exported, WireKey};
+use std::sync::Arc;
+
+/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration: operations that other
+/// ranks begin afterwards fail, and the memory is given back once nobody has it mapped.
+#[must_use = "a registration ends when this is dropped"]
+pub struct Mr {
+    region: Region,
+    index: u32,
+    generation: u32,
+    exported: Vec<(&'static str, Exported)>,
+    /// Transports by which it cannot be mapped, and why.
+    refused: Vec<(&'static str, String)>,
+    regions: Arc<Regions>,
+    rank: crate::names::Rank,
+}
+
+impl Mr {
+    /// The memory.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The transports by which other ranks cannot map it, and why: over these its owner's progress helps.
+    pub fn refused(&self) -> &[(&'static str, String)] {
+        &self.refused
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        self.regions.remove(self.index, self.generation);
+    }
+}
+
+impl std::fmt::Debug for Mr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mr(#{}.{}, {:?})", self.index, self.generation, self.region)
+    }
+}
+
+impl Runtime {
+    /// Zeroed host memory that the ranks of this machine can map once it is registered.
+    ///
+    /// # Errors
+    /// The system has no shared memory, or no descriptor, left.
+    pub fn allocate(&self, len: usize) -> Result<Region, RegisterError> {
+        Region::shared(len).map_err(|error| RegisterError::System { len, why: error.to_string() })
+    }
+
+    /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
+    ///
+    /// Raw memory becomes a region by [`buffer::raw::region`](crate::buffer::raw::region), which finds out what sort
+    /// of memory it is.
+    ///
+    /// # Errors
+    /// There are too many already.
+    pub fn register_memory(&self, region: &Region) -> Result<Mr, RegisterError> {
+        let inner = &self.0;
+        let (index, generation) = inner.regions.insert(region.clone())?;
+        let mut mr = Mr {
+            region: region.clone(),
+            index,
+            generation,
+            exported: Vec::new(),
+            refused: Vec::new(),
+            regions: inner.regions.clone(),
+            rank: inner.rank,
+        };
+        for (transport, domain) in &inner.domains {
+            match domain.export(region) {
+                Ok(exported) => mr.exported.push((transport, exported)),
+                Err(why) => mr.refused.push((transport, why)),
+            }
+        }
+        Ok(mr)
+    }
+
+    /// Ends a registration.
+    pub fn deregister_memory(&self, mr: Mr) {
+        drop(mr);
+    }
+
+    /// What other ranks need to reach a registered region: plain bytes, in the end.
+    pub fn get_rmr(&self, mr: &Mr) -> Rmr {
+        let key = |(transport, exported): &(&'static str, Exported)| -> (String, WireKey) {
+            ((*transport).to_owned(), exported.key.clone())
+        };
+        let keys = mr.exported.iter().map(key).collect();
+        Rmr::new(mr.rank, (mr.index, mr.generation), mr.region.len() as u64, keys)
+    }
+}

@@ -1,0 +1,185 @@
+//! What names a region of another rank.
+
+use crate::names::Rank;
+use crate::runtime::Inner;
+use carrack_transports::contract::{Imported, WireKey};
+use std::sync::{Arc, OnceLock};
+
+/// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr) gives, and what
+/// others put to and get from. Clones share what it takes to reach the memory, which is found out once.
+#[derive(Clone)]
+pub struct Rmr {
+    region: Arc<Named>,
+    offset: u64,
+    len: u64,
+}
+
+struct Named {
+    owner: Rank,
+    /// Index, and generation above.
+    number: u64,
+    keys: Vec<(String, WireKey)>,
+    imported: OnceLock<Result<(&'static str, Imported), String>>,
+}
+
+/// Bytes that are no [`Rmr`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0} bytes that do not name a remote region: they were cut off, damaged, or made by another version")]
+pub struct RmrError(pub usize);
+
+impl Rmr {
+    pub(super) fn new(
+        owner: Rank,
+        (index, generation): (u32, u32),
+        len: u64,
+        keys: Vec<(String, WireKey)>,
+    ) -> Self {
+        let number = u64::from(generation) << 32 | u64::from(index);
+        let region = Arc::new(Named { owner, number, keys, imported: OnceLock::new() });
+        Self { region, offset: 0, len }
+    }
+
+    /// Whose memory it is.
+    pub fn owner(&self) -> Rank {
+        self.region.owner
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it. `None` when the part is not inside.
+    pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
+        let end = offset.checked_add(len)?;
+        let offset = self.offset.checked_add(offset)?;
+        (end <= self.len).then(|| Self { region: self.region.clone(), offset, len })
+    }
+
+    /// As bytes, to be sent to another rank.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let Named { owner, number, keys, .. } = &*self.region;
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend(owner.0.to_le_bytes());
+        for word in [*number, self.offset, self.len] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for (transport, key) in keys {
+            for part in [transport.as_bytes(), &key.0] {
+                // Both are short: a word, and a few numbers.
+                bytes.extend(u16::try_from(part.len()).unwrap_or(0).to_le_bytes());
+                bytes.extend(part);
+            }
+        }
+        bytes
+    }
+
+    /// From what [`to_bytes`](Self::to_bytes) made, here or on another rank. Whether the region is there turns out
+    /// when it is used.
+    ///
+    /// # Errors
+    /// The bytes are something else.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RmrError> {
+        Self::read(bytes).ok_or(RmrError(bytes.len()))
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (owner, mut rest) = bytes.split_first_chunk::<4>()?;
+        let mut word = || -> Option<u64> {
+            let (word, left) = rest.split_first_chunk::<8>()?;
+            rest = left;
+            Some(u64::from_le_bytes(*word))
+        };
+        let (number, offset, len) = (word()?, word()?, word()?);
+        offset.checked_add(len)?;
+        let mut keys = Vec::new();
+        while !rest.is_empty() {
+            let mut part = || -> Option<&[u8]> {
+                let (len, left) = rest.split_first_chunk::<2>()?;
+                let (part, left) = left.split_at_checked(usize::from(u16::from_le_bytes(*len)))?;
+                rest = left;
+                Some(part)
+            };
+            let transport = String::from_utf8(part()?.to_vec()).ok()?;
+            keys.push((transport, WireKey(part()?.to_vec())));
+        }
+        let owner = Rank(u32::from_le_bytes(*owner));
+        Some(Self { region: Arc::new(Named { owner, number, keys, imported: OnceLock::new() }), offset, len })
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.region.number
+    }
+
+    /// Where it begins in the region.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The memory, mapped here, and by which transport; or why it cannot be.
+    #[inline]
+    pub(crate) fn imported(&self, runtime: &Inner) -> Result<&(&'static str, Imported), &str> {
+        self.region.imported.get_or_init(|| self.import(runtime)).as_ref().map_err(String::as_str)
+    }
+
+    #[cold]
+    fn import(&self, runtime: &Inner) -> Result<(&'static str, Imported), String> {
+        let mut reasons = Vec::new();
+        for (transport, domain) in &runtime.domains {
+            let Some((_, key)) = self.region.keys.iter().find(|(name, _)| name == transport) else {
+                reasons.push(format!("{transport}: its owner could not export it"));
+                continue;
+            };
+            match domain.import(key) {
+                Ok(imported) => return Ok((transport, imported)),
+                Err(why) => reasons.push(format!("{transport}: {why}")),
+            }
+        }
+        let why = reasons.join("; ");
+        tracing::info!(owner = self.region.owner.0, why, "a remote region is reached through its owner");
+        Err(why)
+    }
+}
+
+impl std::fmt::Debug for Rmr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rmr({}, {:#x}, {} B at {})", self.region.owner, self.region.number, self.len, self.offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_and_nothing_makes_reading_panic(
+            owner: u32, number: (u32, u32), len: u64, part: (u64, u64), keys: Vec<(String, Vec<u8>)>, other: Vec<u8>,
+        ) {
+            let keys: Vec<_> = keys.into_iter().map(|(name, key)| (name, WireKey(key))).collect();
+            let rmr = Rmr::new(Rank(owner), number, len, keys.clone());
+            let rmr = rmr.slice(part.0, part.1).unwrap_or(rmr);
+            let again = Rmr::from_bytes(&rmr.to_bytes()).unwrap();
+            prop_assert_eq!(format!("{:?}", &again), format!("{:?}", &rmr));
+            prop_assert_eq!(&again.region.keys, &keys);
+            let _ = Rmr::from_bytes(&other);
+            let bytes = rmr.to_bytes();
+            prop_assert!(Rmr::from_bytes(&bytes[..bytes.len().min(27)]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_part_lies_within_the_part_that_it_is_of() {
+        let rmr = Rmr::new(Rank(0), (1, 1), 100, Vec::new());
+        let part = rmr.slice(10, 50).unwrap();
+        assert!(part.slice(50, 0).is_some() && part.slice(49, 2).is_none());
+        assert_eq!(part.slice(20, 5).unwrap().offset(), 30);
+        assert!(rmr.slice(u64::MAX, 1).is_none() && rmr.slice(1, u64::MAX).is_none());
+    }
+}

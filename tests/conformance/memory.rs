@@ -1,0 +1,317 @@
+//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that its owner has to reach.
+
+use crate::support::guard::Guarded;
+use crate::support::sink::{Sink, Sort};
+use crate::support::{Job, done, pattern, posted, settle, until};
+use carrack::buffer::Region;
+use carrack::settings::KernelCopyChoice;
+use carrack::{Buffer, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+crate::over_each_transport!(
+    what_is_put_is_there_and_what_is_there_is_got,
+    a_signal_comes_when_the_bytes_are_there,
+    atomic_operations_of_all_ranks_count,
+    what_makes_no_sense_is_refused_and_writes_nothing,
+    a_registration_that_has_ended_is_noticed,
+    a_flush_ends_after_everything_before_it,
+    a_region_of_a_rank_that_has_gone_is_no_place_to_put_to,
+);
+
+const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
+
+/// How the memory of rank 1 is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Rank 0 maps it, or has it anyway.
+    Mapped,
+    /// Its owner is asked, and the kernel copies what is put.
+    Asked(KernelCopyChoice),
+}
+
+const WAYS: [Way; 3] = [Way::Mapped, Way::Asked(KernelCopyChoice::Auto), Way::Asked(KernelCopyChoice::Off)];
+
+/// Two ranks, and a region of rank 1's.
+struct Ground {
+    ranks: [Runtime; 2],
+    region: Region,
+    mr: Option<Mr>,
+    rmr: Rmr,
+}
+
+impl Ground {
+    fn new<J: Job>(way: Way, len: usize) -> Self {
+        let settings = match way {
+            Way::Mapped => J::settings(),
+            Way::Asked(choice) => J::settings().kernel_copy(choice),
+        };
+        let ranks = J::pair_with(settings);
+        let region = match way {
+            Way::Mapped => ranks[1].allocate(len).unwrap(),
+            Way::Asked(_) => Region::host(len),
+        };
+        let mr = ranks[1].register_memory(&region).unwrap();
+        let mut bytes = ranks[1].get_rmr(&mr).to_bytes();
+        if way != Way::Mapped {
+            // Without the keys by which it could be mapped.
+            bytes.truncate(28);
+        }
+        Self { ranks, region, mr: Some(mr), rmr: Rmr::from_bytes(&bytes).unwrap() }
+    }
+
+    /// Calls, and waits for the end.
+    fn ended(&self, sink: &Sink, call: impl FnMut() -> Result<Outcome, PostError>) -> Status {
+        match posted(&self.ranks, call) {
+            Outcome::Done(status) => status,
+            _ => sink.one(&self.ranks),
+        }
+    }
+}
+
+fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
+    for way in WAYS {
+        let len = SIZES[8] + 1000;
+        let ground = Ground::new::<J>(way, Guarded::room(len));
+        let zero = &ground.ranks[0];
+        let whole = ground.rmr.slice(64, len as u64).unwrap();
+        for (seed, size) in (1..).zip(SIZES) {
+            for owned in [true, false] {
+                let guarded = Guarded::within(ground.region.clone(), len, seed);
+                let (sink, bytes) = (Sink::keeping(), pattern(seed, size));
+                let offset = [0, 999][usize::from(owned)];
+                let part = whole.slice(offset / 3, whole.len() - offset / 3).unwrap();
+                let at = offset - offset / 3;
+                let status = if owned {
+                    let mut put = zero.post_put(Rank(1), bytes.clone(), &part, at).comp(&sink);
+                    put = put.user_context(UserContext(seed));
+                    ground.ended(&sink, || put.call())
+                } else {
+                    let mut put = zero.post_put(Rank(1), &bytes[..], &part, at).comp(&sink);
+                    put = put.user_context(UserContext(seed));
+                    ground.ended(&sink, || put.call())
+                };
+                assert!(status.error.is_none(), "{way:?} {size}: {status:?}");
+                assert_eq!(
+                    (status.rank, status.size, status.user_context),
+                    (Rank(1), size, UserContext(seed))
+                );
+                if owned {
+                    assert_eq!(status.buffer.to_vec().unwrap(), bytes, "the buffer comes back");
+                }
+                // Shifted by what lies before it, so that the guard sees both ends.
+                let found = guarded.slice().region().slice(64 + offset as usize, size).unwrap();
+                assert_eq!(found.to_vec().unwrap(), bytes, "{way:?} {size}");
+                let mut expected = guarded.slice().to_vec().unwrap();
+                expected.splice(offset as usize..offset as usize + size, bytes.clone());
+                guarded.assert_holds(&expected);
+
+                let target = Guarded::new(size, seed);
+                let mut get = zero.post_get(Rank(1), target.slice(), &part, at).comp(&sink);
+                let status = ground.ended(&sink, || get.call());
+                assert!(status.error.is_none(), "{way:?} {size}: {status:?}");
+                assert_eq!((status.rank, status.size), (Rank(1), size));
+                target.assert_holds(&bytes);
+            }
+        }
+    }
+}
+
+fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
+    for way in WAYS {
+        let ground = Ground::new::<J>(way, 200_000);
+        let [zero, one] = &ground.ranks;
+        let told = Sink::new(Sort::Queue);
+        let name = one.register_comp(&told).unwrap();
+        for (number, size) in (1_u64..).zip(SIZES.into_iter().filter(|&size| size <= 200_000)) {
+            let (sink, bytes) = (Sink::keeping(), pattern(number, size));
+            let mut put = zero.post_put(Rank(1), bytes.clone(), &ground.rmr, 0).comp(&sink);
+            put = put.remote_comp(name).tag(Tag(u64::MAX - number));
+            let _ = posted(&ground.ranks, || put.call());
+            until(&ground.ranks, || told.count() == 1);
+            let found = ground.region.slice(0, size).unwrap().to_vec().unwrap();
+            assert_eq!(found, bytes, "{way:?} {size}: the signal was early");
+            let status = told.take().remove(0);
+            assert!(status.error.is_none(), "{status:?}");
+            assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(u64::MAX - number), size));
+            let mut get = zero.post_get(Rank(1), vec![0; size], &ground.rmr, 0).comp(&sink);
+            get = get.remote_comp(name).tag(Tag(number));
+            let _ = posted(&ground.ranks, || get.call());
+            until(&ground.ranks, || told.count() == 1);
+            let status = told.take().remove(0);
+            assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(number), size));
+            settle(&ground.ranks);
+        }
+    }
+}
+
+fn atomic_operations_of_all_ranks_count<J: Job>() {
+    const EACH: u64 = 500;
+    for way in WAYS {
+        let ground = Ground::new::<J>(way, 64);
+        let over = AtomicBool::new(false);
+        let mut last = vec![0; 2];
+        std::thread::scope(|scope| {
+            let adders: Vec<_> = ground
+                .ranks
+                .iter()
+                .map(|rank| {
+                    let rmr = Rmr::from_bytes(&ground.rmr.to_bytes()).unwrap();
+                    scope.spawn(move || {
+                        let mut seen = 0;
+                        for _ in 0..EACH {
+                            let add = rank.post_fetch_add(Rank(1), &rmr, 8, 3).call().unwrap();
+                            seen = done(add).value().unwrap();
+                            // And a lock-free increment by hand.
+                            let mut held = 0;
+                            loop {
+                                let swap = rank.post_compare_swap(Rank(1), &rmr, 16, held, held + 1).call();
+                                match done(swap.unwrap()).value().unwrap() {
+                                    found if found == held => break,
+                                    found => held = found,
+                                }
+                            }
+                        }
+                        seen
+                    })
+                })
+                .collect();
+            // Whoever is done first still has to answer the other.
+            let helpers: Vec<_> = ground
+                .ranks
+                .iter()
+                .map(|rank| {
+                    let over = &over;
+                    scope.spawn(move || {
+                        while !over.load(Ordering::Relaxed) {
+                            rank.progress().unwrap();
+                            std::thread::yield_now();
+                        }
+                    })
+                })
+                .collect();
+            last = adders.into_iter().map(|adder| adder.join().unwrap()).collect();
+            over.store(true, Ordering::Relaxed);
+            helpers.into_iter().for_each(|helper| helper.join().unwrap());
+        });
+        assert_eq!(ground.region.fetch_add(8, 0), Ok(2 * 3 * EACH), "{way:?}");
+        assert_eq!(ground.region.fetch_add(16, 0), Ok(2 * EACH), "{way:?}");
+        assert_eq!(last.into_iter().max(), Some(2 * 3 * EACH - 3), "the last one saw all but its own");
+    }
+}
+
+fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
+    for way in WAYS {
+        let ground = Ground::new::<J>(way, 1000);
+        let zero = &ground.ranks[0];
+        let rmr = &ground.rmr;
+        for (offset, len) in [(0, 1001), (1000, 1), (u64::MAX, 8), (u64::MAX - 3, 8), (993, 8)] {
+            let put = zero.post_put(Rank(1), vec![1; len], rmr, offset).call();
+            assert!(matches!(put, Err(PostError::Outside { room: 1000, .. })), "{put:?}");
+            let get = zero.post_get(Rank(1), vec![1; len], rmr, offset).call();
+            assert!(matches!(get, Err(PostError::Outside { room: 1000, .. })), "{get:?}");
+        }
+        assert!(zero.post_fetch_add(Rank(1), rmr, 993, 1).call().is_err());
+        let put = zero.post_put(Rank(0), &[1], rmr, 0).call();
+        assert!(matches!(put, Err(PostError::Owner { rank: Rank(0), owner: Rank(1) })), "{put:?}");
+        let put = zero.post_put(Rank(7), &[1], rmr, 0).call();
+        assert!(matches!(put, Err(PostError::NoSuchRank { .. })), "{put:?}");
+        let get = zero.post_get(Rank(1), Buffer::Bytes(vec![1].into()), rmr, 0).call();
+        assert!(matches!(get, Err(PostError::ReadOnly(_))), "{get:?}");
+        // An unaligned word.
+        let sink = Sink::keeping();
+        match zero.post_fetch_add(Rank(1), rmr, 4, 1).comp(&sink).call() {
+            Err(PostError::Atomic(_)) => assert_eq!(way, Way::Mapped),
+            Ok(Outcome::Posted) => {
+                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                assert!(matches!(error, OpError::Word(Rank(1))), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        // A name that says more than there is: what is mapped is checked here, else by its owner.
+        let mut forged = rmr.to_bytes();
+        forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
+        let forged = Rmr::from_bytes(&forged).unwrap();
+        match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).call() {
+            Err(PostError::Outside { .. }) => assert_eq!(way, Way::Mapped),
+            Ok(Outcome::Posted) => {
+                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                assert!(matches!(error, OpError::Outside(Rank(1))), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(ground.region.whole().to_vec().unwrap(), [0; 1000]);
+    }
+}
+
+fn a_registration_that_has_ended_is_noticed<J: Job>() {
+    for way in WAYS {
+        let mut ground = Ground::new::<J>(way, 1000);
+        let used = ground.rmr.clone();
+        let sink = Sink::keeping();
+        let mut put = ground.ranks[0].post_put(Rank(1), &[1], &used, 0).comp(&sink);
+        assert!(ground.ended(&sink, || put.call()).error.is_none());
+        let fresh = Rmr::from_bytes(&used.to_bytes()).unwrap();
+        ground.ranks[1].deregister_memory(ground.mr.take().unwrap());
+        // Another region in its place must not be taken for it.
+        let other = ground.ranks[1].register_memory(&ground.region).unwrap();
+        for rmr in [&used, &fresh] {
+            match ground.ranks[0].post_put(Rank(1), vec![9; 100], rmr, 500).comp(&sink).call() {
+                Err(PostError::Stale(Rank(1))) => assert_eq!(way, Way::Mapped),
+                Ok(Outcome::Posted) => {
+                    let error = sink.one(&ground.ranks).ok().unwrap_err();
+                    assert!(matches!(error, OpError::Stale(Rank(1))), "{error}");
+                }
+                other => panic!("{way:?}: {other:?}"),
+            }
+            match ground.ranks[0].post_get(Rank(1), vec![9; 100], rmr, 500).comp(&sink).call() {
+                Err(PostError::Stale(Rank(1))) => {}
+                Ok(Outcome::Posted) => {
+                    let status = sink.one(&ground.ranks);
+                    assert_eq!(status.buffer.to_vec().unwrap(), [9; 100], "the buffer comes back as it was");
+                    assert!(matches!(status.error.as_deref(), Some(OpError::Stale(Rank(1)))), "{status:?}");
+                }
+                other => panic!("{way:?}: {other:?}"),
+            }
+        }
+        assert_eq!(ground.region.slice(500, 100).unwrap().to_vec().unwrap(), [0; 100]);
+        drop(other);
+    }
+}
+
+fn a_flush_ends_after_everything_before_it<J: Job>() {
+    for way in WAYS {
+        let ground = Ground::new::<J>(way, 1 << 20);
+        let zero = &ground.ranks[0];
+        let (flushed, over) = (Sink::keeping(), Sink::keeping());
+        for number in 0..20_u64 {
+            let bytes = pattern(number, 50_000);
+            let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, number * 50_000).comp(&over);
+            let _ = posted(&ground.ranks, || put.call());
+        }
+        let flush = zero.post_flush(Rank(1)).comp(&flushed).call().unwrap();
+        assert_eq!(flush.is_done(), way == Way::Mapped);
+        until(&ground.ranks, || flush.is_done() || flushed.count() == 1);
+        let found = ground.region.slice(0, 1_000_000).unwrap().to_vec().unwrap();
+        for (number, part) in (0..).zip(found.chunks(50_000)) {
+            assert_eq!(part, pattern(number, 50_000), "{way:?}: the flush was early");
+        }
+        assert!(done(zero.post_flush(Rank(1)).call().unwrap()).error.is_none());
+    }
+}
+
+fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
+    for way in WAYS {
+        let Ground { ranks: [zero, one], rmr, mr, .. } = Ground::new::<J>(way, 1000);
+        let over = Sink::keeping();
+        let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&over).call().unwrap();
+        drop((mr, one));
+        let ranks = [zero];
+        until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
+        if way != Way::Mapped {
+            let error = over.one(&ranks).ok().unwrap_err();
+            assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
+        }
+        let put = ranks[0].post_put(Rank(1), &[1], &rmr, 0).call();
+        assert!(matches!(put, Err(PostError::PeerDown { rank: Rank(1), .. })), "{put:?}");
+    }
+}
