@@ -132,7 +132,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Copies between two buffers of which a GPU's engine has to touch one.
+    /// Copies between two buffers of which a GPU's engine has to touch one. The error comes with the caller's buffer.
+    #[allow(clippy::result_large_err, reason = "not the hot path")]
     fn transfer(
         &self,
         place: &Place<'_>,
