@@ -7,6 +7,8 @@
 //! | [`link`] | the sending side: inline into the ring, or through a chunk |
 //! | [`device`] | the receiving side, and whatever has to be looked after for both |
 //! | [`inbound`] | the rings that lead here: which are looked at, and what comes out of them |
+//! | [`export`] | regions that peers map |
+//! | [`kernel_copy`] | the memory of another process, copied from and to by the kernel |
 //!
 //! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket, and
 //! gets back the receiver's page of bells and its eventfd. From then on messages move by loads and
@@ -19,8 +21,8 @@ pub mod device;
 pub mod export;
 pub mod handshake;
 pub mod inbound;
-mod kernel_copy;
-mod link;
+pub mod kernel_copy;
+pub mod link;
 pub mod segment;
 
 pub use segment::Geometry;
