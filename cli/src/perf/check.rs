@@ -5,6 +5,7 @@ use super::error::PerfError;
 use super::memory::Memory;
 use super::options::Op;
 use super::plan::Point;
+use super::put::Window;
 use super::seat::Seat;
 use carrack::{Buffer, CompQueue, Status};
 
@@ -37,28 +38,36 @@ pub(super) fn there_and_back(
     let (mine, theirs) = if leads { (seed, !seed) } else { (!seed, seed) };
     let mine = memory.holding(&payload(mine, point.size), false)?;
     let theirs = payload(theirs, point.size);
+    let window = if point.op == Op::Put { Some(Window::open(seat, point.size)?) } else { None };
     if leads {
-        send(seat, point.op, &mine)?;
+        send(seat, point.op, &mine, window.as_ref())?;
     }
-    let status = match point.op {
-        Op::Am => take(seat, &seat.checks)?,
-        Op::Send => receive(seat, memory, &theirs)?,
+    let status = match (point.op, &window) {
+        (Op::Put, Some(window)) => window.holds(take(seat, &seat.checks)?),
+        (Op::Am | Op::Put, _) => take(seat, &seat.checks)?,
+        (Op::Send, _) => receive(seat, memory, &theirs)?,
     };
     compare(status, &theirs, point)?;
     if !leads {
-        send(seat, point.op, &mine)?;
+        send(seat, point.op, &mine, window.as_ref())?;
     }
     Ok(())
 }
 
-fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
+fn send(seat: &Seat, op: Op, payload: &Buffer, window: Option<&Window>) -> Result<(), PerfError> {
     let Seat { runtime, device, peer, tag, checks_name, .. } = seat;
+    if let Some(window) = window {
+        let bytes = payload.as_slice().unwrap_or_default();
+        let mut put =
+            runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).remote_comp(*checks_name);
+        return seat.post(|| put.call());
+    }
     match (op, payload) {
-        (Op::Am, Buffer::Region(slice)) => {
+        (Op::Am | Op::Put, Buffer::Region(slice)) => {
             let mut message = runtime.post_am(*peer, slice.clone(), *checks_name).device(device);
             seat.post(|| message.call())
         }
-        (Op::Am, host) => {
+        (Op::Am | Op::Put, host) => {
             let bytes = host.as_slice().unwrap_or_default();
             let mut message = runtime.post_am(*peer, bytes, *checks_name).device(device);
             seat.post(|| message.call())

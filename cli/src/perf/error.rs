@@ -1,12 +1,14 @@
 //! What can go wrong, and what to do then.
 
 use crate::launch::LaunchError;
+use carrack::region::RmrError;
 use carrack::settings::SettingsError;
 use carrack::transports::contract::DownCause;
 use carrack::transports::gpu::GpuError;
 use carrack::transports::mem::CopyError;
 use carrack::{
-    CollectiveError, OpError, PostError, ProgressError, Rank, ResourceError, StartError, WaitError,
+    CollectiveError, OpError, PostError, ProgressError, Rank, RegisterError, ResourceError, StartError,
+    WaitError,
 };
 use std::io;
 use std::path::PathBuf;
@@ -27,6 +29,8 @@ pub(super) enum PerfError {
     LoopbackBetweenProcesses,
     #[error("--mem device: there is no GPU ({0}); CARRACK_GPU=fake gives a simulated one")]
     NoGpu(String),
+    #[error("--op put measures host memory only: leave --mem device out, or put out of --op")]
+    PutOnDevice,
     #[error("the two ranks were started with different arguments: give both the same")]
     DifferentArguments,
     #[error("{rank} is gone: {cause}")]
@@ -76,6 +80,10 @@ pub(super) enum PerfError {
     Gpu(#[from] GpuError),
     #[error(transparent)]
     Copy(#[from] CopyError),
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    #[error(transparent)]
+    Name(#[from] RmrError),
 }
 
 impl PerfError {
@@ -88,6 +96,7 @@ impl PerfError {
                 | Self::LoopbackBetweenProcesses
                 | Self::NoGpu(_)
                 | Self::DifferentArguments
+                | Self::PutOnDevice
                 | Self::Start(StartError::Settings(_))
         )
     }

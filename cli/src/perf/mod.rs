@@ -39,6 +39,7 @@ mod order;
 mod place;
 mod plan;
 mod plot;
+mod put;
 mod record;
 mod round;
 mod seat;

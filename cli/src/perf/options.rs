@@ -17,11 +17,14 @@ Threads poll when each can have a core, and sleep when idle when they cannot; th
 Before each point a random payload goes there and back, and is compared to the last byte.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
-bandwidth  windows of 64 messages, each acknowledged, up to 4 under way; timed until the last is acknowledged.
+bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones), each acknowledged, up to 4
+           under way; timed until the last is acknowledged.
 rate       the same, for small messages (8 B unless --size is given).
 
+A put of a ping-pong carries a signal; in a stream the last one of each window does.
+
 With --json each point is an object on a line of its own:
-  op            \"am\" or \"send\"
+  op            \"am\", \"send\" or \"put\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message
   threads       threads of each rank, each with a device of its own
@@ -95,6 +98,8 @@ pub(super) enum Op {
     Am,
     /// Messages that are matched by receives.
     Send,
+    /// Puts into memory that the peer has mapped.
+    Put,
 }
 
 impl Op {
@@ -103,6 +108,7 @@ impl Op {
         match self {
             Self::Am => "am",
             Self::Send => "send",
+            Self::Put => "put",
         }
     }
 }

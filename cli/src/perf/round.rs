@@ -8,6 +8,7 @@ use super::line::Line;
 use super::memory::Memory;
 use super::options::Op;
 use super::plan::{Point, Test};
+use super::put::{PutLine, Window};
 use super::seat::Seat;
 use super::send::SendLine;
 use super::{latency, place, stream};
@@ -62,7 +63,8 @@ impl Round<'_> {
     fn sit(&self, seat: &Seat) -> Result<Measured, PerfError> {
         place::run_on(&seat.cpus)?;
         let Point { op, test, size, .. } = self.point;
-        let outgoing = self.memory.holding(&payload(1, size), size > seat.runtime.max_eager())?;
+        let large = size > seat.runtime.max_eager() && op != Op::Put;
+        let outgoing = self.memory.holding(&payload(1, size), large)?;
         let traffic = match test {
             Test::Latency => latency::traffic(size, self.count),
             Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),
@@ -71,6 +73,11 @@ impl Round<'_> {
         match op {
             Op::Am => self.measure(&mut AmLine::new(seat, &outgoing), seat),
             Op::Send => self.measure(&mut SendLine::new(seat, &outgoing, self.memory, traffic)?, seat),
+            Op::Put => {
+                let window = Window::open(seat, size)?;
+                let every = if test == Test::Latency { 1 } else { stream::window(size) };
+                self.measure(&mut PutLine::new(seat, &window, &outgoing, every), seat)
+            }
         }
     }
 

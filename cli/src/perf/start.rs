@@ -3,7 +3,7 @@
 use super::bar::Bar;
 use super::error::PerfError;
 use super::memory::Memory;
-use super::options::{MemoryChoice, PerfOptions};
+use super::options::{MemoryChoice, Op, PerfOptions};
 use super::plan::Plan;
 use super::session::Session;
 use super::{plot, table};
@@ -42,6 +42,9 @@ fn tell(error: &PerfError) -> ExitCode {
 fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     let settings = settings(options)?;
     let plan = Plan::new(options);
+    if options.op.contains(&Op::Put) && options.mem == MemoryChoice::Device {
+        return Err(PerfError::PutOnDevice);
+    }
     if let Some(path) = &options.plot {
         plot::check(path)?;
     }
