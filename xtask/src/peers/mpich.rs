@@ -63,6 +63,7 @@ impl Side for Mpich {
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
         match row.op {
             Op::Am => Ok(Prepared::Cannot("MPI has no active messages".into())),
+            Op::Put => Ok(Prepared::Cannot("its puts are not measured yet".into())),
             Op::Send => tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting)),
         }
     }

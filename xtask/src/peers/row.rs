@@ -21,6 +21,8 @@ pub(super) enum Op {
     Am,
     /// Messages that are matched by receives.
     Send,
+    /// Puts into mapped memory.
+    Put,
 }
 
 /// What is measured.
@@ -47,6 +49,8 @@ pub(super) const ROWS: &[Row] = &[
     Row { op: Op::Send, test: Test::Bandwidth, size: 64 << 10 },
     Row { op: Op::Send, test: Test::Bandwidth, size: 1 << 20 },
     Row { op: Op::Send, test: Test::Bandwidth, size: 4 << 20 },
+    Row { op: Op::Put, test: Test::Rate, size: 8 },
+    Row { op: Op::Put, test: Test::Bandwidth, size: 1 << 20 },
 ];
 
 /// The longest message of a row: what `mpi_bench` allows.
@@ -58,6 +62,7 @@ impl Op {
         match self {
             Self::Am => "am",
             Self::Send => "send",
+            Self::Put => "put",
         }
     }
 }
@@ -124,7 +129,7 @@ impl FromStr for Row {
         let [op, test, size] = words[..] else {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K".into());
         };
-        let op = [Op::Am, Op::Send].into_iter().find(|known| known.name() == op);
+        let op = [Op::Am, Op::Send, Op::Put].into_iter().find(|known| known.name() == op);
         let test =
             [Test::Latency, Test::Bandwidth, Test::Rate].into_iter().find(|known| known.name() == test);
         Ok(Self {

@@ -121,6 +121,8 @@ fn name(row: &Row) -> &'static str {
         (Op::Am, Test::Bandwidth | Test::Rate) => "ucp_am_bw",
         (Op::Send, Test::Latency) => "tag_lat",
         (Op::Send, Test::Bandwidth | Test::Rate) => "tag_bw",
+        (Op::Put, Test::Latency) => "ucp_put_lat",
+        (Op::Put, Test::Bandwidth | Test::Rate) => "ucp_put_bw",
     }
 }
 
