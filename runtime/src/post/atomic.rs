@@ -75,7 +75,7 @@ impl PostAtomic<'_> {
 
     fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
         let Atomic { place, operation } = &self.kind;
-        let Some(slice) = self.remote(place, 8)? else {
+        let Some((region, offset)) = self.remote(place, 8)? else {
             return Ok(match *operation {
                 Operation::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
                 Operation::CompareSwap { expected, new } => {
@@ -83,7 +83,6 @@ impl PostAtomic<'_> {
                 }
             });
         };
-        let (region, offset) = (slice.region(), slice.offset());
         let held = match *operation {
             Operation::FetchAdd(value) => region.fetch_add(offset, value),
             Operation::CompareSwap { expected, new } => region.compare_swap(offset, expected, new),

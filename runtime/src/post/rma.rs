@@ -14,7 +14,7 @@ use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
-use crate::region::{RegionSlice, Rmr};
+use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
 use carrack_transports::mem::Transfer;
 use carrack_transports::mem::copy::copy_now;
@@ -76,15 +76,19 @@ impl Runtime {
 }
 
 impl<K> Post<'_, K> {
-    /// The remote memory, if it is mapped here; else its owner has to help.
-    pub(super) fn remote(&self, place: &Place<'_>, len: u64) -> Result<Option<RegionSlice>, PostError> {
+    /// The remote memory and where in it, if it is mapped here; else its owner has to help.
+    pub(super) fn remote<'p>(
+        &self,
+        place: &Place<'p>,
+        len: u64,
+    ) -> Result<Option<(&'p Region, usize)>, PostError> {
         self.check_rank()?;
         let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
         let device = self.device_inner();
         if rmr.owner() != rank {
             return Err(PostError::Owner { rank, owner: rmr.owner() });
         }
-        let at = rmr.slice(offset, len).ok_or(PostError::Outside { offset, len, room: rmr.len() })?.offset();
+        let at = rmr.at(offset, len).ok_or(PostError::Outside { offset, len, room: rmr.len() })?;
         if device.is_closed() {
             return Err(PostError::Closed);
         }
@@ -109,9 +113,12 @@ impl<K> Post<'_, K> {
         }
         let Some(imported) = imported else { return Ok(None) };
         let region = imported.region().ok_or(PostError::Stale(rank))?;
-        let fits = |number: u64| usize::try_from(number).ok();
-        let slice = fits(at).zip(fits(len)).and_then(|(at, len)| region.slice(at, len));
-        slice.map(Some).ok_or(PostError::Outside { offset: at, len, room: region.len() as u64 })
+        let room = region.len() as u64;
+        if at.checked_add(len).is_none_or(|end| end > room) {
+            return Err(PostError::Outside { offset: at, len, room });
+        }
+        // It lies within a region of this address space.
+        Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
     }
 
     pub(super) fn outstanding(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Outstanding {
@@ -225,11 +232,12 @@ impl PostPut<'_> {
         let size = buffer.len();
         let remote = self.remote(place, size as u64)?;
         let device = self.device_inner();
-        if let Some(slice) = &remote
-            && slice.kind().is_host()
+        if let Some((region, at)) = remote
+            && region.kind().is_host()
             && buffer.kind().is_host()
+            && let Some(target) = region.part_mut(at, size)
         {
-            copy_now(slice.view_mut(), buffer.view()).map_err(PostError::Memory)?;
+            copy_now(target, buffer.view()).map_err(PostError::Memory)?;
             self.tell(device, place, size);
             return Ok(self.over(size, take(given)));
         }
@@ -241,7 +249,7 @@ impl PostPut<'_> {
             Some(bytes) => own(device, bytes),
             None => take(given),
         };
-        if let Some(slice) = remote {
+        if let Some(slice) = remote.and_then(|(region, at)| region.slice(at, size)) {
             return self.transfer(place, (Buffer::Region(slice), owned), true, comp).map_err(
                 |(error, buffer)| {
                     *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
@@ -338,7 +346,7 @@ impl PostGet<'_> {
             self.tell(device, place, 0);
             return Ok(self.over(0, given.take().unwrap_or_default()));
         }
-        let Some(slice) = remote else {
+        let Some((region, at)) = remote else {
             if !kind.is_host() {
                 return Err(PostError::Unmapped { rank: self.rank, kind });
             }
@@ -351,13 +359,17 @@ impl PostGet<'_> {
             device.control(&self.runtime.0, self.rank, message, request.encode());
             return Ok(Begun::UnderWay);
         };
-        if slice.kind().is_host() && kind.is_host() {
-            copy_now(target, slice.view()).map_err(PostError::Memory)?;
+        if region.kind().is_host()
+            && kind.is_host()
+            && let Some(source) = region.part(at, size)
+        {
+            copy_now(target, source).map_err(PostError::Memory)?;
             self.tell(device, place, size);
             return Ok(self.over(size, given.take().unwrap_or_default()));
         }
         let buffer = given.take().unwrap_or_default();
-        self.transfer(place, (buffer, Buffer::Region(slice)), false, comp).map_err(|(error, buffer)| {
+        let source = region.slice(at, size).map_or(Buffer::Empty, Buffer::Region);
+        self.transfer(place, (buffer, source), false, comp).map_err(|(error, buffer)| {
             *given = Some(buffer);
             error
         })

@@ -56,9 +56,15 @@ impl Rmr {
 
     /// A part of it. `None` when the part is not inside.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
+        let offset = self.at(offset, len)?;
+        Some(Self { region: self.region.clone(), offset, len })
+    }
+
+    /// Where a part of it begins in the region. `None` when the part is not inside.
+    #[inline]
+    pub(crate) fn at(&self, offset: u64, len: u64) -> Option<u64> {
         let end = offset.checked_add(len)?;
-        let offset = self.offset.checked_add(offset)?;
-        (end <= self.len).then(|| Self { region: self.region.clone(), offset, len })
+        if end <= self.len { self.offset.checked_add(offset) } else { None }
     }
 
     /// As bytes, to be sent to another rank.

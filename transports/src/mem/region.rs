@@ -150,6 +150,22 @@ impl Region {
         (end <= self.0.len).then(|| RegionSlice { region: self.clone(), offset, len })
     }
 
+    /// A part of it, for the copy function. `None` when the part is not inside.
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Option<MemRef<'_>> {
+        let inside = offset.checked_add(len)? <= self.0.len;
+        // SAFETY: within the allocation, which `self` keeps.
+        inside.then(|| unsafe { MemRef::from_raw(self.0.base.as_ptr().add(offset), len, self.place()) })
+    }
+
+    /// A part of it, to be written by the copy function. `None` when the part is not inside.
+    #[inline]
+    pub fn part_mut(&self, offset: usize, len: usize) -> Option<MemMut<'_>> {
+        let inside = offset.checked_add(len)? <= self.0.len;
+        // SAFETY: as above; regions give out no references, so none is alive.
+        inside.then(|| unsafe { MemMut::from_raw(self.0.base.as_ptr().add(offset), len, self.place()) })
+    }
+
     /// All of it.
     pub fn whole(&self) -> RegionSlice {
         RegionSlice { region: self.clone(), offset: 0, len: self.0.len }

@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_is_no_row_is_refused() {
         for wrong in
-            ["", "am", "am:rate", "put:rate:8", "am:jitter:8", "am:rate:0", "am:rate:2048M", "am:rate:x"]
+            ["", "am", "am:rate", "get:rate:8", "am:jitter:8", "am:rate:0", "am:rate:2048M", "am:rate:x"]
         {
             assert!(wrong.parse::<Row>().is_err(), "{wrong}");
         }
