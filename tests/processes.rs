@@ -6,6 +6,7 @@
 mod support;
 
 use carrack::bootstrap::Bootstrap;
+use carrack::settings::KernelCopyChoice;
 use carrack::{
     CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
     Tag,
@@ -134,6 +135,9 @@ job_tests! {
     a_rank_killed_while_others_wait_in_a_barrier_fails_it_on_all_of_them: "barrier" on [3, 5],
         all_but_the_victim_succeed;
     a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
+    a_rank_killed_in_the_midst_of_large_messages_ends_them: "large-auto" on [3, 3, 3, 3], all_but_the_victim_succeed;
+    a_rank_killed_while_parts_of_messages_are_under_way_ends_them: "large-off" on [3, 3, 3, 3],
+        all_but_the_victim_succeed;
 }
 
 // ---- the ranks' side ---------------------------------------------------------------------------------
@@ -153,7 +157,8 @@ fn a_rank_in_its_role() {
     if role == "descriptors" {
         return descriptors(&folder, rank, size);
     }
-    let me = Me::start(&folder, rank, size, OverShm::settings());
+    let kernel_copy = if role == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
+    let me = Me::start(&folder, rank, size, OverShm::settings().kernel_copy(kernel_copy));
     match role {
         "all_to_all" => all_to_all(&me),
         "collectives" => collectives(&me),
@@ -167,6 +172,7 @@ fn a_rank_in_its_role() {
         "handler" => handler(&me),
         "barrier" => barrier(&me),
         "asleep" => asleep(&me),
+        "large-auto" | "large-off" => large(&me),
         other => panic!("no role {other}"),
     }
 }
@@ -554,5 +560,48 @@ fn asleep(me: &Me) {
     let status = arrived.wait(&me.runtime).unwrap().remove(0);
     is_down(status);
     died.store(start.elapsed().as_millis() as u64, Ordering::Relaxed);
+    me.others_go_on();
+}
+
+/// Large messages both ways, puts and gets, and the victim dies at some moment of its own among them.
+fn large(me: &Me) {
+    const LEN: usize = 3 << 20;
+    // Not mapped: its owner has to carry out what others want of it.
+    let region = carrack::buffer::Region::host(LEN);
+    let registered = me.runtime.register_memory(&region).unwrap();
+    let names = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
+    let other = if me.is_victim() { Rank(0) } else { VICTIM };
+    let rmr = carrack::Rmr::from_bytes(&names[other.0 as usize]).unwrap();
+    let sink = Sink::keeping();
+    let peers: &[Rank] = if me.is_victim() { &[Rank(0), Rank(1)] } else { &[VICTIM] };
+    let mut count = 0;
+    for &peer in peers {
+        for number in 0..4 {
+            let mut receive = me.runtime.post_recv(peer, vec![0; LEN], Tag(number)).comp(&sink);
+            assert!(receive.call().unwrap().is_posted());
+            let mut send = me.runtime.post_send(peer, vec![number as u8; LEN], Tag(number)).comp(&sink);
+            count += 1 + usize::from(posted(&me.ranks, || send.call()).is_posted());
+        }
+    }
+    let mut put = me.runtime.post_put(other, vec![7; LEN], &rmr, 0).comp(&sink);
+    count += usize::from(posted(&me.ranks, || put.call()).is_posted());
+    let mut get = me.runtime.post_get(other, vec![0; LEN], &rmr, 0).comp(&sink);
+    count += usize::from(posted(&me.ranks, || get.call()).is_posted());
+    if me.is_victim() {
+        for _ in 0..std::process::id() % 60 {
+            let _ = me.runtime.progress();
+        }
+        me.dies();
+    }
+    until(&me.ranks, || sink.count() == count && me.runtime.peer_down(VICTIM).is_some());
+    for status in sink.take() {
+        // Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here again.
+        match status.error.as_deref() {
+            None => {}
+            Some(OpError::PeerDown { rank: VICTIM, .. } | OpError::Transfer { rank: VICTIM, .. }) => {}
+            Some(error) => panic!("{error}"),
+        }
+        assert_eq!(status.buffer.len(), LEN);
+    }
     me.others_go_on();
 }
