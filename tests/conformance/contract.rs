@@ -31,6 +31,7 @@ over_each_transport!(
     only_one_thread_polls_at_a_time,
     a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one,
     an_operation_that_was_posted_ends_once_also_when_a_side_closes,
+    an_operation_that_is_posted_while_its_target_closes_ends_once,
 );
 
 fn transport(choice: TransportChoice) -> Box<dyn Transport> {
@@ -490,6 +491,46 @@ fn an_operation_that_was_posted_ends_once_also_when_a_side_closes<J: Job>() {
         assert!(matches!(outcome, Err(OpFailure::Down(_) | OpFailure::Closed)), "{outcome:?}");
         for _ in 0..1000 {
             assert!(!here.poll().iter().any(|event| matches!(event, Event::Completion { .. })));
+        }
+    }
+}
+
+fn an_operation_that_is_posted_while_its_target_closes_ends_once<J: Job>() {
+    let driver = FakeDriver::new(FakeConfig::default()).unwrap();
+    let region = driver.gpu(0).unwrap().allocate(100, Flavour::Plain).unwrap();
+    for round in 0..300_u32 {
+        let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+        if !here.domain.caps().am_from_device {
+            return;
+        }
+        let link = here.connect(&there, 1);
+        bring_up(&link, &mut [&mut here, &mut there]);
+        let mut posted = 0;
+        std::thread::scope(|scope| {
+            let target = there.device.clone();
+            scope.spawn(move || {
+                (0..round * 7 % 2000).for_each(|_| std::hint::spin_loop());
+                target.close();
+            });
+            loop {
+                let mut buffer = Buffer::from(region.whole());
+                let op = Op::AmOwned { header: Header([0; 2]), buffer: &mut buffer, token: OpToken(posted) };
+                match link.submit(op) {
+                    Ok(Submit::Posted) => posted += 1,
+                    Ok(_) => std::thread::yield_now(),
+                    Err(_) => break,
+                }
+            }
+        });
+        let mut ended = 0;
+        let start = Instant::now();
+        while ended < posted {
+            let events = here.poll();
+            ended += events.iter().filter(|event| matches!(event, Event::Completion { .. })).count() as u64;
+            assert!(start.elapsed() < Duration::from_secs(10), "{ended} of {posted} have ended");
+        }
+        for _ in 0..100 {
+            assert!(!here.poll().iter().any(|event| matches!(event, Event::Completion { .. })), "twice");
         }
     }
 }

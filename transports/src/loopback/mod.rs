@@ -212,6 +212,17 @@ struct Queue {
 }
 
 impl Queue {
+    /// Ends what is on its way to a device that has closed.
+    fn abandon(&self) {
+        let left: Vec<_> = lock(&self.messages).drain(..).collect();
+        for message in left {
+            if let OnItsWay::Landing(transfer) = message.payload {
+                let (_, buffer) = transfer.into_buffers();
+                tell(message.sender, buffer, Err(Box::new(OpFailure::Down(DownCause::Closed))));
+            }
+        }
+    }
+
     /// Makes the last entry, once.
     fn end(self: &Arc<Self>, target: &Inbox) {
         if self.ended.swap(true, Ordering::AcqRel) {
@@ -424,12 +435,7 @@ impl Device for LoopbackDevice {
         // Whatever was on its way here ends for its senders.
         let queues = std::mem::take(&mut lock(&self.inbox.ready).queues);
         for queue in queues {
-            for message in lock(&queue.messages).drain(..) {
-                if let OnItsWay::Landing(transfer) = message.payload {
-                    let (_, buffer) = transfer.into_buffers();
-                    tell(message.sender, buffer, Err(Box::new(OpFailure::Down(DownCause::Closed))));
-                }
-            }
+            queue.abandon();
         }
     }
 }
@@ -499,6 +505,10 @@ impl LoopbackLink {
         drop(messages);
         if !self.queue.listed.swap(true, Ordering::SeqCst) {
             self.target.announce(|ready| ready.queues.push_back(self.queue.clone()));
+        }
+        // The target may have closed since it was looked at, and cleared its queues before this message was in one.
+        if self.target.closed.load(Ordering::Acquire) {
+            self.queue.abandon();
         }
         if posted { Submit::Posted } else { Submit::Done }
     }
