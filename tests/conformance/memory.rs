@@ -5,8 +5,11 @@ use crate::support::sink::{Sink, Sort};
 use crate::support::{Job, done, pattern, posted, settle, until};
 use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
-use carrack::{Buffer, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext};
+use carrack::{
+    Buffer, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 crate::over_each_transport!(
     what_is_put_is_there_and_what_is_there_is_got,
@@ -16,6 +19,7 @@ crate::over_each_transport!(
     a_registration_that_has_ended_is_noticed,
     a_flush_ends_after_everything_before_it,
     a_region_of_a_rank_that_has_gone_is_no_place_to_put_to,
+    inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_be,
 );
 
 const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
@@ -313,5 +317,31 @@ fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
         }
         let put = ranks[0].post_put(Rank(1), &[1], &rmr, 0).call();
         assert!(matches!(put, Err(PostError::PeerDown { rank: Rank(1), .. })), "{put:?}");
+    }
+}
+
+fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_be<J: Job>() {
+    for way in WAYS {
+        let ground = Ground::new::<J>(way, 64);
+        let (zero, rmr) = (ground.ranks[0].clone(), ground.rmr.clone());
+        let seen = Arc::new(Mutex::new(None));
+        let handler = {
+            let (zero, seen) = (zero.clone(), seen.clone());
+            Handler::new(move |_| {
+                *seen.lock().unwrap() = Some(zero.post_fetch_add(Rank(1), &rmr, 0, 5).call());
+            })
+        };
+        let name = zero.register_comp(&handler).unwrap();
+        let _ = posted(&ground.ranks, || zero.post_am(Rank(0), b"go", name).call());
+        until(&ground.ranks, || seen.lock().unwrap().is_some());
+        settle(&ground.ranks);
+        let outcome = seen.lock().unwrap().take().unwrap();
+        let held = ground.region.fetch_add(0, 0).unwrap();
+        match way {
+            Way::Mapped => assert!(matches!(outcome, Ok(Outcome::Done(_))) && held == 5, "{outcome:?}"),
+            Way::Asked(_) => {
+                assert!(matches!(outcome, Err(PostError::WouldBlock)) && held == 0, "{outcome:?}")
+            }
+        }
     }
 }

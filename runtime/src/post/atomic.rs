@@ -14,6 +14,7 @@ use crate::error::PostError;
 use crate::names::{Rank, Tag};
 use crate::region::Rmr;
 use crate::runtime::Runtime;
+use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 
 /// What an atomic operation is made of.
@@ -69,7 +70,8 @@ impl PostAtomic<'_> {
     pub fn call(&mut self) -> Result<Outcome, PostError> {
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
-        let begun = begin_or_wait(this.runtime, this.comp, waits, |comp| this.begin(comp))?;
+        let at_once = || this.ends_at_once(&this.kind.place, MemKind::Host);
+        let begun = begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| this.begin(comp))?;
         Ok(self.outcome(begun))
     }
 
@@ -100,8 +102,9 @@ impl PostFlush<'_> {
         self.check_rank()?;
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
-        let begun = begin_or_wait(this.runtime, this.comp, waits, |comp| {
-            let bulk = &this.device_inner().bulk;
+        let bulk = &this.device_inner().bulk;
+        let at_once = || !bulk.has_memory_operations(this.rank, bulk.now());
+        let begun = begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| {
             let before = bulk.now();
             if !bulk.has_memory_operations(this.rank, before) {
                 return Ok(this.over(0, Buffer::Empty));

@@ -16,8 +16,8 @@ use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
-use carrack_transports::mem::Transfer;
 use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
 
 /// What a put is made of.
@@ -121,6 +121,13 @@ impl<K> Post<'_, K> {
         Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
     }
 
+    /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here and now.
+    pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
+        let imported = place.rmr.imported(&self.runtime.0).ok();
+        let region = imported.and_then(|(_, imported)| imported.region());
+        kind.is_host() && region.is_some_and(|region| region.kind().is_host())
+    }
+
     pub(super) fn outstanding(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Outstanding {
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
         Outstanding { rank, tag, size, user_context, comp: comp.cloned() }
@@ -178,19 +185,23 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// Begins an operation; waits for its end if it may not be under way when the call returns.
+/// Begins an operation; waits for its end if it may not be under way when the call returns. Inside a handler nothing is
+/// waited for: there it is begun only if it `ends_at_once`.
 pub(super) fn begin_or_wait(
     runtime: &Runtime,
     comp: Option<&Arc<dyn Completion>>,
     waits: bool,
+    ends_at_once: impl FnOnce() -> bool,
     begin: impl FnOnce(Option<&Arc<dyn Completion>>) -> Result<Begun, PostError>,
 ) -> Result<Begun, PostError> {
     if !waits {
         return begin(comp);
     }
+    if in_handler() && !ends_at_once() {
+        return Err(PostError::WouldBlock);
+    }
     let waiting = Synchronizer::new(1);
     match begin(Some(waiting.as_completion()))? {
-        Begun::UnderWay if in_handler() => Err(PostError::WouldBlock),
         Begun::UnderWay => wait_for(runtime, &waiting).map(Begun::Over),
         over => Ok(over),
     }
@@ -216,8 +227,11 @@ impl PostPut<'_> {
     pub fn call(&mut self) -> Result<Outcome, PostError> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
-        let begun =
-            begin_or_wait(this.runtime, this.comp, !this.allow.posted, |comp| this.begin(&mut buffer, comp));
+        let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
+        let at_once = || this.ends_at_once(&this.kind.place, kind);
+        let begun = begin_or_wait(this.runtime, this.comp, !this.allow.posted, at_once, |comp| {
+            this.begin(&mut buffer, comp)
+        });
         self.kind.buffer = buffer;
         begun.map(|begun| self.outcome(begun))
     }
@@ -326,7 +340,10 @@ impl PostGet<'_> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
-        let begun = begin_or_wait(this.runtime, this.comp, waits, |comp| this.begin(&mut buffer, comp));
+        let kind = buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
+        let at_once = || this.ends_at_once(&this.kind.place, kind);
+        let begun =
+            begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| this.begin(&mut buffer, comp));
         self.kind.buffer = buffer;
         begun.map(|begun| self.outcome(begun))
     }
