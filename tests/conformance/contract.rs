@@ -28,6 +28,7 @@ over_each_transport!(
     a_device_that_closes_is_told_to_those_who_send_to_it,
     a_caller_s_mistake_is_an_error_of_the_call,
     an_address_that_is_nobodys_is_refused,
+    what_a_peer_sent_before_it_went_comes_also_when_it_is_looked_for_too_late,
     only_one_thread_polls_at_a_time,
     a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one,
     an_operation_that_was_posted_ends_once_also_when_a_side_closes,
@@ -363,7 +364,7 @@ fn a_caller_s_mistake_is_an_error_of_the_call<J: Job>() {
 }
 
 fn an_address_that_is_nobodys_is_refused<J: Job>() {
-    let [here, there] = [0, 1].map(Side::new::<J>);
+    let [mut here, there] = [0, 1].map(Side::new::<J>);
     let mut long = there.device.address().0;
     long.extend([0; 300]);
     for garbage in [vec![], vec![1; 5], vec![0xff; 24], long] {
@@ -373,8 +374,33 @@ fn an_address_that_is_nobodys_is_refused<J: Job>() {
     assert!(matches!(here.device.reach(&AddressBlob(vec![1, 2, 3])), Reach::No(_)));
     let gone = there.device.address();
     drop(there);
-    let refused = here.device.connect(&gone, PeerId(1)).err();
-    assert!(matches!(refused, Some(SubmitError::Down { peer: PeerId(1), .. })), "{refused:?}");
+    // At once, or by a poll.
+    match here.device.connect(&gone, PeerId(1)) {
+        Err(refused) => assert!(matches!(refused, SubmitError::Down { peer: PeerId(1), .. }), "{refused:?}"),
+        Ok(link) => {
+            assert_eq!(am(&link, 0, &[]), Ok(Submit::Busy(Busy::Connecting)));
+            poll_until(&mut [&mut here], |_, event| matches!(event, Event::PeerDown { peer: PeerId(1), .. }));
+            assert!(matches!(am(&link, 0, &[]), Err(SubmitError::Down { .. })));
+        }
+    }
+}
+
+fn what_a_peer_sent_before_it_went_comes_also_when_it_is_looked_for_too_late<J: Job>() {
+    let [mut here, mut there] = [0, 1].map(Side::new::<J>);
+    let back = there.connect(&here, 0);
+    bring_up(&back, &mut [&mut there, &mut here]);
+    assert_eq!(am(&back, 7, b"last words"), Ok(Submit::Done));
+    let address = there.device.address();
+    there.device.close();
+    drop((back, there));
+    // It may be refused at once; what is on its way comes all the same.
+    let _link = here.device.connect(&address, PeerId(1));
+    let mut arrived = 0;
+    poll_until(&mut [&mut here], |_, event| {
+        arrived += usize::from(matches!(event, Event::Arrived { .. }));
+        matches!(event, Event::PeerDown { .. })
+    });
+    assert_eq!(arrived, 1);
 }
 
 fn only_one_thread_polls_at_a_time<J: Job>() {

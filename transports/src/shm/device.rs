@@ -171,7 +171,7 @@ impl ShmDevice {
             return;
         }
         if self.shared.undialled.load(Ordering::Relaxed) > 0 {
-            self.dial_again(batch);
+            self.dial_again(polling, batch);
         }
         let mut space = [const { std::mem::MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -214,17 +214,20 @@ impl ShmDevice {
         match link.listen(&self.shared) {
             None => {}
             Some(Ok(())) => batch.push(Event::Connected { peer: link.peer }),
-            Some(Err(cause)) => {
-                // What the peer sent before it went still counts, also if its hello has not been read so far.
-                self.accept(polling);
-                if !polling.inbound.end(&self.shared, link.peer, &cause) {
-                    batch.push(Event::PeerDown { peer: link.peer, cause });
-                }
-            }
+            Some(Err(cause)) => self.ended(polling, link.peer, cause, batch),
         }
     }
 
-    fn dial_again(&self, batch: &mut Batch) {
+    /// A peer has gone. What it sent before still counts, also if its hello has not been read so far: its end is told
+    /// when its rings are empty.
+    fn ended(&self, polling: &mut Polling, peer: PeerId, cause: DownCause, batch: &mut Batch) {
+        self.accept(polling);
+        if !polling.inbound.end(&self.shared, peer, &cause) {
+            batch.push(Event::PeerDown { peer, cause });
+        }
+    }
+
+    fn dial_again(&self, polling: &mut Polling, batch: &mut Batch) {
         let links = self.shared.outgoing().clone();
         let mut left = 0;
         for (index, link) in links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down()) {
@@ -232,7 +235,7 @@ impl ShmDevice {
                 Ok(done) => left += u32::from(!done),
                 Err(cause) => {
                     link.close(&cause, false);
-                    batch.push(Event::PeerDown { peer: link.peer, cause });
+                    self.ended(polling, link.peer, cause, batch);
                 }
             }
         }
@@ -283,8 +286,9 @@ impl Device for ShmDevice {
                 self.shared.undialled.fetch_add(1, Ordering::Relaxed);
             }
             Err(cause) => {
-                outgoing.close(&cause, false);
-                return Err(SubmitError::Down { peer, cause });
+                // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
+                outgoing.doom(cause);
+                self.shared.undialled.fetch_add(1, Ordering::Relaxed);
             }
         }
         Ok(Arc::new(ShmLink { outgoing }))

@@ -25,6 +25,8 @@ pub(super) struct Outgoing {
     pub(super) peer: PeerId,
     state: AtomicU8,
     down: OnceLock<DownCause>,
+    /// Why it can never come up, until that has been told.
+    doomed: OnceLock<DownCause>,
     sender: BiasedLock<Sender>,
 }
 
@@ -65,6 +67,7 @@ impl Outgoing {
             peer,
             state: AtomicU8::new(CONNECTING),
             down: OnceLock::new(),
+            doomed: OnceLock::new(),
             sender: BiasedLock::new(Sender {
                 address,
                 channel: None,
@@ -87,8 +90,16 @@ impl Outgoing {
         self.state.load(Ordering::Acquire) == DOWN
     }
 
+    /// It can never come up: the next dial says so.
+    pub(super) fn doom(&self, cause: DownCause) {
+        let _ = self.doomed.set(cause);
+    }
+
     /// Tries to reach the receiver's socket. `Ok(false)`: its queue is full, try again.
     pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<bool, DownCause> {
+        if let Some(cause) = self.doomed.get() {
+            return Err(cause.clone());
+        }
         let mut sender = self.sender.lock();
         if sender.channel.is_some() {
             return Ok(true);
