@@ -316,3 +316,21 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
     let after = Synchronizer::new(1);
     assert!(!after.test());
 }
+
+/// Over shared memory only: a loopback link to a device that has closed fails at once (docs/STATUS.md).
+#[test]
+fn the_last_message_of_a_rank_that_has_gone_meets_a_receive_that_comes_later() {
+    let [zero, one]: [Runtime; 2] = OverShm::ranks(2).try_into().unwrap();
+    let both = [zero.clone(), one.clone()];
+    // Rank 0 has heard of rank 1, and has no link to it.
+    sent(&both, || one.post_send(Rank(0), b"first", Tag(1)).call());
+    settle(&both);
+    assert!(one.post_send(Rank(0), b"last", Tag(2)).call().unwrap().is_done());
+    drop((both, one));
+    let arrived = Sink::keeping();
+    let mut receive = zero.post_recv(Rank(1), vec![0; 4], Tag(2)).comp(&arrived);
+    assert!(receive.call().unwrap().is_posted());
+    let status = arrived.one(std::slice::from_ref(&zero));
+    assert!(status.error.is_none(), "{status:?}");
+    assert_eq!(status.bytes().unwrap(), b"last");
+}
