@@ -254,17 +254,8 @@ impl Pass<'_> {
         match Transfer::start(buffer, staging) {
             Ok(transfer) => {
                 let (comp, Status { tag, user_context, .. }) = target.end(from, size, None);
-                let (gives_source, signal) = (false, None);
-                self.device.add_landing(Landing {
-                    transfer,
-                    comp,
-                    rank: from,
-                    tag,
-                    size,
-                    user_context,
-                    gives_source,
-                    signal,
-                });
+                let landing = Landing::of_message(transfer, comp, (from, tag, size), user_context);
+                self.device.add_landing(landing);
             }
             Err(refused) => {
                 *target.buffer() = refused.dst;

@@ -332,16 +332,8 @@ impl Pass<'_> {
             return match Transfer::start(Buffer::Packet(packet), source) {
                 Ok(transfer) => {
                     let comp = Some(comp.clone());
-                    let landing = Landing {
-                        transfer,
-                        comp,
-                        rank: from,
-                        tag,
-                        size,
-                        user_context: UserContext::default(),
-                        gives_source: false,
-                        signal: None,
-                    };
+                    let landing =
+                        Landing::of_message(transfer, comp, (from, tag, size), UserContext::default());
                     self.device.add_landing(landing);
                     Ok(())
                 }

@@ -28,6 +28,16 @@ pub(crate) struct Landing {
 }
 
 impl Landing {
+    /// A message on its way into the buffer that it is for.
+    pub(crate) fn of_message(
+        transfer: Transfer,
+        comp: Option<Arc<dyn Completion>>,
+        (rank, tag, size): (Rank, Tag, usize),
+        user_context: UserContext,
+    ) -> Self {
+        Self { transfer, comp, rank, tag, size, user_context, gives_source: false, signal: None }
+    }
+
     pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
         self.end(Some(error))
     }
@@ -147,17 +157,7 @@ impl DeviceInner {
         };
         match Transfer::start(buffer, source) {
             Ok(transfer) => {
-                let (gives_source, signal) = (false, None);
-                self.add_landing(Landing {
-                    transfer,
-                    comp,
-                    rank: from,
-                    tag,
-                    size,
-                    user_context,
-                    gives_source,
-                    signal,
-                });
+                self.add_landing(Landing::of_message(transfer, comp, (from, tag, size), user_context));
                 None
             }
             Err(refused) => Some((comp, status(refused.dst, Some(OpError::Copy(refused.cause))))),
