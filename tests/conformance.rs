@@ -6,6 +6,7 @@
 //! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
+//! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
 //! | `outcomes` | done, posted, retry, and what is an error |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
@@ -20,6 +21,8 @@ mod support;
 
 #[path = "conformance/contract.rs"]
 mod contract;
+#[path = "conformance/control.rs"]
+mod control;
 #[path = "conformance/ending.rs"]
 mod ending;
 #[path = "conformance/gpu.rs"]

@@ -2,10 +2,12 @@
 
 use crate::bulk::Bulk;
 use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
 use crate::error::{OpError, ResourceError};
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
+use crate::peer::hold::{Deaf, Holds};
 use crate::peer::route::{Linked, Route};
 use crate::progress::{Deferred, Landing};
 use crate::runtime::Inner;
@@ -44,6 +46,9 @@ pub(crate) struct DeviceInner {
     pub(crate) outstanding: Slab<Outstanding>,
     /// Large messages.
     pub(crate) bulk: Bulk,
+    /// Ranks that were told to hold.
+    pub(crate) holds: Holds,
+    pub(crate) deaf: Deaf,
     pub(crate) landing: Waiting<Vec<Landing>>,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
     closed: AtomicBool,
@@ -63,6 +68,11 @@ impl<T: Default> Waiting<T> {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
+    }
+
+    #[inline]
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
@@ -92,6 +102,7 @@ pub(crate) struct Outstanding {
     pub(crate) size: usize,
     pub(crate) user_context: UserContext,
     pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) deadline: Deadline,
 }
 
 impl Device {
@@ -174,7 +185,9 @@ impl DeviceInner {
             busy: Mutex::default(),
             busy_count: AtomicU32::new(0),
             outstanding: Slab::new(OUTSTANDING),
-            bulk: Bulk::new(),
+            bulk: Bulk::new(settings.offers()),
+            holds: Holds::new(),
+            deaf: Deaf::default(),
             landing: Waiting::new(),
             deferred: Waiting::new(),
             closed: AtomicBool::new(false),
@@ -220,6 +233,13 @@ impl DeviceInner {
         Ok(())
     }
 
+    /// Keeps a status for which its completion object had no room.
+    pub(crate) fn defer_status(&self, comp: Arc<dyn Completion>, status: Status) {
+        let mut deferred = self.deferred.lock();
+        deferred.push_back(Deferred::Status(comp, status));
+        self.deferred.set_count(deferred.len());
+    }
+
     /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
     pub(crate) fn send_control(
         &self,
@@ -228,7 +248,7 @@ impl DeviceInner {
         header: Header,
         payload: SmallBytes,
     ) {
-        if let Some(linked) = linked.filter(|_| route.is_clear()) {
+        if let Some(linked) = linked.filter(|_| route.is_open()) {
             let op = Op::AmCopied { header, bytes: MemRef::host(payload.as_slice()) };
             if let Ok(Submit::Done | Submit::Posted) = linked.link.submit(op) {
                 return;
@@ -240,6 +260,7 @@ impl DeviceInner {
             tag: Tag::default(),
             user_context: UserContext::default(),
             comp: None,
+            deadline: Deadline::NEVER,
             size: payload.as_slice().len(),
             stage: Stage::Ready(Buffer::Small(payload)),
         };

@@ -96,6 +96,16 @@ pub enum PostError {
         /// Operations that wait.
         limit: usize,
     },
+    /// Too many operations wait for their peers.
+    #[error(
+        "{limit} operations wait for {rank} and others to take them up already: call progress, post with allow_retry(true), or raise CARRACK_OFFERS"
+    )]
+    OffersFull {
+        /// The peer.
+        rank: Rank,
+        /// Operations that wait.
+        limit: usize,
+    },
     /// The operation was posted already, and its buffer is with the runtime.
     #[error("this operation was posted already: build another, or wait for this one's completion")]
     Spent,
@@ -139,6 +149,9 @@ pub enum PostError {
     /// An atomic operation cannot be done there.
     #[error(transparent)]
     Atomic(AtomicError),
+    /// It is posted after its own deadline.
+    #[error("the deadline of this operation on {0} has passed: nothing was posted")]
+    TimedOut(Rank),
     /// The device was closed.
     #[error("the device is closed")]
     Closed,
@@ -225,6 +238,12 @@ pub enum OpError {
     /// The owner of the remote region does no atomic operation there.
     #[error("{0} does no atomic operation on that word: it has to be host memory, aligned to 8 bytes")]
     Word(Rank),
+    /// It was not over by its deadline.
+    #[error("the operation with {0} was not over by its deadline")]
+    TimedOut(Rank),
+    /// It was cancelled, before its message came.
+    #[error("the receive was cancelled")]
+    Cancelled,
     /// The device or the runtime was closed first.
     #[error("the runtime was closed before it was over")]
     Closed,

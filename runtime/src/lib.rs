@@ -54,6 +54,7 @@ pub mod buffer;
 mod bulk;
 mod collective;
 pub mod comp;
+mod deadline;
 mod device;
 mod error;
 pub mod explain;
@@ -77,8 +78,9 @@ pub use device::{Device, DeviceBuilder};
 pub use error::{
     CollectiveError, OpError, PostError, ProgressError, RegisterError, ResourceError, StartError, WaitError,
 };
-pub use matching::{Matching, MatchingEngine};
+pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
+pub use peer::PeerState;
 pub use post::{Outcome, Path, RetryReason};
 pub use region::{Mr, Rmr};
 pub use runtime::{Runtime, RuntimeBuilder};

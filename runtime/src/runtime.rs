@@ -2,10 +2,13 @@
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
 use crate::comp::{AsCompletion, Registry};
+use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
+use crate::peer::Suspects;
+use crate::peer::hold::Unexpected;
 use crate::progress::{Deferred, signal};
 use crate::region::Regions;
 use crate::settings::{GpuChoice, Settings, TransportChoice};
@@ -42,6 +45,10 @@ pub(crate) struct Inner {
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
     pub(crate) regions: Arc<Regions>,
+    pub(crate) deadlines: Deadlines,
+    /// Messages that wait for their receives.
+    pub(crate) unexpected: Unexpected,
+    pub(crate) suspects: Suspects,
     /// Ranks that are known to be gone.
     down: Mutex<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Sleepers,
@@ -105,7 +112,6 @@ impl RuntimeBuilder {
             pid: std::process::id(),
             rank: Rank(rank),
             size,
-            settings,
             drivers,
             domains,
             unavailable,
@@ -114,6 +120,10 @@ impl RuntimeBuilder {
             engines: Engines::new(),
             comps: Registry::new(),
             regions: Arc::default(),
+            deadlines: Deadlines::new(),
+            unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
+            suspects: Suspects::default(),
+            settings,
             down: Mutex::default(),
             sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
             collective: Mutex::new(0),
@@ -277,6 +287,11 @@ impl Runtime {
     /// Takes a name back. Messages that come for it from now on are reported by progress and dropped.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
+    }
+
+    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED` bounds them.
+    pub fn unexpected_bytes(&self) -> usize {
+        self.0.unexpected.bytes()
     }
 
     /// Why a rank is known to be gone, if it is.

@@ -162,7 +162,7 @@ impl Inner {
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         }
         if !ready {
-            let span = if pending { SHORT.min(longest) } else { longest };
+            let span = if pending { SHORT.min(longest) } else { self.deadlines.limit(longest) };
             let timeout = Timespec {
                 tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(span.subsec_nanos()),

@@ -104,6 +104,10 @@ impl Pass<'_> {
                 self.asked_for(from, comp, tag, request, comps);
                 Ok(())
             }
+            Message::Hold { on } => {
+                self.hold(from, on);
+                Ok(())
+            }
             Message::Atomic { swap } => {
                 let request = Request::decode(small).ok_or("it asks for an atomic operation nowhere")?;
                 self.asked_to_change(from, swap, request);

@@ -2,10 +2,12 @@
 
 use super::{Bulk, Ended};
 use crate::buffer::Buffer;
+use crate::deadline::{Deadline, Deadlines};
 use crate::device::Outstanding;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::progress::Pass;
+use crate::runtime::Inner;
 
 /// Somebody who waits.
 pub(crate) struct Flush {
@@ -25,11 +27,35 @@ impl Flush {
 }
 
 impl Bulk {
+    /// Ends those that have waited too long.
+    pub(crate) fn expire_flushes(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
+        let mut flushes = self.flushes.lock();
+        let over = |flush: &mut Flush| {
+            let deadline = flush.operation.deadline;
+            if !deadline.has_passed(now) {
+                left.note(deadline);
+            }
+            deadline.has_passed(now)
+        };
+        let late: Vec<_> = flushes.extract_if(.., over).collect();
+        self.flushes.set_count(flushes.len());
+        drop(flushes);
+        late.into_iter()
+            .map(|flush| {
+                let rank = flush.rank();
+                flush.end(Some(OpError::TimedOut(rank)))
+            })
+            .collect()
+    }
+
     /// Waits.
-    pub(crate) fn flush(&self, flush: Flush) {
+    pub(crate) fn flush(&self, runtime: &Inner, flush: Flush) {
+        let deadline = flush.operation.deadline;
         let mut flushes = self.flushes.lock();
         flushes.push(flush);
         self.flushes.set_count(flushes.len());
+        drop(flushes);
+        runtime.deadlines.note(deadline);
     }
 }
 

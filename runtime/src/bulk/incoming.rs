@@ -3,6 +3,7 @@
 use super::wire::{Offer, Verdict, encode_landing};
 use super::{Bulk, Ended};
 use crate::comp::{Completion, Status};
+use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
@@ -20,11 +21,19 @@ const PIECE: usize = 1 << 20;
 /// Where a large message goes.
 pub(crate) enum Target {
     /// Into a receive that was posted.
-    Receive { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, user_context: UserContext },
+    Receive {
+        tag: Tag,
+        buffer: Buffer,
+        comp: Option<Arc<dyn Completion>>,
+        user_context: UserContext,
+        deadline: Deadline,
+    },
     /// To a completion object, in the memory that it named or in fresh memory.
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
     /// Into a region of this rank: a put. Then its sender is told, and a completion object if there is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, token: u64 },
+    /// Nowhere: whoever waited for it has given up.
+    Nowhere,
 }
 
 /// A message that comes part by part.
@@ -49,18 +58,29 @@ pub(crate) struct Pull {
 }
 
 impl Target {
-    fn buffer(&mut self) -> &mut Buffer {
+    /// Where its bytes go, if anywhere.
+    fn buffer(&mut self) -> Option<&mut Buffer> {
         match self {
-            Self::Receive { buffer, .. } | Self::Am { buffer, .. } | Self::Put { buffer, .. } => buffer,
+            Self::Receive { buffer, .. } | Self::Am { buffer, .. } | Self::Put { buffer, .. } => Some(buffer),
+            Self::Nowhere => None,
+        }
+    }
+
+    /// By when it has to be there.
+    pub(super) fn deadline(&self) -> Deadline {
+        match self {
+            Self::Receive { deadline, .. } => *deadline,
+            _ => Deadline::NEVER,
         }
     }
 
     fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
         let (tag, buffer, comp, user_context) = match self {
-            Self::Receive { tag, buffer, comp, user_context } => (tag, buffer, comp, user_context),
+            Self::Receive { tag, buffer, comp, user_context, .. } => (tag, buffer, comp, user_context),
             Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
             // Its buffer is the region's, and stays there.
             Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp, UserContext::default()),
+            Self::Nowhere => (Tag::default(), Buffer::Empty, None, UserContext::default()),
         };
         (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
@@ -70,6 +90,7 @@ impl Target {
         match self {
             Self::Receive { .. } => Some(self.end(from, size, Some(error))),
             Self::Am { .. } | Self::Put { .. } => None,
+            Self::Nowhere => Some(self.end(from, size, None)),
         }
     }
 }
@@ -94,7 +115,7 @@ impl DeviceInner {
         let finish = |verdict: Verdict| {
             self.control(runtime, from, Message::Finish { token: offer.token }, verdict.encode());
         };
-        let room = target.buffer().len();
+        let room = target.buffer().map_or(0, |buffer| buffer.len());
         let Some(size) = usize::try_from(offer.size).ok().filter(|&size| size <= room) else {
             finish(Verdict::Truncated { message: offer.size, buffer: room as u64 });
             let message = usize::try_from(offer.size).unwrap_or(usize::MAX);
@@ -105,7 +126,7 @@ impl DeviceInner {
             return Some(target.end(from, 0, None));
         }
         let mut staging = None;
-        if !target.buffer().kind().is_host() {
+        if target.buffer().is_some_and(|buffer| !buffer.kind().is_host()) {
             if matches!(target, Target::Put { .. }) {
                 // Only those who can map it put to it so far.
                 finish(Verdict::Failed);
@@ -144,20 +165,25 @@ impl DeviceInner {
     }
 
     /// A get: room for what is asked for. Its name, under which the parts will come.
-    pub(crate) fn expect(&self, from: Rank, size: usize, target: Target) -> u64 {
+    pub(crate) fn expect(&self, runtime: &Inner, from: Rank, size: usize, target: Target) -> u64 {
         let landing = self.bulk.name();
+        let deadline = target.deadline();
         let mut all = self.bulk.arriving.lock();
         all.insert(landing, Arriving { from, size, target, staging: None, got: 0 });
         self.bulk.arriving.set_count(all.len());
+        drop(all);
+        runtime.deadlines.note(deadline);
         landing
     }
 
     fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
         let (from, landing) = (arriving.from, self.bulk.name());
+        let deadline = arriving.target.deadline();
         let mut all = self.bulk.arriving.lock();
         all.insert(landing, arriving);
         self.bulk.arriving.set_count(all.len());
         drop(all);
+        runtime.deadlines.note(deadline);
         self.control(runtime, from, Message::Clear { token }, encode_landing(landing));
     }
 }
@@ -181,11 +207,13 @@ impl Bulk {
         let offset = inside.ok_or("it sent a part that lies outside its message")?;
         let size = arriving.size;
         let buffer = match &mut arriving.staging {
-            Some(staging) => staging,
+            Some(staging) => Some(staging),
             None => arriving.target.buffer(),
         };
-        let room = buffer.view_mut().ok_or("the buffer cannot be written")?.part(offset, len);
-        copy_now(room, part.view()).map_err(|error| error.to_string())?;
+        if let Some(buffer) = buffer {
+            let room = buffer.view_mut().ok_or("the buffer cannot be written")?.part(offset, len);
+            copy_now(room, part.view()).map_err(|error| error.to_string())?;
+        }
         arriving.got += len;
         if arriving.got < size {
             return Ok(None);
@@ -205,6 +233,22 @@ impl Bulk {
         self.arriving.set_count(all.len());
         drop(all);
         arriving.target.fail(by, arriving.size, error)
+    }
+
+    /// Ends what has not arrived in time. Its parts may still come, and go nowhere.
+    pub(crate) fn expire_arriving(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        for one in self.arriving.lock().values_mut() {
+            let deadline = one.target.deadline();
+            if !deadline.has_passed(now) {
+                left.note(deadline);
+                continue;
+            }
+            one.staging = None;
+            let target = std::mem::replace(&mut one.target, Target::Nowhere);
+            ended.extend(target.fail(one.from, one.size, OpError::TimedOut(one.from)));
+        }
+        ended
     }
 
     /// Whether a get from a peer is under way that began before `name`.
@@ -246,11 +290,12 @@ impl Pass<'_> {
             let message = Message::Finish { token: *token };
             self.device.control(self.inner, from, message, Verdict::Done.encode());
         }
-        let Some(staging) = staging else {
+        let Some((staging, buffer)) =
+            staging.and_then(|bytes| Some((bytes, std::mem::take(target.buffer()?))))
+        else {
             let (comp, status) = target.end(from, size, None);
             return self.signal_or_defer(comp.as_ref(), status);
         };
-        let buffer = std::mem::take(target.buffer());
         match Transfer::start(buffer, staging) {
             Ok(transfer) => {
                 let (comp, Status { tag, user_context, .. }) = target.end(from, size, None);
@@ -258,7 +303,9 @@ impl Pass<'_> {
                 self.device.add_landing(landing);
             }
             Err(refused) => {
-                *target.buffer() = refused.dst;
+                if let Some(buffer) = target.buffer() {
+                    *buffer = refused.dst;
+                }
                 let (comp, status) = target.end(from, size, Some(OpError::Copy(refused.cause)));
                 self.signal_or_defer(comp.as_ref(), status);
             }
@@ -319,12 +366,12 @@ impl Pull {
     /// Copies a piece. Whether it was the last.
     fn step(&mut self) -> Result<bool, PeerMemoryError> {
         let buffer = match &mut self.staging {
-            Some(staging) => staging,
+            Some(staging) => Some(staging),
             None => self.target.buffer(),
         };
         let piece = PIECE.min(self.size - self.done);
         let room = buffer
-            .view_mut()
+            .and_then(Buffer::view_mut)
             .ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
         // An address that runs over is the sender's nonsense, and no memory's.
         self.memory.read(self.offer.addr.wrapping_add(self.done as u64), room.part(self.done, piece))?;

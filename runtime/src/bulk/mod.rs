@@ -46,13 +46,15 @@ pub(crate) struct Bulk {
     /// Those who wait for operations on a peer's memory.
     flushes: Waiting<Vec<Flush>>,
     next: AtomicU64,
+    /// How many may be offered at a time.
+    limit: u32,
 }
 
 /// An operation that is over, and whom to tell.
 type Ended = (Option<Arc<dyn Completion>>, Status);
 
 impl Bulk {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             offered: Waiting::new(),
             streams: Waiting::new(),
@@ -60,12 +62,19 @@ impl Bulk {
             pulls: Waiting::new(),
             flushes: Waiting::new(),
             next: AtomicU64::new(1),
+            limit: u32::try_from(limit).unwrap_or(u32::MAX),
         }
     }
 
     /// A name that nothing had before.
     fn name(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether as much waits for peers as may.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.offered.count() + self.arriving.count() >= self.limit
     }
 
     /// Whether progress has something to do for it that no message tells of.

@@ -3,6 +3,7 @@
 use super::wire::{Offer, Request, Verdict, word};
 use super::{Bulk, Ended};
 use crate::comp::Completion;
+use crate::deadline::{Deadline, Deadlines};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
@@ -52,6 +53,20 @@ impl Offered {
         self.operation.rank
     }
 
+    /// Ends the operation, if it has not been over in time. Its bytes stay: the peer may still read them.
+    fn expire(&mut self, now: Deadline, left: &Deadlines) -> Option<Ended> {
+        let operation = &mut self.operation;
+        if !operation.deadline.has_passed(now) {
+            left.note(operation.deadline);
+            return None;
+        }
+        let Outstanding { rank, tag, size, user_context, .. } = *operation;
+        let comp = operation.comp.take();
+        operation.deadline = Deadline::NEVER;
+        let gone = Outstanding { rank, tag, size, user_context, comp, deadline: Deadline::NEVER };
+        Some(gone.end(Buffer::Empty, Some(OpError::TimedOut(rank))))
+    }
+
     pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
         if self.matter == Matter::Answer {
             // The bytes are this rank's region; and of a get that came to nothing nobody here is told.
@@ -94,6 +109,14 @@ impl Stream {
     }
 }
 
+/// Where bytes lie, for the kernel's copy; 0 for those in place, which move with whatever holds them.
+fn address(bytes: &Buffer) -> u64 {
+    match bytes {
+        Buffer::Small(_) | Buffer::Empty => 0,
+        bytes => bytes.view().as_ptr() as usize as u64,
+    }
+}
+
 impl Bulk {
     /// Offers a message: `header` is the one that it would have travelled under, in one piece. The buffers are
     /// taken when the link has taken the offer, and left when it has not.
@@ -105,9 +128,7 @@ impl Bulk {
         bytes: &mut Buffer,
         original: &mut Option<Buffer>,
     ) -> Result<Submit, SubmitError> {
-        let view = bytes.view();
-        let offer =
-            Offer { size: view.len() as u64, token: self.name(), addr: view.as_ptr() as usize as u64 };
+        let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes) };
         let offered = Offered {
             operation,
             bytes: std::mem::take(bytes),
@@ -132,6 +153,14 @@ impl Bulk {
                 Err(error)
             }
         }
+    }
+
+    /// Ends the operations that have not been over in time.
+    pub(crate) fn expire_outgoing(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
+        let mut ended: Vec<_> =
+            self.offered.lock().values_mut().filter_map(|one| one.expire(now, left)).collect();
+        ended.extend(self.streams.lock().iter_mut().filter_map(|one| one.offered.expire(now, left)));
+        ended
     }
 
     fn take_back(&self, token: u64, bytes: &mut Buffer, original: &mut Option<Buffer>) {
@@ -181,16 +210,16 @@ impl Bulk {
     ) {
         request.token = self.name();
         if matches!(message, Message::OfferPut { .. }) {
-            // Bytes in place move with whatever holds them: they go part by part.
-            let stays = !matches!(bytes, Buffer::Small(_) | Buffer::Empty);
-            request.second = if stays { bytes.view().as_ptr() as usize as u64 } else { 0 };
+            request.second = address(&bytes);
         }
         let peer = operation.rank;
         let matter = Matter::Memory(request.token);
+        let deadline = operation.deadline;
         let mut all = self.offered.lock();
         all.insert(request.token, Offered { operation, bytes, original: None, matter });
         self.offered.set_count(all.len());
         drop(all);
+        runtime.deadlines.note(deadline);
         device.control(runtime, peer, message, request.encode());
     }
 
@@ -205,7 +234,7 @@ impl Bulk {
         comp: Option<Arc<dyn Completion>>,
     ) {
         let (size, user_context) = (bytes.len(), UserContext::default());
-        let operation = Outstanding { rank: peer, tag, size, user_context, comp };
+        let operation = Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
         let offered = Offered { operation, bytes, original: None, matter: Matter::Answer };
         let mut streams = self.streams.lock();
         streams.push(Stream { offered, landing, sent: 0 });
@@ -266,7 +295,9 @@ impl Pass<'_> {
                 Ok(()) => match stream.offered.matter {
                     Matter::Message | Matter::Answer => stream.end(None),
                     Matter::Memory(name) => {
+                        let deadline = stream.offered.operation.deadline;
                         bulk.await_verdict(name, stream.offered);
+                        self.inner.deadlines.note(deadline);
                         continue;
                     }
                 },

@@ -4,6 +4,7 @@ use super::table::Table;
 use super::{Key, Matching};
 use crate::bulk::wire::Offer;
 use crate::comp::Completion;
+use crate::deadline::{Deadline, Deadlines};
 use crate::error::ResourceError;
 use crate::names::{Rank, Tag, UserContext};
 use carrack_transports::contract::Payload;
@@ -45,6 +46,26 @@ pub(crate) struct Receive {
     pub(crate) buffer: Buffer,
     pub(crate) comp: Option<Arc<dyn Completion>>,
     pub(crate) user_context: UserContext,
+    pub(crate) deadline: Deadline,
+}
+
+/// A receive that waits, to withdraw it by. See [`Runtime::cancel`](crate::Runtime::cancel).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    pub(crate) engine: u16,
+    key: Key,
+    stamp: u64,
+}
+
+/// A message that waits for its receive, as a probe sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Envelope {
+    /// The sender.
+    pub rank: Rank,
+    /// Its tag.
+    pub tag: Tag,
+    /// Its length in bytes: a receive of this length takes all of it.
+    pub size: u64,
 }
 
 impl MatchingEngine {
@@ -67,10 +88,13 @@ impl MatchingEngine {
         keep: impl FnOnce(P) -> Content,
     ) -> Option<(P, Receive)> {
         let key = Key::new(policy, from, tag);
-        self.0.table.meet_b(key, payload, |payload| Unexpected { from, tag, content: keep(payload) })
+        self.0.table.meet_b(key, payload, |payload| Unexpected { from, tag, content: keep(payload) }).ok()
     }
 
     /// A receive is posted. The message that it is for; or it waits. It is made only then.
+    ///
+    /// # Errors
+    /// It waits, and can be withdrawn.
     #[inline]
     pub(crate) fn receive(
         &self,
@@ -78,9 +102,32 @@ impl MatchingEngine {
         rank: Rank,
         tag: Tag,
         make: impl FnOnce() -> Receive,
-    ) -> Option<Unexpected> {
+    ) -> Result<Unexpected, Ticket> {
         let key = Key::new(policy, rank, tag);
-        self.0.table.meet_a(key, (), |()| make()).map(|((), message)| message)
+        let met = self.0.table.meet_a(key, (), |()| make());
+        met.map(|((), message)| message).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
+    }
+
+    /// Takes a receive out that waits. `None`: it has met its message, or has ended.
+    pub(crate) fn withdraw(&self, ticket: &Ticket) -> Option<Receive> {
+        self.0.table.pluck_b(ticket.key, ticket.stamp)
+    }
+
+    /// The message that the next receive of this key would meet.
+    pub(crate) fn probe(&self, policy: Matching, rank: Rank, tag: Tag) -> Option<Envelope> {
+        self.0.table.peek_a(Key::new(policy, rank, tag), |message| Envelope {
+            rank: message.from,
+            tag: message.tag,
+            size: match &message.content {
+                Content::Here(payload) => payload.len() as u64,
+                Content::Offered(offer) => offer.size,
+            },
+        })
+    }
+
+    /// Looks at every receive that waits.
+    pub(crate) fn each_receive(&self, look: impl FnMut(&Receive)) {
+        self.0.table.each_b(look);
     }
 
     /// Takes out the receives that only `rank` could have answered.
@@ -91,6 +138,17 @@ impl MatchingEngine {
     /// Takes out all receives.
     pub(crate) fn all_receives(&self) -> Vec<Receive> {
         self.0.table.take_b(|_| true)
+    }
+
+    /// Takes out the receives whose deadline has passed; notes those of the others.
+    pub(crate) fn expired_receives(&self, now: Deadline, left: &Deadlines) -> Vec<Receive> {
+        self.0.table.pluck_b_if(|receive| {
+            let has_passed = receive.deadline.has_passed(now);
+            if !has_passed {
+                left.note(receive.deadline);
+            }
+            has_passed
+        })
     }
 
     /// How many messages, and how many receives, are waiting.

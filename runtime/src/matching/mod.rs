@@ -9,10 +9,12 @@
 //! one 64-bit key). Messages and receives of one key meet in the order in which they came.
 
 mod engine;
+mod probe;
 mod table;
 
-pub use engine::MatchingEngine;
 pub(crate) use engine::{Content, Engines, Receive, Unexpected};
+pub use engine::{Envelope, MatchingEngine, Ticket};
+pub use probe::Probe;
 
 use crate::names::{Rank, Tag};
 

@@ -27,6 +27,8 @@ struct Shard<A, B> {
     /// The head of the first line of each bucket.
     buckets: Vec<usize>,
     lines: usize,
+    /// Given to what comes to wait, and to nothing else ever.
+    stamps: u64,
 }
 
 struct Place<A, B> {
@@ -37,6 +39,8 @@ struct Place<A, B> {
     behind: usize,
     /// For the head of a line: the last in it.
     last: usize,
+    /// Tells it apart from whatever waited here under the same key.
+    stamp: u64,
     value: Value<A, B>,
 }
 
@@ -48,7 +52,7 @@ enum Value<A, B> {
 
 impl<A, B> Shard<A, B> {
     fn new() -> Self {
-        Self { places: Vec::new(), free: NIL, buckets: Vec::new(), lines: 0 }
+        Self { places: Vec::new(), free: NIL, buckets: Vec::new(), lines: 0, stamps: 0 }
     }
 
     #[inline]
@@ -73,15 +77,17 @@ impl<A, B> Shard<A, B> {
 
     #[inline]
     fn occupy(&mut self, key: Key, below: usize, value: Value<A, B>) -> usize {
+        self.stamps += 1;
+        let stamp = self.stamps;
         match self.places.get_mut(self.free) {
             Some(place) => {
                 let at = std::mem::replace(&mut self.free, place.below);
-                *place = Place { key, below, behind: NIL, last: at, value };
+                *place = Place { key, below, behind: NIL, last: at, stamp, value };
                 at
             }
             None => {
                 let at = self.places.len();
-                self.places.push(Place { key, below, behind: NIL, last: at, value });
+                self.places.push(Place { key, below, behind: NIL, last: at, stamp, value });
                 at
             }
         }
@@ -130,10 +136,39 @@ impl<A, B> Shard<A, B> {
                 self.buckets[bucket] = next;
             }
         }
-        if self.lines == 0 && self.places.len() > SPARE {
-            *self = Self::new();
-        }
+        self.shrink();
         value
+    }
+
+    /// Takes one out of the midst of its line.
+    fn pluck(&mut self, head: usize, above: usize, hash: u64, stamp: u64) -> Option<Value<A, B>> {
+        if self.places[head].stamp == stamp {
+            return Some(self.pop(head, above, hash));
+        }
+        let mut before = head;
+        loop {
+            let at = self.places[before].behind;
+            let place = self.places.get_mut(at)?;
+            if place.stamp == stamp {
+                let value = std::mem::replace(&mut place.value, Value::Free);
+                place.below = std::mem::replace(&mut self.free, at);
+                let behind = place.behind;
+                self.places[before].behind = behind;
+                if self.places[head].last == at {
+                    self.places[head].last = before;
+                }
+                return Some(value);
+            }
+            before = at;
+        }
+    }
+
+    /// Gives back what an empty shard does not need.
+    #[inline]
+    fn shrink(&mut self) {
+        if self.lines == 0 && self.places.len() > SPARE {
+            *self = Self { stamps: self.stamps, ..Self::new() };
+        }
     }
 
     #[cold]
@@ -168,15 +203,21 @@ impl<A, B> Table<A, B> {
     }
 
     /// The oldest `B` under the key; or, when there is none, the `A` stays and waits. It is made only then.
+    ///
+    /// # Errors
+    /// The stamp of what waits.
     #[inline]
-    pub(crate) fn meet_b<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> A) -> Option<(R, B)> {
+    pub(crate) fn meet_b<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> A) -> Result<(R, B), u64> {
         let theirs = |value| if let Value::B(theirs) = value { Some(theirs) } else { None };
         self.meet(key, value, |value| matches!(value, Value::B(_)), theirs, |value| Value::A(keep_as(value)))
     }
 
     /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made only then.
+    ///
+    /// # Errors
+    /// The stamp of what waits.
     #[inline]
-    pub(crate) fn meet_a<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> B) -> Option<(R, A)> {
+    pub(crate) fn meet_a<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> B) -> Result<(R, A), u64> {
         let theirs = |value| if let Value::A(theirs) = value { Some(theirs) } else { None };
         self.meet(key, value, |value| matches!(value, Value::A(_)), theirs, |value| Value::B(keep_as(value)))
     }
@@ -189,22 +230,62 @@ impl<A, B> Table<A, B> {
         is_theirs: impl FnOnce(&Value<A, B>) -> bool,
         theirs: impl FnOnce(Value<A, B>) -> Option<P>,
         keep_as: impl FnOnce(R) -> Value<A, B>,
-    ) -> Option<(R, P)> {
+    ) -> Result<(R, P), u64> {
         let hash = hash(&key);
-        // The upper bits: the buckets go by the lower ones.
-        let mut shard = self.shards[(hash >> 58) as usize % SHARDS].lock();
+        let mut shard = self.shard(hash).lock();
         match shard.find(&key, hash) {
             Some((head, above)) if is_theirs(&shard.places[head].value) => {
                 let partner = shard.pop(head, above, hash);
-                theirs(partner).map(|partner| (value, partner))
+                // It is one of theirs, as was just seen.
+                theirs(partner).map(|partner| (value, partner)).ok_or(0)
             }
             Some((head, _)) => {
                 shard.append(head, keep_as(value));
-                None
+                Err(shard.stamps)
             }
             None => {
                 shard.begin(key, hash, keep_as(value));
-                None
+                Err(shard.stamps)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn shard(&self, hash: u64) -> &BiasedLock<Shard<A, B>> {
+        // The upper bits: the buckets go by the lower ones.
+        &self.shards[(hash >> 58) as usize % SHARDS]
+    }
+
+    /// Takes out the `B` that has this stamp, if it still waits.
+    pub(crate) fn pluck_b(&self, key: Key, stamp: u64) -> Option<B> {
+        let hash = hash(&key);
+        let mut shard = self.shard(hash).lock();
+        let (head, above) = shard.find(&key, hash)?;
+        match shard.pluck(head, above, hash, stamp)? {
+            Value::B(value) => Some(value),
+            // A stamp is given once: it cannot be that of an `A`.
+            Value::A(_) | Value::Free => None,
+        }
+    }
+
+    /// Looks at the `A` that the next `B` of this key would meet.
+    pub(crate) fn peek_a<R>(&self, key: Key, look: impl FnOnce(&A) -> R) -> Option<R> {
+        let hash = hash(&key);
+        let shard = self.shard(hash).lock();
+        let (head, _) = shard.find(&key, hash)?;
+        match &shard.places[head].value {
+            Value::A(value) => Some(look(value)),
+            Value::B(_) | Value::Free => None,
+        }
+    }
+
+    /// Looks at every `B` that waits, a shard at a time.
+    pub(crate) fn each_b(&self, mut look: impl FnMut(&B)) {
+        for shard in &self.shards {
+            for place in &shard.lock().places {
+                if let Value::B(value) = &place.value {
+                    look(value);
+                }
             }
         }
     }
@@ -232,6 +313,30 @@ impl<A, B> Table<A, B> {
             }
         }
         taken
+    }
+
+    /// Takes out every `B` that is one of those, wherever in its line it stands.
+    pub(crate) fn pluck_b_if(&self, which: impl Fn(&B) -> bool) -> Vec<B> {
+        let mut plucked = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let meant = |place: &Place<A, B>| matches!(&place.value, Value::B(value) if which(value));
+            let meant: Vec<_> = shard
+                .places
+                .iter()
+                .filter(|place| meant(place))
+                .map(|place| (place.key, place.stamp))
+                .collect();
+            for (key, stamp) in meant {
+                let hash = hash(&key);
+                if let Some((head, above)) = shard.find(&key, hash)
+                    && let Some(Value::B(value)) = shard.pluck(head, above, hash, stamp)
+                {
+                    plucked.push(value);
+                }
+            }
+        }
+        plucked
     }
 
     /// How many of each sort wait.
@@ -300,10 +405,10 @@ mod tests {
     #[test]
     fn policies_never_collide() {
         let table: Table<u32, u32> = Table::new();
-        assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |v| v).is_none());
-        assert!(table.meet_a(key(Matching::TagOnly, 9, 5), 2, |v| v).is_none());
-        assert!(table.meet_a(key(Matching::None, 0, 0), 3, |v| v).is_none());
-        assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), 4, |v| v), Some((4, 1)));
+        assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |v| v).is_err());
+        assert!(table.meet_a(key(Matching::TagOnly, 9, 5), 2, |v| v).is_err());
+        assert!(table.meet_a(key(Matching::None, 0, 0), 3, |v| v).is_err());
+        assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), 4, |v| v), Ok((4, 1)));
         assert_eq!(table.count(), (0, 2));
     }
 
@@ -312,11 +417,11 @@ mod tests {
         let table: Table<u64, u64> = Table::new();
         let keys = || (0..400_000_u64).map(|tag| key(Matching::RankTag, 1, tag % 100_000));
         for (value, key) in (0..).zip(keys()) {
-            assert_eq!(table.meet_b(key, value, |value| value), None);
+            assert!(table.meet_b(key, value, |value| value).is_err());
         }
         assert_eq!(table.count(), (400_000, 0));
         for (value, key) in (0..).zip(keys()) {
-            assert_eq!(table.meet_a(key, (), |()| 0), Some(((), value)));
+            assert_eq!(table.meet_a(key, (), |()| 0), Ok(((), value)));
         }
         assert_eq!(table.count(), (0, 0));
         for shard in &table.shards {
@@ -327,10 +432,19 @@ mod tests {
     proptest! {
         /// Against the plainest model there is: two lists, searched from the front.
         #[test]
-        fn values_of_a_key_meet_in_order(steps in proptest::collection::vec((any::<bool>(), 0_u8..4, 0_u32..3, 0_u64..40), 0..1000)) {
+        fn values_of_a_key_meet_in_order(steps in proptest::collection::vec((0_u8..8, 0_u8..4, 0_u32..3, 0_u64..40), 0..1000)) {
             let table: Table<usize, usize> = Table::new();
             let mut model = (Vec::<(Key, usize)>::new(), Vec::<(Key, usize)>::new());
-            for (at, (is_a, policy, rank, tag)) in steps.into_iter().enumerate() {
+            let mut stamps = Vec::new();
+            for (at, (what, policy, rank, tag)) in steps.into_iter().enumerate() {
+                if what == 7 {
+                    // One that waits, or has waited, is taken out.
+                    let Some(&(key, stamp, value)) = stamps.get(tag as usize * stamps.len() / 40) else { continue };
+                    let there = model.1.iter().position(|&other| other == (key, value));
+                    prop_assert_eq!(table.pluck_b(key, stamp), there.map(|there| model.1.remove(there).1));
+                    continue;
+                }
+                let is_a = what < 4;
                 let key = key(Matching::from_code(policy).unwrap(), rank, tag);
                 let (mine, theirs) = if is_a { (&mut model.0, &mut model.1) } else { (&mut model.1, &mut model.0) };
                 let expected = match theirs.iter().position(|(other, _)| *other == key) {
@@ -338,7 +452,12 @@ mod tests {
                     None => { mine.push((key, at)); None }
                 };
                 let got = if is_a { table.meet_b(key, at, |v| v) } else { table.meet_a(key, at, |v| v) };
-                prop_assert_eq!(got, expected);
+                if let (false, Err(stamp)) = (is_a, got) {
+                    stamps.push((key, stamp, at));
+                }
+                prop_assert_eq!(got.ok(), expected);
+                let first = model.0.iter().find(|(other, _)| *other == key).map(|&(_, at)| at);
+                prop_assert_eq!(table.peek_a(key, |&at| at), first);
             }
             prop_assert_eq!(table.count(), (model.0.len(), model.1.len()));
             let mut left = table.take_b(|key| key.is_of(Rank(1)));

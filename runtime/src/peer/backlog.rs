@@ -6,11 +6,13 @@
 
 use crate::bulk::fresh;
 use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::route::Linked;
 use crate::protocol::eager::{Plan, plan};
+use crate::protocol::header::Message;
 use carrack_transports::contract::{Header, Op, OpToken, Submit, SubmitError};
 use carrack_transports::gpu::Event;
 use carrack_transports::mem::{Buffer, PacketSource, Transfer};
@@ -23,6 +25,7 @@ pub(crate) struct Parked {
     pub(crate) tag: Tag,
     pub(crate) user_context: UserContext,
     pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) deadline: Deadline,
     pub(crate) size: usize,
     pub(crate) stage: Stage,
 }
@@ -72,6 +75,11 @@ impl Parked {
         (self.comp, status)
     }
 
+    /// Whether no engine is at it.
+    pub(crate) fn is_idle(&self) -> bool {
+        !matches!(self.stage, Stage::Staging(_))
+    }
+
     /// Goes as far as it can now.
     pub(crate) fn step(&mut self, device: &DeviceInner, linked: &Linked) -> Step {
         loop {
@@ -103,7 +111,9 @@ impl Parked {
                     }
                 },
                 Stage::Staged(mut copy, buffer) => {
-                    if copy.len() > device.host_pool.packet_size().min(linked.caps.am_copied) {
+                    if self.has_to_offer(device)
+                        || copy.len() > device.host_pool.packet_size().min(linked.caps.am_copied)
+                    {
                         let mut original = Some(buffer);
                         match self.offer(device, linked, &mut copy, &mut original) {
                             Some(step) => {
@@ -145,6 +155,15 @@ impl Parked {
         linked: &Linked,
     ) -> Result<(Stage, bool), Step> {
         match plan(buffer.kind(), buffer.len(), &linked.caps, device.host_pool.packet_size()) {
+            Plan::Copy if self.has_to_offer(device) => {
+                match self.offer(device, linked, &mut buffer, &mut None) {
+                    Some(step) => {
+                        self.stage = Stage::Over(buffer);
+                        Err(step)
+                    }
+                    None => Ok((Stage::Ready(buffer), true)),
+                }
+            }
             Plan::Copy => {
                 let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
                 match linked.link.submit(op) {
@@ -198,6 +217,11 @@ impl Parked {
         }
     }
 
+    /// Whether its receiver keeps too many messages to take it whole.
+    fn has_to_offer(&self, device: &DeviceInner) -> bool {
+        Message::is_send(self.header) && device.offers_all(self.rank)
+    }
+
     /// Starts the copy into host memory.
     fn copy_first(&mut self, copy: Buffer, buffer: Buffer) -> Result<(Stage, bool), Step> {
         match Transfer::start(copy, buffer) {
@@ -217,6 +241,9 @@ impl Parked {
         bytes: &mut Buffer,
         original: &mut Option<Buffer>,
     ) -> Option<Step> {
+        if device.bulk.is_full() {
+            return None;
+        }
         match device.bulk.offer(linked, self.header, self.outstanding(), bytes, original) {
             Ok(Submit::Busy(_)) => None,
             Ok(_) => Some(Step::HandedOver),
@@ -232,6 +259,7 @@ impl Parked {
             size: self.size,
             user_context: self.user_context,
             comp: self.comp.clone(),
+            deadline: self.deadline,
         }
     }
 

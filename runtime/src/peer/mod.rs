@@ -5,7 +5,14 @@
 //! | [`address`] | what a device publishes, and where |
 //! | [`route`] | from a device to one peer: the link, and the backlog |
 //! | [`backlog`] | operations that wait for an event, a staging copy, or room |
+//! | [`hold`] | a bound on messages that wait for their receives |
+//! | [`state`] | what is known of a rank's life |
 
 pub(crate) mod address;
 pub(crate) mod backlog;
+pub(crate) mod hold;
 pub(crate) mod route;
+mod state;
+
+pub use state::PeerState;
+pub(crate) use state::Suspects;

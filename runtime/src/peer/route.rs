@@ -20,12 +20,14 @@ pub(crate) struct Route {
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// How many wait, and [`DOWN`] once the peer is gone; read without a lock by each post.
+    /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without a lock by each post.
     hurdles: AtomicU32,
 }
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
 const DOWN: u32 = 1 << 31;
+/// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be offered.
+const HELD: u32 = 1 << 30;
 
 /// A link, and what is to be known of it.
 pub(crate) struct Linked {
@@ -89,10 +91,30 @@ impl Route {
         news
     }
 
-    /// Whether a message can go straight to the link: nothing waits before it, and the peer is not known to be gone.
+    /// Whether any message can go straight to the link: nothing waits before it, and the peer is not known to be gone, nor
+    /// wants offers.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
         self.hurdles.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether a message, or its offer, can go straight to the link.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.hurdles.load(Ordering::Acquire) & !HELD == 0
+    }
+
+    /// Whether messages that are to be matched have to be offered.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.hurdles.load(Ordering::Acquire) & HELD != 0
+    }
+
+    pub(crate) fn set_held(&self, held: bool) {
+        match held {
+            true => self.hurdles.fetch_or(HELD, Ordering::AcqRel),
+            false => self.hurdles.fetch_and(!HELD, Ordering::AcqRel),
+        };
     }
 
     pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {
@@ -105,9 +127,9 @@ impl Route {
 
     /// After a change to the backlog, with its lock held.
     pub(crate) fn set_waiting(&self, count: usize) {
-        let count = u32::try_from(count).unwrap_or(u32::MAX).min(DOWN - 1);
-        // Only the holder of the lock changes the count, so nothing but DOWN can come in between.
-        let before = self.hurdles.load(Ordering::Acquire) & !DOWN;
+        let count = u32::try_from(count).unwrap_or(u32::MAX).min(HELD - 1);
+        // Only the holder of the lock changes the count, so nothing but the two flags can come in between.
+        let before = self.hurdles.load(Ordering::Acquire) & !(DOWN | HELD);
         self.hurdles.fetch_add(count.wrapping_sub(before), Ordering::AcqRel);
     }
 
@@ -211,5 +233,17 @@ mod tests {
         route.set_waiting(5);
         route.set_waiting(0);
         assert!(!route.is_clear());
+    }
+
+    #[test]
+    fn a_peer_that_holds_is_no_obstacle_to_offers() {
+        let route = Route::new(Rank(1));
+        route.set_held(true);
+        assert!(!route.is_clear() && route.is_open() && route.is_held());
+        route.set_waiting(3);
+        assert!(!route.is_open() && route.is_held());
+        route.set_held(false);
+        route.set_waiting(0);
+        assert!(route.is_clear());
     }
 }

@@ -72,7 +72,7 @@ impl PostAtomic<'_> {
         let waits = this.comp.is_none() || !this.allow.posted;
         let at_once = || this.ends_at_once(&this.kind.place, MemKind::Host);
         let begun = begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| this.begin(comp))?;
-        Ok(self.outcome(begun))
+        self.outcome(begun)
     }
 
     fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
@@ -100,6 +100,7 @@ impl PostFlush<'_> {
     /// See [`PostError`].
     pub fn call(&mut self) -> Result<Outcome, PostError> {
         self.check_rank()?;
+        self.check_deadline()?;
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
         let bulk = &this.device_inner().bulk;
@@ -109,9 +110,9 @@ impl PostFlush<'_> {
             if !bulk.has_memory_operations(this.rank, before) {
                 return Ok(this.over(0, Buffer::Empty));
             }
-            bulk.flush(Flush { before, operation: this.outstanding(0, comp) });
+            bulk.flush(&this.runtime.0, Flush { before, operation: this.outstanding(0, comp) });
             Ok(Begun::UnderWay)
         })?;
-        Ok(self.outcome(begun))
+        self.outcome(begun)
     }
 }

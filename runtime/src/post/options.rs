@@ -1,6 +1,7 @@
 //! What all operations have in common.
 
 use crate::comp::{AsCompletion, Completion, Status};
+use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
 use crate::error::PostError;
 use crate::matching::{Matching, MatchingEngine};
@@ -9,6 +10,7 @@ use crate::runtime::Runtime;
 use carrack_transports::contract::Busy;
 use carrack_transports::gpu::Event;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a post came to.
 #[derive(Debug)]
@@ -53,6 +55,10 @@ pub enum RetryReason {
     Connecting,
     /// Earlier operations wait for this peer, and are not overtaken.
     Backlog,
+    /// Much was sent without listening: make progress, to hear whether the peer can take more.
+    Unheard,
+    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up.
+    Unanswered,
 }
 
 impl RetryReason {
@@ -99,6 +105,7 @@ pub struct Post<'a, K> {
     pub(super) user_context: UserContext,
     pub(super) allow: Allow,
     pub(super) required: Option<Path>,
+    pub(super) deadline: Deadline,
     pub(super) kind: K,
 }
 
@@ -140,6 +147,7 @@ impl<'a, K> Post<'a, K> {
             user_context: UserContext::default(),
             allow: Allow::ALL,
             required: None,
+            deadline: Deadline::NEVER,
             kind,
         }
     }
@@ -191,6 +199,25 @@ impl<'a, K> Post<'a, K> {
     pub fn require(mut self, path: Path) -> Self {
         self.required = Some(path);
         self
+    }
+
+    /// Fails the operation, with [`OpError::TimedOut`](crate::OpError::TimedOut) in its status, if it is not over so
+    /// long after this call, and with [`PostError::TimedOut`] if it is posted only then.
+    ///
+    /// Memory that the peer may still read or write stays with the runtime until the peer is done with it or gone,
+    /// so the status of what was sent may come without its buffer; and a message may arrive although its sender has
+    /// given up. An operation that an engine of a GPU is carrying out is waited for.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::after(after);
+        self
+    }
+
+    /// Whether it is too late to begin.
+    pub(super) fn check_deadline(&self) -> Result<(), PostError> {
+        if self.deadline.is_some() && self.deadline.has_passed(Deadline::now()) {
+            return Err(PostError::TimedOut(self.rank));
+        }
+        Ok(())
     }
 
     #[inline]

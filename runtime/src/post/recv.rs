@@ -5,8 +5,9 @@ use super::options::{Match, Outcome, Post};
 use super::rma::Begun;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
+use crate::device::DeviceInner;
 use crate::error::{OpError, PostError, ProgressError, WaitError};
-use crate::matching::{Content, Engines, Matching, MatchingEngine, Receive};
+use crate::matching::{Content, Engines, Matching, MatchingEngine, Receive, Ticket};
 use crate::names::{Rank, Tag};
 use crate::progress::{SignalError, in_handler, signal};
 use crate::runtime::Runtime;
@@ -16,6 +17,7 @@ pub struct Recv<'a> {
     /// `None` once it was posted.
     buffer: Option<Buffer>,
     matching: Match<'a>,
+    ticket: Option<Ticket>,
 }
 
 impl Runtime {
@@ -26,7 +28,7 @@ impl Runtime {
     /// with that policy.
     pub fn post_recv<'a>(&'a self, rank: Rank, buffer: impl Into<Buffer>, tag: Tag) -> PostRecv<'a> {
         let matching = Match { policy: Matching::default(), engine: None };
-        Post::new(self, rank, tag, Recv { buffer: Some(buffer.into()), matching })
+        Post::new(self, rank, tag, Recv { buffer: Some(buffer.into()), matching, ticket: None })
     }
 }
 
@@ -59,6 +61,7 @@ impl<'a> PostRecv<'a> {
         if device.is_closed() {
             return Err(PostError::Closed);
         }
+        self.check_deadline()?;
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
         let policy = self.kind.matching.policy.narrowed(rank, tag);
         if policy.looks_at_rank() {
@@ -72,25 +75,22 @@ impl<'a> PostRecv<'a> {
         let runtime = &self.runtime.0;
         let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT));
         let mut held = Some(buffer);
-        let make = |buffer: Buffer| Receive { rank, tag, buffer, comp: self.comp.cloned(), user_context };
-        let met = engine.receive(policy, rank, tag, || make(held.take().unwrap_or_default()));
-        let Some(message) = met else {
-            // Nothing more will come from a rank that is gone: whoever waits for it must not wait for ever.
-            if policy.looks_at_rank()
-                && let Some(cause) = runtime.down().get(&rank).cloned()
-            {
-                for receive in engine.receives_from(rank) {
-                    let (comp, status) =
-                        receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
-                    defer_if_full(device, signal(comp.as_ref(), status));
-                }
-                runtime.sleepers.wake();
-            }
-            if policy.looks_at_rank() {
-                self.watch(device);
-            }
-            return Ok(Outcome::Posted);
+        let make = |buffer: Buffer| Receive {
+            rank,
+            tag,
+            buffer,
+            comp: self.comp.cloned(),
+            user_context,
+            deadline: self.deadline,
         };
+        let met = engine.receive(policy, rank, tag, || make(held.take().unwrap_or_default()));
+        let message = match met {
+            Ok(message) => message,
+            Err(ticket) => return Ok(self.waits(device, engine, policy, ticket)),
+        };
+        if let Content::Here(payload) = &message.content {
+            runtime.unexpected.sub(payload);
+        }
         let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
         let needs_engine = match &message.content {
             Content::Here(payload) => !(receive.buffer.kind().is_host() && payload.view().place().is_host()),
@@ -100,19 +100,51 @@ impl<'a> PostRecv<'a> {
             // It will not be over when this returns.
             let receive = Receive { comp: self.comp.cloned(), ..receive };
             if let Some((_, status)) = device.land(runtime, message, receive) {
-                return Ok(self.outcome(Begun::Over(status)));
+                return self.outcome(Begun::Over(status));
             }
             return Ok(Outcome::Posted);
         }
         match device.land(runtime, message, receive) {
-            Some((_, status)) => Ok(self.outcome(Begun::Over(status))),
+            Some((_, status)) => self.outcome(Begun::Over(status)),
             None => Ok(Outcome::Posted),
         }
     }
 
+    /// It waits for its message.
+    fn waits(
+        &mut self,
+        device: &DeviceInner,
+        engine: &MatchingEngine,
+        policy: Matching,
+        ticket: Ticket,
+    ) -> Outcome {
+        let (rank, runtime) = (self.rank, &self.runtime.0);
+        self.kind.ticket = Some(ticket);
+        runtime.deadlines.note(self.deadline);
+        if policy.looks_at_rank() {
+            // Nothing more will come from a rank that is gone: whoever waits for it must not wait for ever.
+            if let Some(cause) = runtime.down().get(&rank).cloned() {
+                for receive in engine.receives_from(rank) {
+                    let (comp, status) =
+                        receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
+                    defer_if_full(device, signal(comp.as_ref(), status));
+                }
+                runtime.sleepers.wake();
+            }
+            self.watch(device);
+        }
+        Outcome::Posted
+    }
+
+    /// What names this receive to [`Runtime::cancel`], once it was `Posted`: if it waits for its message, or did
+    /// when it was posted. There is none while nothing was posted, or if the message was there already.
+    pub fn ticket(&self) -> Option<Ticket> {
+        self.kind.ticket
+    }
+
     /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there
     /// has to be a link.
-    fn watch(&self, device: &crate::device::DeviceInner) {
+    fn watch(&self, device: &DeviceInner) {
         if let Some(route) = device.route(self.rank)
             && route.linked().is_none()
             && let Err(error) = route.link(&self.runtime.0, device)
@@ -136,7 +168,8 @@ impl<'a> PostRecv<'a> {
             user_context: self.user_context,
             allow: super::options::Allow::ALL,
             required: self.required,
-            kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching },
+            deadline: self.deadline,
+            kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching, ticket: None },
         };
         let outcome = inner.post();
         self.kind.buffer = inner.kind.buffer.take();
@@ -144,7 +177,7 @@ impl<'a> PostRecv<'a> {
             Outcome::Done(status) => status,
             Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,
         };
-        Ok(self.outcome(Begun::Over(status)))
+        self.outcome(Begun::Over(status))
     }
 }
 
@@ -165,10 +198,8 @@ pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Stat
     }
 }
 
-pub(super) fn defer_if_full(device: &crate::device::DeviceInner, signalled: Result<(), SignalError>) {
+pub(super) fn defer_if_full(device: &DeviceInner, signalled: Result<(), SignalError>) {
     if let Err(SignalError::Full(comp, status)) = signalled {
-        let mut deferred = device.deferred.lock();
-        deferred.push_back(crate::progress::Deferred::Status(comp, *status));
-        device.deferred.set_count(deferred.len());
+        device.defer_status(comp, *status);
     }
 }

@@ -1,6 +1,6 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
-use super::options::{Outcome, Path, Post};
+use super::options::{Outcome, Path, Post, RetryReason};
 use super::recv::{defer_if_full, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
@@ -45,6 +45,8 @@ pub(super) struct Place<'a> {
 pub(super) enum Begun {
     Over(Status),
     UnderWay,
+    /// Too much waits for peers already: nothing was begun.
+    Busy,
 }
 
 impl Runtime {
@@ -83,6 +85,7 @@ impl<K> Post<'_, K> {
         len: u64,
     ) -> Result<Option<(&'p Region, usize)>, PostError> {
         self.check_rank()?;
+        self.check_deadline()?;
         let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
         let device = self.device_inner();
         if rmr.owner() != rank {
@@ -130,7 +133,7 @@ impl<K> Post<'_, K> {
 
     pub(super) fn outstanding(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Outstanding {
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        Outstanding { rank, tag, size, user_context, comp: comp.cloned() }
+        Outstanding { rank, tag, size, user_context, comp: comp.cloned(), deadline: self.deadline }
     }
 
     pub(super) fn over(&self, size: usize, buffer: Buffer) -> Begun {
@@ -172,8 +175,8 @@ impl<K> Post<'_, K> {
     }
 
     /// What the caller is told.
-    pub(super) fn outcome(&self, begun: Begun) -> Outcome {
-        match begun {
+    pub(super) fn outcome(&self, begun: Begun) -> Result<Outcome, PostError> {
+        Ok(match begun {
             Begun::Over(status) if self.allow.done => Outcome::Done(status),
             Begun::Over(status) => {
                 defer_if_full(self.device_inner(), signal(self.comp, status));
@@ -181,7 +184,12 @@ impl<K> Post<'_, K> {
                 Outcome::Posted
             }
             Begun::UnderWay => Outcome::Posted,
-        }
+            Begun::Busy if self.allow.retry => Outcome::Retry(RetryReason::Unanswered),
+            Begun::Busy => {
+                let limit = self.runtime.0.settings.offers();
+                return Err(PostError::OffersFull { rank: self.rank, limit });
+            }
+        })
     }
 }
 
@@ -233,7 +241,7 @@ impl PostPut<'_> {
             this.begin(&mut buffer, comp)
         });
         self.kind.buffer = buffer;
-        begun.map(|begun| self.outcome(begun))
+        self.outcome(begun?)
     }
 
     fn begin(
@@ -276,6 +284,10 @@ impl PostPut<'_> {
             *given = Some(SendBuffer::Owned(owned));
             return Err(PostError::Unmapped { rank: self.rank, kind });
         }
+        if device.bulk.is_full() {
+            *given = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));
+            return Ok(Begun::Busy);
+        }
         let message = Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
         let request = self.request(place, size as u64);
         let operation = self.outstanding(size, comp);
@@ -301,6 +313,9 @@ impl<K> Post<'_, K> {
     ) -> Begun {
         let request = Request { first, second, ..self.request(place, 8) };
         let device = self.device_inner();
+        if device.bulk.is_full() {
+            return Begun::Busy;
+        }
         let operation = self.outstanding(8, comp);
         let message = Message::Atomic { swap };
         device.bulk.request(device, &self.runtime.0, message, request, operation, Buffer::Empty);
@@ -345,7 +360,7 @@ impl PostGet<'_> {
         let begun =
             begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| this.begin(&mut buffer, comp));
         self.kind.buffer = buffer;
-        begun.map(|begun| self.outcome(begun))
+        self.outcome(begun?)
     }
 
     fn begin(
@@ -367,10 +382,13 @@ impl PostGet<'_> {
             if !kind.is_host() {
                 return Err(PostError::Unmapped { rank: self.rank, kind });
             }
-            let Outstanding { tag, user_context, comp, .. } = self.outstanding(size, comp);
+            if device.bulk.is_full() {
+                return Ok(Begun::Busy);
+            }
+            let Outstanding { tag, user_context, comp, deadline, .. } = self.outstanding(size, comp);
             let buffer = given.take().unwrap_or_default();
-            let target = Target::Receive { tag, buffer, comp, user_context };
-            let token = device.expect(self.rank, size, target);
+            let target = Target::Receive { tag, buffer, comp, user_context, deadline };
+            let token = device.expect(&self.runtime.0, self.rank, size, target);
             let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
             let request = Request { token, ..self.request(place, size as u64) };
             device.control(&self.runtime.0, self.rank, message, request.encode());

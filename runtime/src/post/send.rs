@@ -58,7 +58,13 @@ impl<'a> PostSend<'a> {
         }
         let engine = engine.map_or(Engines::DEFAULT, MatchingEngine::index);
         let header = Message::Send { engine, policy, tag: self.tag }.encode();
-        if let Some(outcome) = transmit_short(self, &self.kind.sending, header) {
+        let deaf = &self.device_inner().deaf;
+        if !deaf.has_to_listen()
+            && let Some(outcome) = transmit_short(self, &self.kind.sending, header)
+        {
+            if let Outcome::Done(status) = &outcome {
+                deaf.sent(status.size);
+            }
             return Ok(outcome);
         }
         self.call_in_full(header)

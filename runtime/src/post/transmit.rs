@@ -4,6 +4,7 @@ use super::options::{Allow, Outcome, Path, Post, RetryReason, Sending};
 use super::recv::{defer_if_full, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
+use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::PostError;
 use crate::names::{Rank, Tag, UserContext};
@@ -11,6 +12,7 @@ use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
 use crate::progress::{in_handler, signal};
 use crate::protocol::eager::{Plan, plan};
+use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 use carrack_transports::mem::copy::copy_now;
@@ -29,12 +31,14 @@ pub(super) struct Outgoing<'a> {
     comp: Option<&'a Arc<dyn Completion>>,
     allow: Allow,
     required: Option<Path>,
+    deadline: Deadline,
 }
 
 impl<'a> Outgoing<'a> {
     #[inline]
     pub(super) fn of<K>(post: &Post<'a, K>, header: Header) -> Result<Self, PostError> {
         post.check_rank()?;
+        post.check_deadline()?;
         let device = post.device_inner();
         let no_such_rank = || PostError::NoSuchRank { rank: post.rank, last: post.runtime.0.size - 1 };
         Ok(Self {
@@ -48,6 +52,7 @@ impl<'a> Outgoing<'a> {
             comp: post.comp,
             allow: post.allow,
             required: post.required,
+            deadline: post.deadline,
         })
     }
 
@@ -68,7 +73,11 @@ pub(super) fn transmit_short<K>(
     header: Header,
 ) -> Option<Outcome> {
     let Some(SendBuffer::Borrowed(bytes)) = &sending.buffer else { return None };
-    if post.allow != Allow::ALL || post.required.is_some() || sending.after.is_some() {
+    if post.allow != Allow::ALL
+        || post.required.is_some()
+        || sending.after.is_some()
+        || post.deadline.is_some()
+    {
         return None;
     }
     let device = post.device_inner();
@@ -127,6 +136,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
         Attempt::Posted => {
             // An owned buffer was taken, and an empty one left: this operation is spent. Borrowed bytes are free.
             sending.buffer = sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
+            out.runtime.0.deadlines.note(out.deadline);
             Ok(Outcome::Posted)
         }
         Attempt::Busy(reason) if out.allow.retry => Ok(Outcome::Retry(reason)),
@@ -144,8 +154,8 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     if let Some(path) = out.required.filter(|path| path.name() != linked.transport) {
         return Err(wrong_path(out.rank, path, linked));
     }
-    let plan = plan(buffer.kind(), buffer.len(), &linked.caps, out.device.host_pool.packet_size());
-    if !out.route.is_clear() {
+    let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, out.device.host_pool.packet_size());
+    if !out.route.is_open() {
         return match out.route.down() {
             Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::Backlog)),
@@ -154,6 +164,14 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     if sending.after.is_some() {
         return Ok(Attempt::Park);
     }
+    let is_send = Message::is_send(out.header);
+    if is_send && out.device.deaf.has_to_listen() {
+        return Ok(Attempt::Busy(RetryReason::Unheard));
+    }
+    if is_send && plan == Plan::Copy && out.route.is_held() {
+        plan = Plan::Offer;
+    }
+    let size = buffer.len();
     let submitted = match (plan, buffer) {
         (Plan::Copy, buffer) => linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() }),
         (Plan::HandOver, SendBuffer::Owned(buffer)) => return hand_over(out, linked, buffer),
@@ -161,7 +179,12 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         _ => return Ok(Attempt::Park),
     };
     match submitted {
-        Ok(Submit::Done) => Ok(Attempt::Done),
+        Ok(Submit::Done) => {
+            if is_send {
+                out.device.deaf.sent(size);
+            }
+            Ok(Attempt::Done)
+        }
         Ok(Submit::Posted) => Ok(Attempt::Posted),
         Ok(Submit::Busy(busy)) => match out.route.down() {
             // The device was told already, the link not yet.
@@ -175,12 +198,16 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
 /// Offers a large message. Borrowed bytes are copied: whoever wants to save that gives the buffer away.
 #[cold]
 fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Result<Attempt, PostError> {
+    if out.device.bulk.is_full() {
+        return Ok(Attempt::Busy(RetryReason::Unanswered));
+    }
     let operation = Outstanding {
         rank: out.rank,
         tag: out.tag,
         size: buffer.len(),
         user_context: out.user_context,
         comp: out.comp.cloned(),
+        deadline: out.deadline,
     };
     let bulk = &out.device.bulk;
     let submitted = match buffer {
@@ -205,6 +232,7 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
         size: buffer.len(),
         user_context: out.user_context,
         comp: out.comp.cloned(),
+        deadline: out.deadline,
     };
     let Ok(token) = out.device.outstanding.insert(outstanding) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
@@ -292,11 +320,13 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         tag: out.tag,
         user_context: out.user_context,
         comp: out.comp.cloned(),
+        deadline: out.deadline,
         size,
         stage,
     };
     match out.device.park(out.route, parked, limit) {
         Ok(()) => {
+            out.runtime.0.deadlines.note(out.deadline);
             // A borrowed buffer is free again, and the operation can be called once more.
             sending.buffer = borrowed.map(SendBuffer::Borrowed);
             Ok(Outcome::Posted)

@@ -323,7 +323,8 @@ impl Pass<'_> {
                 }
                 Payload::Packet(packet) => Buffer::Packet(packet),
                 Payload::Small(small) => Buffer::Small(small),
-                Payload::Loan(loan) => match self.keep(&loan) {
+                Payload::Aside(bytes) => Buffer::Vec(bytes),
+                Payload::Loan(loan) => match self.copy_out(&loan) {
                     Some(buffer) => buffer,
                     None => return wait(Payload::Loan(loan)),
                 },
@@ -347,7 +348,8 @@ impl Pass<'_> {
         let buffer = match payload {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
-            Payload::Loan(loan) => match self.keep(&loan) {
+            Payload::Aside(bytes) => Buffer::Vec(bytes),
+            Payload::Loan(loan) => match self.copy_out(&loan) {
                 Some(buffer) => buffer,
                 None => return wait(Payload::Loan(loan)),
             },
@@ -356,7 +358,7 @@ impl Pass<'_> {
     }
 
     /// Copies what was lent into a packet.
-    fn keep(&self, loan: &Loan) -> Option<Buffer> {
+    fn copy_out(&self, loan: &Loan) -> Option<Buffer> {
         self.device.host_pool.take_copy(loan.view()).map(Buffer::Packet)
     }
 }
@@ -392,6 +394,7 @@ fn unkeep(buffer: Buffer) -> Payload {
     match buffer {
         Buffer::Packet(packet) => Payload::Packet(packet),
         Buffer::Small(small) => Payload::Small(small),
+        Buffer::Vec(bytes) => Payload::Aside(bytes),
         _ => Payload::Small(SmallBytes::empty()),
     }
 }

@@ -56,14 +56,14 @@ impl Outstanding {
     }
 
     pub(crate) fn end(self, buffer: Buffer, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { rank, tag, size, user_context, comp } = self;
+        let Self { rank, tag, size, user_context, comp, .. } = self;
         (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
 }
 
 impl Receive {
     pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { rank, tag, buffer, comp, user_context } = self;
+        let Self { rank, tag, buffer, comp, user_context, .. } = self;
         (comp, Status { rank, tag, size: 0, user_context, buffer, error: Some(Box::new(error)) })
     }
 }
@@ -109,11 +109,11 @@ impl DeviceInner {
         receive: Receive,
     ) -> Option<(Option<Arc<dyn Completion>>, Status)> {
         let Unexpected { from, tag, content } = message;
-        let Receive { mut buffer, comp, user_context, .. } = receive;
+        let Receive { mut buffer, comp, user_context, deadline, .. } = receive;
         let payload = match content {
             Content::Here(payload) => payload,
             Content::Offered(offer) => {
-                let target = Target::Receive { tag, buffer, comp, user_context };
+                let target = Target::Receive { tag, buffer, comp, user_context, deadline };
                 return self.accept(runtime, from, offer, target);
             }
         };
@@ -141,6 +141,7 @@ impl DeviceInner {
         let source = match payload {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
+            Payload::Aside(bytes) => Buffer::Vec(bytes),
             // An engine takes its time, and what was lent must go back soon.
             Payload::Loan(loan) => {
                 let mut kept = match self.host_pool.take_with_len(size) {

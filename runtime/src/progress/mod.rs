@@ -12,6 +12,7 @@
 
 mod deliver;
 mod land;
+mod late;
 mod signal;
 mod upkeep;
 
@@ -28,7 +29,8 @@ use crate::names::{Rank, Tag};
 use crate::protocol::header::{Found, Message};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
-use carrack_transports::mem::SmallBytes;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{MemMut, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -131,6 +133,9 @@ impl Inner {
 impl Pass<'_> {
     #[inline]
     fn run(&mut self, scratch: &mut Scratch) {
+        if self.inner.deadlines.any() {
+            self.expire();
+        }
         if self.device.has_backlogs() {
             self.move_backlogs();
         }
@@ -145,14 +150,21 @@ impl Pass<'_> {
         if !self.device.deferred.is_empty() && !self.retry_deferred(&mut scratch.comps) {
             return;
         }
+        self.device.deaf.listens();
         for lane in &self.device.lanes {
             let Scratch { batch, met, .. } = &mut *scratch;
             let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
             if polled == Polled::Some {
+                if self.inner.suspects.any() {
+                    self.inner.suspects.heard(batch);
+                }
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps);
                 self.deliver_all(scratch);
             }
+        }
+        if self.device.holds.any() {
+            self.move_holds();
         }
     }
 
@@ -184,7 +196,7 @@ impl Pass<'_> {
             Ok(Message::Send { engine, policy, tag }) => {
                 let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
                 let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
-                let keep = |payload| Content::Here(self.settle(payload));
+                let keep = |payload| self.keep(from, self.settle(payload));
                 match engine.arrive(policy, from, tag, payload, keep) {
                     None => Found::Kept,
                     Some((payload, receive)) => {
@@ -210,7 +222,8 @@ impl Pass<'_> {
         Some(match Message::decode(*header) {
             Ok(Message::Send { engine, policy, tag }) => {
                 let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
-                match engine.arrive(policy, from, tag, (), |()| Content::Here(Payload::Small(*bytes))) {
+                let keep = |()| self.keep(from, Payload::Small(*bytes));
+                match engine.arrive(policy, from, tag, (), keep) {
                     None => Found::Kept,
                     Some(((), receive)) => found(met, receive.take_small(from, tag, bytes)),
                 }
@@ -245,15 +258,34 @@ impl Pass<'_> {
         }
     }
 
-    /// A message has to wait for its receive. What was lent goes back to its sender if there is a packet to
-    /// keep it in; if not, the sender runs out of what it can lend, and that is its backpressure.
+    /// A message has to wait for its receive. What was lent goes back to its sender, who needs it for others.
+    /// And half of the packets stay free for what else comes.
     fn settle(&self, payload: Payload) -> Payload {
+        let pool = &self.device.host_pool;
+        let may_keep = self.inner.unexpected.may_keep_packet(pool.limit());
         match payload {
-            Payload::Loan(loan) => match self.device.host_pool.take_copy(loan.view()) {
-                Some(packet) => Payload::Packet(packet),
-                None => Payload::Loan(loan),
-            },
+            Payload::Packet(_) if may_keep => payload,
+            Payload::Packet(_) | Payload::Loan(_) => {
+                if may_keep && let Some(packet) = pool.take_copy(payload.view()) {
+                    return Payload::Packet(packet);
+                }
+                let mut bytes = vec![0; payload.len()];
+                match copy_now(MemMut::host(&mut bytes), payload.view()) {
+                    Ok(()) => Payload::Aside(bytes),
+                    // It lies where no CPU may go: then it stays there.
+                    Err(_) => payload,
+                }
+            }
             other => other,
         }
+    }
+
+    /// One more message without a receive. Beyond the budget its sender is told to keep further ones.
+    #[inline]
+    fn keep(&self, from: Rank, payload: Payload) -> Content {
+        if self.inner.unexpected.add(&payload) {
+            self.device.holds.add(from);
+        }
+        Content::Here(payload)
     }
 }

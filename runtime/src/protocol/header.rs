@@ -40,6 +40,8 @@ pub(crate) enum Message {
     Get { comp: RemoteComp, tag: Tag },
     /// Asks for an atomic operation.
     Atomic { swap: bool },
+    /// Messages that are to be matched are to be offered; or not any more.
+    Hold { on: bool },
 }
 
 const AM: u64 = 1;
@@ -53,6 +55,7 @@ const SIGNAL: u64 = 8;
 const OFFER_PUT: u64 = 9;
 const GET: u64 = 10;
 const ATOMIC: u64 = 11;
+const HOLD: u64 = 12;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -76,6 +79,7 @@ impl Message {
             Self::OfferPut { comp, tag } => Header([OFFER_PUT | u64::from(comp.0) << 32, tag.0]),
             Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
             Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
+            Self::Hold { on } => Header([HOLD, u64::from(on)]),
         }
     }
 
@@ -89,6 +93,12 @@ impl Message {
     #[inline(always)]
     pub(crate) fn is_am(header: Header) -> bool {
         header.0[0] & 0xffff_ffff == AM
+    }
+
+    /// Whether it is a message to be matched, whole.
+    #[inline(always)]
+    pub(crate) fn is_send(header: Header) -> bool {
+        header.0[0] & 0xff == SEND
     }
 
     /// The completion object and the tag of a header that [`is_am`](Self::is_am).
@@ -122,6 +132,7 @@ impl Message {
             SIGNAL if policy == 0 && engine == 0 => Ok(Self::Signal { comp, tag }),
             OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),
+            HOLD if word == HOLD && tag.0 <= 1 => Ok(Self::Hold { on: tag.0 == 1 }),
             ATOMIC if word == ATOMIC && tag.0 <= 1 => Ok(Self::Atomic { swap: tag.0 == 1 }),
             _ => Err(format!("a header of {word:#018x}")),
         }

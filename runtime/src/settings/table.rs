@@ -41,6 +41,14 @@ settings! {
     backlog: usize,
         "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
 
+    /// Bytes of messages without a receive that a rank keeps; their senders are then told to keep further ones.
+    unexpected: usize,
+        "CARRACK_UNEXPECTED", Bytes::between(4 << 10, 1 << 40), 8 << 20;
+
+    /// Operations of a device that wait for their receivers before a post has to be tried again.
+    offers: usize,
+        "CARRACK_OFFERS", Count::of("operations", 16, 1 << 24), 128 << 10;
+
     /// How long a waiting thread spins before it sleeps.
     spin: Duration,
         "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);

@@ -53,6 +53,8 @@ pub enum Payload {
     /// In memory of the sender's, which the sender could still change: to be copied out, and given back
     /// by dropping it.
     Loan(Loan),
+    /// On the heap, where whoever polled the device has put it aside; no transport gives this.
+    Aside(Vec<u8>),
 }
 
 impl Payload {
@@ -62,6 +64,7 @@ impl Payload {
             Self::Small(bytes) => bytes.as_slice().len(),
             Self::Packet(packet) => packet.len(),
             Self::Loan(loan) => loan.len(),
+            Self::Aside(bytes) => bytes.len(),
         }
     }
 
@@ -76,6 +79,7 @@ impl Payload {
             Self::Small(bytes) => MemRef::host(bytes.as_slice()),
             Self::Packet(packet) => packet.view(),
             Self::Loan(loan) => loan.view(),
+            Self::Aside(bytes) => MemRef::host(bytes),
         }
     }
 }

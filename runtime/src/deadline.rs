@@ -1,0 +1,111 @@
+//! Points in time by which operations have to be over.
+//!
+//! A deadline stands with its operation, wherever that waits, and the runtime knows the earliest of all. Only when
+//! that has passed does progress look at everything that waits: an operation which is over in time, as nearly all are, costs
+//! one look at the clock when it is posted and leaves nothing behind.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A point in time, in microseconds since this process first asked; or never.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Deadline(u64);
+
+fn epoch() -> Instant {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(Instant::now)
+}
+
+impl Deadline {
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
+    pub(crate) fn after(span: Duration) -> Self {
+        let elapsed = epoch().elapsed().saturating_add(span);
+        Self(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    #[inline]
+    pub(crate) fn is_some(self) -> bool {
+        self != Self::NEVER
+    }
+
+    pub(crate) fn has_passed(self, now: Self) -> bool {
+        self <= now
+    }
+
+    pub(crate) fn now() -> Self {
+        Self::after(Duration::ZERO)
+    }
+
+    fn span(self, now: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(now.0))
+    }
+}
+
+/// The earliest deadline of a runtime's operations.
+pub(crate) struct Deadlines(AtomicU64);
+
+impl Deadlines {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+
+    /// Notes one more, of an operation that now waits.
+    #[inline]
+    pub(crate) fn note(&self, deadline: Deadline) {
+        if deadline.is_some() {
+            self.0.fetch_min(deadline.0, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether there is any.
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != u64::MAX
+    }
+
+    /// The time, if the earliest deadline has passed. The caller looks at everything that waits, and notes
+    /// what is left; nobody else does meanwhile.
+    pub(crate) fn due(&self) -> Option<Deadline> {
+        let earliest = self.0.load(Ordering::Acquire);
+        let now = Deadline::now();
+        let due = earliest != u64::MAX && Deadline(earliest).has_passed(now);
+        let mine =
+            due && self.0.compare_exchange(earliest, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        mine.then_some(now)
+    }
+
+    /// How long one may sleep.
+    pub(crate) fn limit(&self, longest: Duration) -> Duration {
+        match Deadline(self.0.load(Ordering::Acquire)) {
+            Deadline::NEVER => longest,
+            earliest => earliest.span(Deadline::now()).min(longest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_deadline_is_due_once() {
+        let deadlines = Deadlines::new();
+        assert!(!deadlines.any() && deadlines.due().is_none());
+        deadlines.note(Deadline::after(Duration::from_secs(1000)));
+        deadlines.note(Deadline::NEVER);
+        assert!(deadlines.any() && deadlines.due().is_none());
+        assert!(deadlines.limit(Duration::MAX) <= Duration::from_secs(1000));
+        deadlines.note(Deadline::now());
+        assert_eq!(deadlines.limit(Duration::from_secs(1)), Duration::ZERO);
+        assert!(deadlines.due().is_some());
+        assert!(deadlines.due().is_none(), "whoever was told looks at all that is left");
+        assert_eq!(deadlines.limit(Duration::from_secs(1)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_span_beyond_all_time_is_never() {
+        assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
+    }
+}

@@ -1,0 +1,74 @@
+//! Looking at messages without receiving them, and taking back receives.
+
+use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
+use crate::error::{OpError, PostError, ProgressError};
+use crate::names::{Rank, Tag};
+use crate::progress::{SignalError, signal};
+use crate::runtime::Runtime;
+
+/// A look for a message that waits. Made by [`Runtime::probe`].
+#[must_use = "nothing is looked at until `call`"]
+pub struct Probe<'a> {
+    runtime: &'a Runtime,
+    rank: Rank,
+    tag: Tag,
+    policy: Matching,
+    engine: Option<&'a MatchingEngine>,
+}
+
+impl Runtime {
+    /// Looks whether a message has come that a receive of this rank and tag would take, and how long it is. It
+    /// stays where it is: with several threads, another one's receive may take it first.
+    ///
+    /// [`Rank::ANY`] and [`Tag::ANY`] stand for what they do in a receive. Messages come in by progress, which this
+    /// does not call.
+    pub fn probe(&self, rank: Rank, tag: Tag) -> Probe<'_> {
+        Probe { runtime: self, rank, tag, policy: Matching::default(), engine: None }
+    }
+
+    /// Takes a receive back that has not met its message. Then its completion object is told, with
+    /// [`OpError::Cancelled`] and the buffer in the status; it is told of nothing else. Returns whether that is so; if not, the
+    /// receive has met its message, or has ended otherwise, and its completion object is or was told of that.
+    ///
+    /// # Errors
+    /// The completion object has panicked.
+    pub fn cancel(&self, ticket: &Ticket) -> Result<bool, ProgressError> {
+        let engine = self.0.engines.get(ticket.engine);
+        let Some(receive) = engine.and_then(|engine| engine.withdraw(ticket)) else { return Ok(false) };
+        let (comp, status) = receive.into_status(OpError::Cancelled);
+        match signal(comp.as_ref(), status) {
+            Ok(()) => {}
+            Err(SignalError::Full(comp, status)) => self.0.default_device().0.defer_status(comp, *status),
+            Err(SignalError::Panicked(error)) => return Err(error),
+        }
+        self.0.sleepers.wake();
+        Ok(true)
+    }
+}
+
+impl<'a> Probe<'a> {
+    /// What message and receive would have to agree on.
+    pub fn matching(mut self, policy: Matching) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Where they would meet.
+    pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
+        self.engine = Some(engine);
+        self
+    }
+
+    /// Looks.
+    ///
+    /// # Errors
+    /// There is no such rank.
+    pub fn call(&self) -> Result<Option<Envelope>, PostError> {
+        let policy = self.policy.narrowed(self.rank, self.tag);
+        if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {
+            return Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.size() - 1 });
+        }
+        let engine = self.engine.unwrap_or_else(|| self.runtime.0.engine(Engines::DEFAULT));
+        Ok(engine.probe(policy, self.rank, self.tag))
+    }
+}

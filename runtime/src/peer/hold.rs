@@ -1,0 +1,169 @@
+//! A bound on messages that wait for their receives.
+//!
+//! Small messages are sent whole, whether or not somebody waits for them. What nobody waits for yet has to be kept by the
+//! receiver, which has a budget for it (`CARRACK_UNEXPECTED`). A sender whose message goes beyond is told to
+//! *hold*: from then on its messages to be matched travel as offers, and their bytes stay with it, until the receiver
+//! has got rid of half of what it keeps. Offers take the place of their messages, so nothing changes but where the bytes
+//! wait; and a message is neither refused nor held up because others wait, so a program that is right cannot
+//! deadlock on it.
+//!
+//! What comes before a sender hears of it is bounded by the ring, and by [`DEAF`]: after that much, a sender has to
+//! make progress before it sends more.
+
+use crate::device::{DeviceInner, Waiting};
+use crate::names::Rank;
+use crate::progress::Pass;
+use crate::protocol::header::Message;
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::SmallBytes;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// Bytes that a message takes in the matching table, beside its payload.
+const ENTRY: usize = 128;
+/// Bytes that a device sends to be matched without having listened.
+const DEAF: u32 = 1 << 20;
+
+/// What a rank keeps of messages that have no receive yet.
+pub(crate) struct Unexpected {
+    bytes: AtomicUsize,
+    budget: usize,
+    /// Packets among them: what comes in needs some, too.
+    packets: AtomicUsize,
+    packet_size: usize,
+}
+
+impl Unexpected {
+    pub(crate) fn new(budget: usize, packet_size: usize) -> Self {
+        Self { bytes: AtomicUsize::new(0), budget, packets: AtomicUsize::new(0), packet_size }
+    }
+
+    /// One more. Whether that is beyond the budget.
+    #[inline]
+    pub(crate) fn add(&self, payload: &Payload) -> bool {
+        let cost = self.cost(payload);
+        if matches!(payload, Payload::Packet(_)) {
+            self.packets.fetch_add(1, Ordering::Relaxed);
+        }
+        self.bytes.fetch_add(cost, Ordering::Relaxed) + cost > self.budget
+    }
+
+    /// One less.
+    #[inline]
+    pub(crate) fn sub(&self, payload: &Payload) {
+        self.bytes.fetch_sub(self.cost(payload), Ordering::Relaxed);
+        if matches!(payload, Payload::Packet(_)) {
+            self.packets.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn cost(&self, payload: &Payload) -> usize {
+        ENTRY
+            + match payload {
+                Payload::Small(_) => 0,
+                Payload::Packet(_) => self.packet_size,
+                other => other.len(),
+            }
+    }
+
+    /// Whether one more may stay in a packet of a pool that has so many.
+    pub(crate) fn may_keep_packet(&self, limit: usize) -> bool {
+        self.packets.load(Ordering::Relaxed) < limit / 2
+    }
+
+    /// Bytes kept now.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn is_low(&self) -> bool {
+        self.bytes() <= self.budget / 2
+    }
+}
+
+/// Ranks that a device has told to hold, or is about to.
+pub(crate) struct Holds(Waiting<Vec<(Rank, bool)>>);
+
+impl Holds {
+    pub(crate) fn new() -> Self {
+        Self(Waiting::new())
+    }
+
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Notes a rank, which progress will tell.
+    #[cold]
+    pub(crate) fn add(&self, rank: Rank) {
+        let mut ranks = self.0.lock();
+        if !ranks.iter().any(|&(other, _)| other == rank) {
+            ranks.push((rank, false));
+            self.0.set_count(ranks.len());
+        }
+    }
+}
+
+/// How much a device has sent since it last listened.
+#[derive(Default)]
+pub(crate) struct Deaf(AtomicU32);
+
+impl Deaf {
+    #[inline(always)]
+    pub(crate) fn sent(&self, size: usize) {
+        // Not exact when several threads send: nothing depends on it.
+        let size = size as u32 + ENTRY as u32;
+        self.0.store(self.0.load(Ordering::Relaxed).saturating_add(size), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_to_listen(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > DEAF
+    }
+
+    #[inline(always)]
+    pub(crate) fn listens(&self) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// Tells ranks to hold; or, when there is room again, to go on.
+    #[cold]
+    pub(crate) fn move_holds(&self) {
+        let holds = &self.device.holds.0;
+        let Some(mut ranks) = holds.try_lock() else { return };
+        let on = !self.inner.unexpected.is_low();
+        let told: Vec<Rank> = if on {
+            ranks
+                .iter_mut()
+                .filter_map(|(rank, told)| (!std::mem::replace(told, true)).then_some(*rank))
+                .collect()
+        } else {
+            let told = ranks.drain(..).filter_map(|(rank, told)| told.then_some(rank)).collect();
+            holds.set_count(0);
+            told
+        };
+        drop(ranks);
+        for rank in told {
+            self.device.control(self.inner, rank, Message::Hold { on }, SmallBytes::empty());
+        }
+    }
+
+    /// A peer has told this rank to hold, or to go on.
+    pub(crate) fn hold(&self, from: Rank, on: bool) {
+        if let Some(route) = self.device.route(from) {
+            route.set_held(on);
+        }
+    }
+}
+
+impl DeviceInner {
+    /// Whether a peer wants messages that are to be matched to be offered.
+    #[inline]
+    pub(crate) fn offers_all(&self, rank: Rank) -> bool {
+        self.known_route(rank).is_some_and(|route| route.is_held())
+    }
+}

@@ -1,0 +1,65 @@
+//! Operations whose deadline has passed.
+
+use super::Pass;
+use crate::comp::{Completion, Status};
+use crate::deadline::{Deadline, Deadlines};
+use crate::device::DeviceInner;
+use crate::error::OpError;
+use std::sync::Arc;
+
+impl Pass<'_> {
+    /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever goes from one
+    /// place to a later one in the order of this search, or is noted anew: so none slips through.
+    #[cold]
+    pub(super) fn expire(&mut self) {
+        let left = &self.inner.deadlines;
+        let Some(now) = left.due() else { return };
+        let mut ended = Vec::new();
+        for engine in self.inner.engines.each() {
+            let late = engine.expired_receives(now, left).into_iter();
+            ended.extend(late.map(|receive| {
+                let rank = receive.rank;
+                receive.into_status(OpError::TimedOut(rank))
+            }));
+        }
+        let devices = self.inner.devices().clone();
+        for device in &devices {
+            ended.extend(device.0.expire_backlogs(now, left));
+            ended.extend(device.0.bulk.expire_arriving(now, left));
+            ended.extend(device.0.bulk.expire_outgoing(now, left));
+            ended.extend(device.0.bulk.expire_flushes(now, left));
+        }
+        for (comp, status) in ended {
+            self.moved = true;
+            self.inner.suspect(status.rank);
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}
+
+impl DeviceInner {
+    /// Takes what is late out of the backlogs, but for copies that an engine is at.
+    fn expire_backlogs(&self, now: Deadline, left: &Deadlines) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+        let mut ended = Vec::new();
+        for rank in self.busy_ranks() {
+            let Some(route) = self.known_route(rank) else { continue };
+            let mut backlog = route.backlog();
+            let mut kept = std::collections::VecDeque::with_capacity(backlog.len());
+            for parked in backlog.drain(..) {
+                if parked.deadline.has_passed(now) && parked.is_idle() {
+                    let rank = parked.rank;
+                    ended.push(parked.into_status(Some(OpError::TimedOut(rank))));
+                } else {
+                    left.note(parked.deadline);
+                    kept.push_back(parked);
+                }
+            }
+            *backlog = kept;
+            route.set_waiting(backlog.len());
+            if backlog.is_empty() {
+                self.not_busy(rank);
+            }
+        }
+        ended
+    }
+}

@@ -1,0 +1,423 @@
+//! What a caller can do about operations that wait: look, take back, limit in time; and what a rank does about messages
+//! that nobody waits for.
+
+use crate::support::guard::Guarded;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::settings::KernelCopyChoice;
+use carrack::{
+    Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr, Runtime, Tag,
+    UserContext,
+};
+use rand::Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+crate::over_each_transport!(
+    a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there,
+    a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back,
+    a_cancelled_receive_leaves_the_others_of_its_key_in_order,
+    the_race_of_cancelling_and_arriving_has_one_winner,
+    a_receive_without_a_message_ends_at_its_deadline,
+    what_waits_for_a_peer_that_never_starts_ends_at_its_deadline,
+    a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive,
+    operations_on_memory_end_at_their_deadline_when_their_owner_is_silent,
+    an_operation_that_is_over_in_time_knows_nothing_of_its_deadline,
+    a_peer_is_suspect_while_it_is_silent,
+    messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget,
+    a_receiver_that_takes_another_message_first_is_no_deadlock,
+    a_sender_that_does_not_listen_is_told_to,
+    too_many_offers_are_a_retry_and_go_on_when_some_are_taken,
+);
+
+const SOON: Duration = Duration::from_millis(20);
+const LATE: Duration = Duration::from_secs(1000);
+
+fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job>() {
+    let ranks = J::pair();
+    let probe = |tag| ranks[1].probe(Rank(0), Tag(tag)).call().unwrap();
+    assert_eq!(probe(1), None);
+    for (tag, size) in [(1, 3), (1, 100), (2, 50_000)] {
+        sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, size), Tag(tag)).call());
+    }
+    until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 3);
+    let envelope = |tag, size| Some(Envelope { rank: Rank(0), tag: Tag(tag), size });
+    for _ in 0..2 {
+        assert_eq!(probe(1), envelope(1, 3), "the first of its key");
+        assert_eq!(probe(2), envelope(2, 50_000), "one that was only offered");
+        assert_eq!(probe(3), None);
+    }
+    let other = ranks[1].matching_engine().unwrap();
+    assert_eq!(ranks[1].probe(Rank(0), Tag(1)).matching_engine(&other).call().unwrap(), None);
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1));
+    assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), pattern(1, 3));
+    assert_eq!(probe(1), envelope(1, 100), "and then the next");
+    // With a wildcard, what was sent by that policy.
+    assert_eq!(ranks[1].probe(Rank::ANY, Tag(1)).call().unwrap(), None);
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"any", Tag(9)).matching(Matching::TagOnly).call());
+    until(&ranks, || ranks[1].probe(Rank::ANY, Tag(9)).call().unwrap() == envelope(9, 3));
+    assert!(matches!(ranks[1].probe(Rank(2), Tag(1)).call(), Err(PostError::NoSuchRank { .. })));
+    for (tag, size) in [(1, 100), (2, 50_000)] {
+        let arrived = Sink::keeping();
+        let recv =
+            || ranks[1].post_recv(Rank(0), vec![0; size], Tag(tag)).comp(&arrived).allow_done(false).call();
+        assert!(recv().unwrap().is_posted());
+        assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(tag, size));
+    }
+}
+
+fn a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back<J: Job>() {
+    let ranks = J::pair();
+    let arrived = Sink::keeping();
+    let guarded = Guarded::new(10, 4);
+    let mut recv = ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived);
+    assert_eq!(recv.ticket(), None);
+    recv = recv.user_context(UserContext(6));
+    assert!(recv.call().unwrap().is_posted());
+    let ticket = recv.ticket().unwrap();
+    assert!(!ranks[0].cancel(&ticket).unwrap(), "another rank has no such receive");
+    assert!(ranks[1].cancel(&ticket).unwrap());
+    assert!(!ranks[1].cancel(&ticket).unwrap(), "it is over");
+    let status = arrived.one(&ranks);
+    assert_eq!((status.user_context, status.buffer.len()), (UserContext(6), 10));
+    assert!(matches!(status.ok(), Err(OpError::Cancelled)));
+    guarded.assert_untouched();
+    // The message waits for another receive; and one that has met its message is not cancelled.
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"for later", Tag(1)).call());
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 9], Tag(1)).comp(&arrived).allow_done(false);
+    assert!(recv.call().unwrap().is_posted());
+    assert_eq!(arrived.one(&ranks).bytes().unwrap(), b"for later");
+    if let Some(ticket) = recv.ticket() {
+        assert!(!ranks[1].cancel(&ticket).unwrap());
+    }
+    settle(&ranks);
+    assert_eq!(arrived.count(), 0);
+}
+
+fn a_cancelled_receive_leaves_the_others_of_its_key_in_order<J: Job>() {
+    let ranks = J::pair();
+    for cancelled in 0..4 {
+        let arrived = Sink::keeping();
+        let tickets: Vec<_> = (0..4)
+            .map(|context| {
+                let mut recv = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&arrived);
+                recv = recv.user_context(UserContext(context));
+                assert!(recv.call().unwrap().is_posted());
+                recv.ticket().unwrap()
+            })
+            .collect();
+        assert!(ranks[1].cancel(&tickets[cancelled]).unwrap());
+        assert!(matches!(arrived.one(&ranks).ok(), Err(OpError::Cancelled)));
+        for at in 0..3_u64 {
+            sent(&ranks, || ranks[0].post_send(Rank(1), &at.to_le_bytes()[..], Tag(1)).call());
+        }
+        until(&ranks, || arrived.count() == 3);
+        let got: Vec<_> =
+            arrived.take().iter().map(|status| (status.user_context.0, status.bytes().unwrap()[0])).collect();
+        let left: Vec<u64> = (0..4).filter(|&at| at != cancelled as u64).collect();
+        assert_eq!(got, left.into_iter().zip(0..).collect::<Vec<_>>());
+    }
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 0));
+}
+
+fn the_race_of_cancelling_and_arriving_has_one_winner<J: Job>() {
+    let ranks = J::pair();
+    let mut rng = rng();
+    let stop = AtomicBool::new(false);
+    let (mut cancelled, mut received, rounds) = (0, 0, 2000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                step(&ranks[1..]);
+            }
+        });
+        for round in 0..rounds {
+            let arrived = Sink::keeping();
+            let mut recv =
+                ranks[1].post_recv(Rank(0), vec![0; 8], Tag(round)).comp(&arrived).allow_done(false);
+            assert!(recv.call().unwrap().is_posted());
+            sent(&ranks[..1], || ranks[0].post_send(Rank(1), &round.to_le_bytes()[..], Tag(round)).call());
+            for _ in 0..rng.random_range(0..200) {
+                std::hint::spin_loop();
+            }
+            let won = recv.ticket().is_some_and(|ticket| ranks[1].cancel(&ticket).unwrap());
+            let status = arrived.one(&ranks);
+            if won {
+                cancelled += 1;
+                assert!(matches!(status.ok(), Err(OpError::Cancelled)));
+                // The message is not lost with it.
+                let mut again =
+                    ranks[1].post_recv(Rank(0), vec![0; 8], Tag(round)).comp(&arrived).allow_done(false);
+                assert!(again.call().unwrap().is_posted());
+                assert_eq!(arrived.one(&ranks).bytes().unwrap(), round.to_le_bytes());
+            } else {
+                received += 1;
+                assert_eq!(status.bytes().unwrap(), round.to_le_bytes());
+            }
+            assert_eq!(arrived.count(), 0, "ended twice");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("{cancelled} cancelled, {received} received");
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 0));
+}
+
+fn a_receive_without_a_message_ends_at_its_deadline<J: Job>() {
+    let ranks = J::pair();
+    let (late, early) = (Sink::keeping(), Sink::keeping());
+    let guarded = Guarded::new(10, 4);
+    let mut recv = ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&early).deadline(SOON);
+    assert!(recv.call().unwrap().is_posted());
+    let mut patient = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&late).deadline(LATE);
+    assert!(patient.call().unwrap().is_posted());
+    let status = early.one(&ranks);
+    assert_eq!(status.buffer.len(), 10, "the buffer comes back");
+    assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(0)))));
+    assert!(!ranks[1].cancel(&recv.ticket().unwrap()).unwrap(), "it is over");
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 1));
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).call());
+    assert_eq!(late.one(&ranks).bytes().unwrap(), b"x");
+    guarded.assert_untouched();
+    // A call that waits for its end waits no longer, and sleeps meanwhile.
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).deadline(SOON);
+    assert!(matches!(done(recv.call().unwrap()).ok(), Err(OpError::TimedOut(Rank(0)))));
+    // And nothing is posted too late.
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&late).deadline(Duration::ZERO);
+    assert!(matches!(recv.call(), Err(PostError::TimedOut(Rank(0)))));
+    let mut send = ranks[0].post_send(Rank(1), vec![1], Tag(1)).deadline(Duration::ZERO);
+    assert!(matches!(send.call(), Err(PostError::TimedOut(Rank(1)))));
+}
+
+fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
+    let mut job = unstarted(2).into_iter();
+    let zero = start(job.next().unwrap(), J::settings());
+    let over = Sink::keeping();
+    let post = |context, size, deadline| {
+        let send = zero.post_send(Rank(1), pattern(context, size), Tag(context)).comp(&over);
+        let outcome = send.user_context(UserContext(context)).allow_retry(false).deadline(deadline).call();
+        assert!(outcome.unwrap().is_posted());
+    };
+    post(0, 8, LATE);
+    post(1, 8, SOON);
+    post(2, 100_000, SOON);
+    post(3, 8, LATE);
+    let alone = std::slice::from_ref(&zero);
+    until(alone, || over.count() == 2);
+    for (context, status) in (1..).zip(over.take()) {
+        assert_eq!(status.user_context, UserContext(context));
+        assert_eq!(status.buffer.to_vec().unwrap(), pattern(context, status.size), "the buffer comes back");
+        assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
+    }
+    // The others go when it comes.
+    let one = start(job.next().unwrap(), J::settings());
+    let ranks = [zero.clone(), one];
+    for tag in [0, 3] {
+        let arrived = Sink::keeping();
+        let recv =
+            || ranks[1].post_recv(Rank(0), vec![0; 8], Tag(tag)).comp(&arrived).allow_done(false).call();
+        assert!(recv().unwrap().is_posted());
+        assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(tag, 8));
+    }
+}
+
+fn a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive<J: Job>() {
+    for kernel_copy in [KernelCopyChoice::Auto, KernelCopyChoice::Off] {
+        let ranks = J::pair_with(J::settings().kernel_copy(kernel_copy));
+        let (over, arrived) = (Sink::keeping(), Sink::keeping());
+        let payload = pattern(3, 100_000);
+        let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over).deadline(SOON);
+        assert!(send.call().unwrap().is_posted());
+        let status = over.one(&ranks);
+        assert!(status.buffer.is_empty(), "the peer may still read it");
+        assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
+        let recv =
+            || ranks[1].post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).allow_done(false).call();
+        assert!(recv().unwrap().is_posted());
+        assert_eq!(arrived.one(&ranks).bytes().unwrap(), payload);
+        settle(&ranks);
+        assert_eq!(over.count(), 0, "ended once");
+    }
+}
+
+fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>() {
+    let ranks = J::pair();
+    // Memory that cannot be mapped: its owner has to help, and does not.
+    let region = carrack::region::Region::host(64);
+    region.whole().write(&pattern(1, 64)).unwrap();
+    let mr = ranks[1].register_memory(&region).unwrap();
+    let rmr = without_keys(&ranks[1].get_rmr(&mr));
+    let over = Sink::keeping();
+    let to = Rank(1);
+    let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
+    posted(ranks[0].post_put(to, vec![7; 16], &rmr, 0).comp(&over).deadline(SOON).call());
+    posted(ranks[0].post_get(to, vec![0; 16], &rmr, 16).comp(&over).deadline(SOON).call());
+    posted(ranks[0].post_fetch_add(to, &rmr, 32, 1).comp(&over).deadline(SOON).call());
+    posted(ranks[0].post_flush(to).comp(&over).deadline(SOON).call());
+    until(&ranks[..1], || over.count() == 4);
+    for status in over.take() {
+        assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
+    }
+    // When the owner goes on they are carried out all the same, and nobody is told again.
+    settle(&ranks);
+    assert_eq!(over.count(), 0);
+    assert_eq!(region.whole().to_vec().unwrap()[..16], [7; 16]);
+    let flush = || ranks[0].post_flush(to).comp(&over).allow_done(false).call();
+    assert!(flush().unwrap().is_posted());
+    over.one(&ranks).ok().unwrap();
+}
+
+/// An rmr that no transport can map.
+fn without_keys(rmr: &Rmr) -> Rmr {
+    // Owner, number, offset and length; transports' keys follow.
+    Rmr::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()
+}
+
+fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
+    let ranks = J::pair();
+    let (over, arrived) = (Sink::keeping(), Sink::keeping());
+    for (at, size) in (0..).zip([1, 100, 9000, 200_000]) {
+        let limit = Duration::from_millis(300);
+        let recv = ranks[1].post_recv(Rank(0), vec![0; size], Tag(at)).comp(&arrived).deadline(limit).call();
+        assert!(recv.unwrap().is_posted());
+        let mut send = ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over).deadline(limit);
+        send = send.allow_done(false);
+        assert!(posted(&ranks, || send.call()).is_posted());
+        until(&ranks, || over.count() == 1 && arrived.count() == 1);
+        over.take().remove(0).ok().unwrap();
+        assert_eq!(arrived.take().remove(0).ok().unwrap().bytes().unwrap(), pattern(at, size));
+    }
+    assert!(!happens(&ranks, Duration::from_millis(400), || over.count() + arrived.count() > 0));
+    assert_eq!(ranks[0].peer_state(Rank(1)), PeerState::Up);
+}
+
+fn a_peer_is_suspect_while_it_is_silent<J: Job>() {
+    let ranks = J::pair();
+    let arrived = Sink::keeping();
+    assert_eq!(ranks[1].peer_state(Rank(0)), PeerState::Up);
+    let recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&arrived).deadline(SOON).call();
+    assert!(recv.unwrap().is_posted());
+    assert!(arrived.one(&ranks).error.is_some());
+    assert_eq!(ranks[1].peer_state(Rank(0)), PeerState::Suspect);
+    settle(&ranks);
+    assert_eq!(ranks[1].peer_state(Rank(0)), PeerState::Suspect);
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"here I am", Tag(2)).call());
+    until(&ranks, || ranks[1].peer_state(Rank(0)) == PeerState::Up);
+    let [zero, one] = ranks;
+    drop(zero);
+    until(std::slice::from_ref(&one), || {
+        let _ = one.post_send(Rank(0), b"x", Tag(2)).call();
+        matches!(one.peer_state(Rank(0)), PeerState::Down(_))
+    });
+}
+
+/// Bytes and entries of what the receiver keeps stay within the budget and what may come before it is heard.
+fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>() {
+    let budget = 64 << 10;
+    let ranks = J::pair_with(J::settings().unexpected(budget).packets_max(16));
+    let sizes = [8, 40, 500, 8192, 0, 3000];
+    let over = Sink::keeping();
+    let count = 3000;
+    let mut owned = 0;
+    for at in 0..count {
+        let size = sizes[at as usize % sizes.len()];
+        let mut send = ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over);
+        if posted(&ranks, || send.call()).is_posted() {
+            owned += 1;
+        }
+    }
+    until(&ranks, || ranks[1].default_matching_engine().waiting().0 == count as usize);
+    let kept = ranks[1].unexpected_bytes();
+    assert!(kept > budget / 2 && kept < budget + (1 << 20) + (300 << 10), "{kept} B are kept");
+    assert!(owned > 2000, "only {owned} were offered");
+    assert_eq!(over.count(), 0, "what is offered waits");
+    // They are all there, and in order where they have one key.
+    for at in 0..count {
+        let size = sizes[at as usize % sizes.len()];
+        let arrived = Sink::keeping();
+        let recv =
+            || ranks[1].post_recv(Rank(0), vec![0; size], Tag(at)).comp(&arrived).allow_done(false).call();
+        assert!(recv().unwrap().is_posted());
+        let status = arrived.one(&ranks);
+        assert_eq!(status.bytes().unwrap(), pattern(at, size), "message {at}");
+    }
+    until(&ranks, || over.count() == owned);
+    assert!(over.take().into_iter().all(|status| status.error.is_none()));
+    assert_eq!(ranks[1].unexpected_bytes(), 0);
+    // And then messages go whole again.
+    settle(&ranks);
+    assert!(posted(&ranks, || ranks[0].post_send(Rank(1), b"whole", Tag(1)).call()).is_done());
+}
+
+fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
+    let ranks =
+        J::pair_with(J::settings().unexpected(4 << 10).packets_max(16).shm_slots(8).shm_chunks(1).backlog(2));
+    let arrived = Sink::keeping();
+    let last = ranks[1].post_recv(Rank(0), vec![0; 6], Tag(u64::MAX - 5)).comp(&arrived).call().unwrap();
+    assert!(last.is_posted());
+    for at in 0..5000_u64 {
+        let payload = pattern(at, 60);
+        sent(&ranks, || ranks[0].post_send(Rank(1), &payload[..], Tag(3)).call());
+    }
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"at end", Tag(u64::MAX - 5)).call());
+    assert_eq!(arrived.one(&ranks).bytes().unwrap(), b"at end");
+    for at in 0..5000_u64 {
+        let recv =
+            || ranks[1].post_recv(Rank(0), vec![0; 60], Tag(3)).comp(&arrived).allow_done(false).call();
+        assert!(recv().unwrap().is_posted());
+        assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(at, 60), "in order");
+    }
+}
+
+fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
+    let ranks = J::pair_with(J::settings().unexpected(4 << 10));
+    let count = std::cell::Cell::new(0_u64);
+    // Only the receiver makes progress.
+    let told = happens(&ranks[1..], LIMIT, || {
+        for _ in 0..100 {
+            match ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap() {
+                Outcome::Retry(RetryReason::Unheard) => return true,
+                Outcome::Retry(_) => return false,
+                _ => count.set(count.get() + 1),
+            }
+        }
+        false
+    });
+    assert!(told);
+    assert!(count.get() < 20_000, "{}", count.get());
+    ranks[0].progress().unwrap();
+    let outcome = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap();
+    assert!(outcome.is_posted(), "it has heard that it is to hold: {outcome:?}");
+    // Active messages are not matched, and go on.
+    let free = Sink::keeping();
+    let name = ranks[1].register_comp(&free).unwrap();
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"free", name).call());
+    assert_eq!(free.one(&ranks).bytes().unwrap(), b"free");
+}
+
+fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
+    let ranks: [Runtime; 2] = J::pair_with(J::settings().offers(16));
+    let over = Sink::keeping();
+    let payload = pattern(1, 10_000);
+    let mut posted = 0;
+    loop {
+        let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+        match send.call().unwrap() {
+            Outcome::Posted => posted += 1,
+            Outcome::Retry(RetryReason::Unanswered) => break,
+            Outcome::Retry(_) => step(&ranks),
+            Outcome::Done(_) => panic!("a large message is offered"),
+        }
+    }
+    assert_eq!(posted, 16);
+    let mr = ranks[1].register_memory(&carrack::region::Region::host(8)).unwrap();
+    let rmr = without_keys(&ranks[1].get_rmr(&mr));
+    let put = |retry| ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over).allow_retry(retry).call();
+    assert!(matches!(put(true).unwrap(), Outcome::Retry(RetryReason::Unanswered)));
+    let error = put(false).unwrap_err();
+    assert!(matches!(error, PostError::OffersFull { limit: 16, .. }), "{error}");
+    assert!(error.to_string().contains("CARRACK_OFFERS"), "{error}");
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 10_000], Tag(1)).comp(&over);
+    assert!(matches!(recv.call().unwrap(), Outcome::Posted));
+    until(&ranks, || over.count() == 2);
+    assert!(put(true).unwrap().is_posted());
+}
