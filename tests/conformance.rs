@@ -6,6 +6,7 @@
 //! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
+//! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
 //! | `outcomes` | done, posted, retry, and what is an error |
@@ -19,6 +20,8 @@
 
 mod support;
 
+#[path = "conformance/awaiting.rs"]
+mod awaiting;
 #[path = "conformance/contract.rs"]
 mod contract;
 #[path = "conformance/control.rs"]

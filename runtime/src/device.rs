@@ -55,16 +55,13 @@ pub(crate) struct DeviceInner {
 }
 
 /// A list behind a lock, with its length beside it for those who only want to know whether it is empty.
+#[derive(Default)]
 pub(crate) struct Waiting<T> {
     list: Mutex<T>,
     count: AtomicU32,
 }
 
-impl<T: Default> Waiting<T> {
-    pub(crate) fn new() -> Self {
-        Self { list: Mutex::default(), count: AtomicU32::new(0) }
-    }
-
+impl<T> Waiting<T> {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -188,8 +185,8 @@ impl DeviceInner {
             bulk: Bulk::new(settings.offers()),
             holds: Holds::new(),
             deaf: Deaf::default(),
-            landing: Waiting::new(),
-            deferred: Waiting::new(),
+            landing: Waiting::default(),
+            deferred: Waiting::default(),
             closed: AtomicBool::new(false),
         })
     }

@@ -270,6 +270,18 @@ impl OpError {
     }
 }
 
+/// An operation that was awaited failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AwaitError {
+    /// It could not be posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// It ended badly.
+    #[error(transparent)]
+    Op(#[from] OpError),
+}
+
 /// Progress was made as far as possible, and something needs attention.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]

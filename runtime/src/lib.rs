@@ -62,6 +62,7 @@ pub mod matching;
 mod names;
 pub mod packet;
 mod peer;
+mod pending;
 pub mod post;
 mod progress;
 mod protocol;
@@ -76,11 +77,13 @@ pub use buffer::{Buffer, SendBuffer};
 pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, Synchronizer};
 pub use device::{Device, DeviceBuilder};
 pub use error::{
-    CollectiveError, OpError, PostError, ProgressError, RegisterError, ResourceError, StartError, WaitError,
+    AwaitError, CollectiveError, OpError, PostError, ProgressError, RegisterError, ResourceError, StartError,
+    WaitError,
 };
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use peer::PeerState;
-pub use post::{Outcome, Path, RetryReason};
+pub use pending::{Pending, PendingOp};
+pub use post::{Operation, Outcome, Path, RetryReason};
 pub use region::{Mr, Rmr};
 pub use runtime::{Runtime, RuntimeBuilder};

@@ -9,7 +9,8 @@ use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
 use crate::peer::Suspects;
 use crate::peer::hold::Unexpected;
-use crate::progress::{Deferred, signal};
+use crate::post::Retries;
+use crate::progress::{Deferred, DumpRequest, ProgressThread, signal};
 use crate::region::Regions;
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::wait::Sleepers;
@@ -27,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 /// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
 /// everything that is still waiting ends with an error, and peers see this rank gone in order.
 #[derive(Clone)]
-pub struct Runtime(pub(crate) Arc<Inner>);
+pub struct Runtime(pub(crate) Arc<Inner>, Option<Arc<ProgressThread>>);
 
 pub(crate) struct Inner {
     /// Tells runtimes of one process apart.
@@ -49,6 +50,9 @@ pub(crate) struct Inner {
     /// Messages that wait for their receives.
     pub(crate) unexpected: Unexpected,
     pub(crate) suspects: Suspects,
+    /// Futures that have to be polled again.
+    pub(crate) retries: Retries,
+    pub(crate) dump: DumpRequest,
     /// Ranks that are known to be gone.
     down: Mutex<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Sleepers,
@@ -123,18 +127,26 @@ impl RuntimeBuilder {
             deadlines: Deadlines::new(),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             suspects: Suspects::default(),
+            retries: Retries::default(),
+            dump: DumpRequest::listen(settings.dump().is_on()),
             settings,
             down: Mutex::default(),
             sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
             collective: Mutex::new(0),
             bootstrap,
         };
-        let runtime = Runtime(Arc::new(inner));
+        let mut runtime = Runtime(Arc::new(inner), None);
         let device = runtime.device().build().map_err(|error| match error {
             ResourceError::Device(why) => StartError::NoTransport(why),
             other => StartError::System(other.to_string()),
         })?;
         let _ = runtime.0.default_device.set(device);
+        if runtime.0.settings.progress().is_thread() {
+            let thread = ProgressThread::start(&runtime.0);
+            let thread =
+                thread.map_err(|error| StartError::System(format!("no progress thread: {error}")))?;
+            runtime.1 = Some(Arc::new(thread));
+        }
         Ok(runtime)
     }
 }

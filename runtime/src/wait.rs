@@ -77,7 +77,7 @@ impl Runtime {
 }
 
 impl Inner {
-    fn wait(&self, done: &dyn Fn() -> bool, limit: Option<Duration>) -> Result<(), WaitError> {
+    pub(crate) fn wait(&self, done: &dyn Fn() -> bool, limit: Option<Duration>) -> Result<(), WaitError> {
         if self.is_forked() {
             return Err(ProgressError::Forked.into());
         }
@@ -157,7 +157,7 @@ impl Inner {
             }
         }
         // What waits for an address, an engine or room is looked at again soon.
-        let pending = devices.iter().any(|device| device.0.has_chores());
+        let pending = self.retries.any() || devices.iter().any(|device| device.0.has_chores());
         if pending && let Some(fd) = &bootstrap {
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         }

@@ -57,12 +57,25 @@ pub(crate) struct Pull {
     done: usize,
 }
 
+impl Arriving {
+    pub(super) fn got(&self) -> usize {
+        self.got
+    }
+}
+
 impl Target {
     /// Where its bytes go, if anywhere.
     fn buffer(&mut self) -> Option<&mut Buffer> {
         match self {
             Self::Receive { buffer, .. } | Self::Am { buffer, .. } | Self::Put { buffer, .. } => Some(buffer),
             Self::Nowhere => None,
+        }
+    }
+
+    pub(super) fn tag(&self) -> Tag {
+        match self {
+            Self::Receive { tag, .. } | Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
+            Self::Nowhere => Tag::default(),
         }
     }
 

@@ -19,6 +19,7 @@ pub(crate) mod answers;
 mod flush;
 mod incoming;
 mod outgoing;
+mod pending;
 pub(crate) mod wire;
 
 pub(crate) use flush::Flush;
@@ -56,11 +57,11 @@ type Ended = (Option<Arc<dyn Completion>>, Status);
 impl Bulk {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
-            offered: Waiting::new(),
-            streams: Waiting::new(),
-            arriving: Waiting::new(),
-            pulls: Waiting::new(),
-            flushes: Waiting::new(),
+            offered: Waiting::default(),
+            streams: Waiting::default(),
+            arriving: Waiting::default(),
+            pulls: Waiting::default(),
+            flushes: Waiting::default(),
             next: AtomicU64::new(1),
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
         }

@@ -53,6 +53,15 @@ impl Offered {
         self.operation.rank
     }
 
+    pub(super) fn matter(&self) -> Matter {
+        self.matter
+    }
+
+    /// The other side, the tag, and bytes.
+    pub(super) fn about(&self) -> (Rank, Tag, u64) {
+        (self.operation.rank, self.operation.tag, self.operation.size as u64)
+    }
+
     /// Ends the operation, if it has not been over in time. Its bytes stay: the peer may still read them.
     fn expire(&mut self, now: Deadline, left: &Deadlines) -> Option<Ended> {
         let operation = &mut self.operation;
@@ -85,6 +94,14 @@ impl Stream {
 
     pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
         self.offered.end(error)
+    }
+
+    pub(super) fn about(&self) -> (Rank, Tag, u64) {
+        self.offered.about()
+    }
+
+    pub(super) fn sent(&self) -> usize {
+        self.sent
     }
 
     /// Sends as many parts as the link takes now. `Some` when it is over.

@@ -75,6 +75,16 @@ impl Parked {
         (self.comp, status)
     }
 
+    /// What it waits for, once there is a link.
+    pub(crate) fn waits_for(&self) -> &'static str {
+        match self.stage {
+            Stage::After(..) => "the event that it was ordered after",
+            Stage::Ready(_) | Stage::Staged(..) => "its turn, or room at the peer",
+            Stage::Staging(_) => "an engine of a GPU",
+            Stage::Over(_) => "nothing",
+        }
+    }
+
     /// Whether no engine is at it.
     pub(crate) fn is_idle(&self) -> bool {
         !matches!(self.stage, Stage::Staging(_))

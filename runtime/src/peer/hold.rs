@@ -85,7 +85,7 @@ pub(crate) struct Holds(Waiting<Vec<(Rank, bool)>>);
 
 impl Holds {
     pub(crate) fn new() -> Self {
-        Self(Waiting::new())
+        Self(Waiting::default())
     }
 
     #[inline(always)]

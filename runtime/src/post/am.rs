@@ -1,7 +1,7 @@
 //! Active messages.
 
 use super::PostAm;
-use super::options::{Outcome, Post, Sending};
+use super::options::{Kind, Outcome, Post, Sending};
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
 use crate::error::PostError;
@@ -48,13 +48,18 @@ impl PostAm<'_> {
         self.kind.sending.after = Some(event.clone());
         self
     }
+}
 
-    /// Posts it.
-    ///
-    /// # Errors
-    /// See [`PostError`]; the operation is as it was.
+impl Kind for Am<'_> {
     #[inline]
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_am()
+    }
+}
+
+impl Post<'_, Am<'_>> {
+    #[inline]
+    fn call_am(&mut self) -> Result<Outcome, PostError> {
         let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
         if let Some(outcome) = transmit_short(self, &self.kind.sending, header) {
             return Ok(outcome);

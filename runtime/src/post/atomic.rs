@@ -3,7 +3,7 @@
 //! A word has one agent (design.md §4.4): the CPUs of the machine that its owner runs on. A rank that has the
 //! memory mapped does the operation itself, any other asks the owner, whose CPU then does it.
 
-use super::options::{Outcome, Post};
+use super::options::{Kind, Outcome, Post};
 use super::rma::{Begun, Place, begin_or_wait};
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
@@ -62,12 +62,14 @@ impl Runtime {
     }
 }
 
-impl PostAtomic<'_> {
-    /// Posts it. Without a completion object it does not return before it is over.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+impl Kind for Atomic<'_> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_atomic()
+    }
+}
+
+impl Post<'_, Atomic<'_>> {
+    fn call_atomic(&mut self) -> Result<Outcome, PostError> {
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
         let at_once = || this.ends_at_once(&this.kind.place, MemKind::Host);
@@ -93,12 +95,14 @@ impl PostAtomic<'_> {
     }
 }
 
-impl PostFlush<'_> {
-    /// Posts it. Without a completion object it does not return before it is over.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+impl Kind for ToFlush {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_flush()
+    }
+}
+
+impl Post<'_, ToFlush> {
+    fn call_flush(&mut self) -> Result<Outcome, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
         let this = &*self;

@@ -11,12 +11,15 @@
 
 mod am;
 mod atomic;
+mod operation;
 mod options;
 mod recv;
 mod rma;
 mod send;
 mod transmit;
 
+pub use operation::Operation;
+pub(crate) use operation::Retries;
 pub use options::{Outcome, Path, Post, RetryReason};
 
 /// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).

@@ -109,6 +109,26 @@ pub struct Post<'a, K> {
     pub(super) kind: K,
 }
 
+/// What is posted: each kind of operation knows how. Outside this crate there is no other.
+pub trait Kind: Sized {
+    /// Posts it.
+    #[doc(hidden)]
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError>;
+}
+
+impl<K: Kind> Post<'_, K> {
+    /// Posts it. Never blocks, but for operations that could not tell anybody of their end: receives, gets and atomic
+    /// operations without a completion object, flushes, and whatever has `allow_posted(false)`; these make
+    /// progress until they are over.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was, its buffer included.
+    #[inline]
+    pub fn call(&mut self) -> Result<Outcome, PostError> {
+        K::post(self)
+    }
+}
+
 /// Which outcomes the caller can do with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allow {

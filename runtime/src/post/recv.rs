@@ -1,7 +1,7 @@
 //! Receives.
 
 use super::PostRecv;
-use super::options::{Match, Outcome, Post};
+use super::options::{Kind, Match, Outcome, Post};
 use super::rma::Begun;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
@@ -44,12 +44,16 @@ impl<'a> PostRecv<'a> {
         self.kind.matching.engine = Some(engine);
         self
     }
+}
 
-    /// Posts it.
-    ///
-    /// # Errors
-    /// See [`PostError`]; the operation is as it was.
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+impl Kind for Recv<'_> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_recv()
+    }
+}
+
+impl Post<'_, Recv<'_>> {
+    fn call_recv(&mut self) -> Result<Outcome, PostError> {
         if self.comp.is_none() || !self.allow.posted {
             return self.call_and_wait();
         }

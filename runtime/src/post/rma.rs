@@ -1,6 +1,6 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
-use super::options::{Outcome, Path, Post, RetryReason};
+use super::options::{Kind, Outcome, Path, Post, RetryReason};
 use super::recv::{defer_if_full, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
@@ -227,12 +227,16 @@ impl PostPut<'_> {
         self.kind.place.signal = Some(comp);
         self
     }
+}
 
-    /// Posts it.
-    ///
-    /// # Errors
-    /// See [`PostError`]; the operation is as it was.
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+impl Kind for Put<'_> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_put()
+    }
+}
+
+impl Post<'_, Put<'_>> {
+    fn call_put(&mut self) -> Result<Outcome, PostError> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
         let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
@@ -346,12 +350,16 @@ impl PostGet<'_> {
         self.kind.place.signal = Some(comp);
         self
     }
+}
 
-    /// Posts it. Without a completion object it does not return before it is over.
-    ///
-    /// # Errors
-    /// See [`PostError`]; the operation is as it was.
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+impl Kind for Get<'_> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_get()
+    }
+}
+
+impl Post<'_, Get<'_>> {
+    fn call_get(&mut self) -> Result<Outcome, PostError> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;

@@ -1,7 +1,7 @@
 //! Messages that are matched.
 
 use super::PostSend;
-use super::options::{Match, Outcome, Post, Sending};
+use super::options::{Kind, Match, Outcome, Post, Sending};
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
 use crate::error::PostError;
@@ -45,13 +45,18 @@ impl<'a> PostSend<'a> {
         self.kind.sending.after = Some(event.clone());
         self
     }
+}
 
-    /// Posts it.
-    ///
-    /// # Errors
-    /// See [`PostError`]; the operation is as it was.
+impl Kind for Send<'_> {
     #[inline]
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        post.call_send()
+    }
+}
+
+impl Post<'_, Send<'_>> {
+    #[inline]
+    fn call_send(&mut self) -> Result<Outcome, PostError> {
         let Match { policy, engine } = self.kind.matching;
         if self.tag == Tag::ANY && policy.looks_at_tag() {
             return Err(PostError::Wildcard("Tag::ANY"));

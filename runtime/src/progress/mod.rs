@@ -13,12 +13,16 @@
 mod deliver;
 mod land;
 mod late;
+mod request;
 mod signal;
+mod thread;
 mod upkeep;
 
 pub(crate) use deliver::Deferred;
 pub(crate) use land::Landing;
+pub(crate) use request::DumpRequest;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
+pub(crate) use thread::ProgressThread;
 
 use crate::bulk::wire::Offer;
 use crate::comp::{Completion, Snapshot, Status};
@@ -122,6 +126,12 @@ impl Inner {
         SCRATCH.with(|kept| kept.set(Some(scratch)));
         if moved {
             self.sleepers.wake();
+        }
+        if self.dump.is_there() {
+            self.dump();
+        }
+        if self.retries.any() {
+            self.retries.wake();
         }
         match error {
             None => Ok(moved),

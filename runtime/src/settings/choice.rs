@@ -74,6 +74,46 @@ impl Choice for KernelCopyChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
+/// What `CARRACK_PROGRESS` can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProgressChoice {
+    /// `caller`: progress is made by the program's calls only.
+    Caller,
+    /// `thread`: a thread of the runtime's makes progress, too.
+    Thread,
+}
+
+impl ProgressChoice {
+    pub(crate) fn is_thread(self) -> bool {
+        self == Self::Thread
+    }
+}
+
+impl Choice for ProgressChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("caller", Self::Caller), ("thread", Self::Thread)];
+}
+
+/// What `CARRACK_DUMP` can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DumpChoice {
+    /// `usr1`: on SIGUSR1, progress prints what is pending.
+    Usr1,
+    /// `off`: the signal is left alone.
+    Off,
+}
+
+impl DumpChoice {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::Usr1
+    }
+}
+
+impl Choice for DumpChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("usr1", Self::Usr1), ("off", Self::Off)];
+}
+
 macro_rules! display_as_word {
     ($($choice:ty),+) => {$(
         impl std::fmt::Display for $choice {
@@ -84,7 +124,7 @@ macro_rules! display_as_word {
     )+};
 }
 
-display_as_word!(TransportChoice, GpuChoice, KernelCopyChoice);
+display_as_word!(TransportChoice, GpuChoice, KernelCopyChoice, ProgressChoice, DumpChoice);
 
 #[cfg(test)]
 mod tests {

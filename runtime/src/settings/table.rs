@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::choice::{GpuChoice, KernelCopyChoice, TransportChoice};
+use super::choice::{DumpChoice, GpuChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
 use super::declare::settings;
 use super::form::{Bytes, Count, List, Micros, Text, Word};
 
@@ -48,6 +48,14 @@ settings! {
     /// Operations of a device that wait for their receivers before a post has to be tried again.
     offers: usize,
         "CARRACK_OFFERS", Count::of("operations", 16, 1 << 24), 128 << 10;
+
+    /// Whether only the program's own calls make progress, or a thread of the runtime's as well.
+    progress: ProgressChoice,
+        "CARRACK_PROGRESS", Word, ProgressChoice::Caller;
+
+    /// Whether SIGUSR1 makes progress print what is pending.
+    dump: DumpChoice,
+        "CARRACK_DUMP", Word, DumpChoice::Usr1;
 
     /// How long a waiting thread spins before it sleeps.
     spin: Duration,

@@ -51,6 +51,16 @@ impl<T> Slab<T> {
         Some(taken)
     }
 
+    /// Values in it now: looks at every slot.
+    pub fn len(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.value.lock().is_some()).count()
+    }
+
+    /// Whether there are none now: looks at every slot.
+    pub fn is_empty(&self) -> bool {
+        self.entries.iter().all(|entry| entry.value.lock().is_none())
+    }
+
     /// Takes all values out, for shutting down.
     pub fn drain(&self) -> Vec<T> {
         (0..self.entries.len())

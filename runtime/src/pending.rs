@@ -1,0 +1,193 @@
+//! What a rank waits for: for whoever wonders why nothing moves.
+
+use crate::device::{Device, DeviceInner};
+use crate::error::WaitError;
+use crate::names::{Rank, Tag};
+use crate::runtime::{Inner, Runtime};
+use std::fmt;
+use std::time::Duration;
+
+/// Operations that are listed one by one; the others are counted.
+const LISTED: usize = 64;
+
+/// Everything that a rank waits for. Its `Display` is what a rank prints on SIGUSR1.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    /// This rank.
+    pub rank: Rank,
+    /// Ranks of the job.
+    pub size: u32,
+    /// Operations that are not over.
+    pub operations: Vec<PendingOp>,
+    /// Messages that have come before their receives.
+    pub unexpected: usize,
+    /// Bytes that these take up.
+    pub unexpected_bytes: usize,
+    /// Deliveries that a full completion object, or a want of packets, holds up.
+    pub deferred: usize,
+    /// Ranks known to be gone.
+    pub down: Vec<Rank>,
+}
+
+/// An operation that is not over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingOp {
+    /// What it is.
+    pub what: &'static str,
+    /// The other side; [`Rank::ANY`] for a receive from whomever.
+    pub rank: Rank,
+    /// Its tag.
+    pub tag: Tag,
+    /// Bytes.
+    pub size: u64,
+    /// What it waits for.
+    pub waits_for: String,
+}
+
+impl fmt::Display for PendingOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, rank, tag, size, waits_for } = self;
+        match *rank {
+            Rank::ANY => write!(f, "{what}, any rank")?,
+            rank => write!(f, "{what}, {rank}")?,
+        }
+        match *tag {
+            Tag::ANY => write!(f, ", any tag")?,
+            Tag(tag) => write!(f, ", tag {tag}")?,
+        }
+        write!(f, ", {size} B: waits for {waits_for}")
+    }
+}
+
+impl fmt::Display for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, size, operations, unexpected, unexpected_bytes, deferred, down } = self;
+        writeln!(
+            f,
+            "{rank} of {size}: {} operations pending, {unexpected} messages ({unexpected_bytes} B) without a receive, {deferred} deliveries held up",
+            operations.len()
+        )?;
+        for operation in operations.iter().take(LISTED) {
+            writeln!(f, "  {operation}")?;
+        }
+        if let Some(more) = operations.len().checked_sub(LISTED).filter(|&more| more > 0) {
+            writeln!(f, "  and {more} more")?;
+        }
+        for rank in down {
+            writeln!(f, "  {rank} is gone")?;
+        }
+        Ok(())
+    }
+}
+
+impl Runtime {
+    /// Everything that this rank waits for, at this moment: for a look by a person, since each list is taken at its own time.
+    pub fn pending(&self) -> Pending {
+        self.0.pending()
+    }
+
+    /// Whether everything that was sent, put, got and changed on a device is over, and told to its completion object.
+    /// Receives that wait for their messages do not count.
+    pub fn test_drained(&self, device: &Device) -> bool {
+        device.0.is_drained()
+    }
+
+    /// Makes progress until [`test_drained`](Self::test_drained), for a limited time.
+    ///
+    /// # Errors
+    /// The time was up, or progress needs attention.
+    pub fn wait_drained(&self, device: &Device, limit: Duration) -> Result<(), WaitError> {
+        self.wait_for(limit, || device.0.is_drained())
+    }
+}
+
+impl Inner {
+    pub(crate) fn pending(&self) -> Pending {
+        let mut operations = Vec::new();
+        let mut unexpected = 0;
+        for engine in self.engines.each() {
+            unexpected += engine.waiting().0;
+            engine.each_receive(|receive| {
+                operations.push(PendingOp {
+                    what: "receive",
+                    rank: receive.rank,
+                    tag: receive.tag,
+                    size: receive.buffer.len() as u64,
+                    waits_for: "its message".into(),
+                });
+            });
+        }
+        let devices = self.devices().clone();
+        let mut deferred = 0;
+        for device in &devices {
+            device.0.list_pending(&mut |operation| operations.push(operation));
+            deferred += device.0.deferred.count() as usize;
+        }
+        let mut down: Vec<_> = self.down().keys().copied().collect();
+        down.sort_unstable();
+        Pending {
+            rank: self.rank,
+            size: self.size,
+            operations,
+            unexpected,
+            unexpected_bytes: self.unexpected.bytes(),
+            deferred,
+            down,
+        }
+    }
+
+    /// Prints what is pending, if somebody has asked for it by SIGUSR1.
+    #[cold]
+    pub(crate) fn dump(&self) {
+        if self.dump.take() {
+            // One write, so that the dumps of several ranks do not mix.
+            eprint!("{}", self.pending());
+        }
+    }
+}
+
+impl DeviceInner {
+    fn list_pending(&self, list: &mut dyn FnMut(PendingOp)) {
+        for rank in self.busy_ranks() {
+            let Some(route) = self.known_route(rank) else { continue };
+            let is_linked = route.linked().is_some();
+            for parked in route.backlog().iter() {
+                let waits_for = if is_linked { parked.waits_for() } else { "the peer to start" };
+                list(PendingOp {
+                    what: "message in the backlog",
+                    rank,
+                    tag: parked.tag,
+                    size: parked.size as u64,
+                    waits_for: waits_for.into(),
+                });
+            }
+        }
+        self.bulk.list_pending(list);
+        for landing in self.landing.lock().iter() {
+            list(PendingOp {
+                what: "copy",
+                rank: landing.rank,
+                tag: landing.tag,
+                size: landing.size as u64,
+                waits_for: "an engine of a GPU".into(),
+            });
+        }
+        for _ in 0..self.outstanding.len() {
+            list(PendingOp {
+                what: "message that a link holds",
+                rank: Rank::ANY,
+                tag: Tag::ANY,
+                size: 0,
+                waits_for: "the link".into(),
+            });
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        !self.has_backlogs()
+            && self.bulk.is_idle()
+            && self.landing.is_empty()
+            && self.deferred.is_empty()
+            && self.outstanding.is_empty()
+    }
+}

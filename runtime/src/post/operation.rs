@@ -1,0 +1,239 @@
+//! Operations that are awaited.
+//!
+//! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation is over. Any executor will do, as
+//! long as some thread makes progress; [`Runtime::block_on`] does both on this one.
+
+use super::options::{Allow, Kind, Outcome, Post};
+use crate::comp::{Completion, Status};
+use crate::device::Waiting;
+use crate::error::{AwaitError, PostError, ProgressError, WaitError};
+use crate::progress::in_handler;
+use crate::runtime::{Inner, Runtime};
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// An operation to be awaited: what a [`Post`] turns into.
+///
+/// It is posted when it is first polled, and waits in the peer's backlog if need be; while that is full, progress wakes it to
+/// try again. Dropping it before it is over detaches the operation, which goes on and keeps its buffer; a
+/// [`deadline`](Post::deadline) is the way to limit it. `.comp`, and which outcomes are allowed, do not matter here.
+#[must_use = "nothing is posted until this is awaited or started"]
+pub struct Operation<'a, K> {
+    state: State<'a, K>,
+    cell: Arc<Cell>,
+    object: Arc<dyn Completion>,
+}
+
+enum State<'a, K> {
+    Unposted(Post<'a, K>),
+    /// The cell will be told, or has been.
+    Posted,
+    Refused(PostError),
+    /// The future has said all.
+    Spent,
+}
+
+/// Where the status waits for the future, or the future's waker for the status.
+#[derive(Default)]
+struct Cell(Mutex<(Option<Status>, Option<Waker>)>);
+
+impl Cell {
+    fn lock(&self) -> MutexGuard<'_, (Option<Status>, Option<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Completion for Cell {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        let waker = {
+            let mut cell = self.lock();
+            cell.0 = Some(status);
+            cell.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a future".into()
+    }
+}
+
+impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
+    type Output = Result<Status, AwaitError>;
+    type IntoFuture = Operation<'a, K>;
+
+    fn into_future(self) -> Operation<'a, K> {
+        let cell = Arc::new(Cell::default());
+        Operation { state: State::Unposted(self), object: cell.clone(), cell }
+    }
+}
+
+impl<'a, K: Kind + Unpin> Post<'a, K> {
+    /// Posts it now, if it is no retry, to be awaited later: so that several are under way at the same time.
+    pub fn start(self) -> Operation<'a, K> {
+        let mut operation = self.into_future();
+        operation.post();
+        operation
+    }
+}
+
+impl<K: Kind> Post<'_, K> {
+    /// As `call`, with another completion object for this once.
+    fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
+        let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, deadline, kind } =
+            self;
+        let mut post = Post {
+            runtime,
+            rank,
+            tag,
+            device,
+            comp: Some(comp),
+            user_context,
+            // What cannot go now waits in the peer's backlog, so that nobody has to try again and again.
+            allow: Allow { retry: false, ..Allow::ALL },
+            required,
+            deadline,
+            kind,
+        };
+        let outcome = K::post(&mut post);
+        let kind = post.kind;
+        let back =
+            Self { runtime, rank, tag, device, comp: own, user_context, allow, required, deadline, kind };
+        (back, outcome)
+    }
+}
+
+impl<K: Kind> Operation<'_, K> {
+    /// Posts it, if it is not posted and need not wait.
+    fn post(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, State::Spent) {
+            State::Unposted(post) => match post.call_with(&self.object) {
+                (_, Ok(Outcome::Done(status))) => {
+                    let _ = self.cell.signal(status);
+                    State::Posted
+                }
+                (_, Ok(Outcome::Posted)) => State::Posted,
+                (post, Ok(Outcome::Retry(_)))
+                | (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
+                    State::Unposted(post)
+                }
+                (_, Err(error)) => State::Refused(error),
+            },
+            other => other,
+        };
+    }
+}
+
+impl<K: Kind + Unpin> Future for Operation<'_, K> {
+    type Output = Result<Status, AwaitError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.post();
+        match std::mem::replace(&mut self.state, State::Spent) {
+            State::Unposted(post) => {
+                post.runtime.0.retries.add(context.waker());
+                self.state = State::Unposted(post);
+                Poll::Pending
+            }
+            State::Refused(error) => Poll::Ready(Err(error.into())),
+            State::Posted => {
+                let mut cell = self.cell.lock();
+                match cell.0.take() {
+                    Some(status) => Poll::Ready(status.ok().map_err(AwaitError::from)),
+                    None => {
+                        cell.1 = Some(context.waker().clone());
+                        drop(cell);
+                        self.state = State::Posted;
+                        Poll::Pending
+                    }
+                }
+            }
+            // As with any future that is polled once more after its end: it never wakes.
+            State::Spent => Poll::Pending,
+        }
+    }
+}
+
+/// Futures whose operation has to be posted again.
+#[derive(Default)]
+pub(crate) struct Retries(Waiting<Vec<Waker>>);
+
+impl Retries {
+    fn add(&self, waker: &Waker) {
+        let mut wakers = self.0.lock();
+        if !wakers.iter().any(|other| other.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+        self.0.set_count(wakers.len());
+    }
+
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Something may have changed.
+    #[cold]
+    pub(crate) fn wake(&self) {
+        let wakers = std::mem::take(&mut *{
+            let wakers = self.0.lock();
+            self.0.set_count(0);
+            wakers
+        });
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+}
+
+/// Wakes a thread in `block_on`.
+struct Ring {
+    woken: AtomicBool,
+    runtime: Weak<Inner>,
+}
+
+impl Wake for Ring {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::Release);
+        if let Some(runtime) = self.runtime.upgrade() {
+            runtime.sleepers.wake();
+        }
+    }
+}
+
+impl Runtime {
+    /// Drives a future to its end on this thread, and makes progress meanwhile; sleeps when there is nothing to do.
+    /// What progress complains of is logged, and it goes on.
+    ///
+    /// # Errors
+    /// Called in a forked process, or from a completion handler.
+    pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, WaitError> {
+        if in_handler() {
+            return Err(ProgressError::InHandler.into());
+        }
+        let ring = Arc::new(Ring { woken: AtomicBool::new(true), runtime: Arc::downgrade(&self.0) });
+        let waker = Waker::from(ring.clone());
+        let mut future = std::pin::pin!(future);
+        loop {
+            if ring.woken.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
+            {
+                return Ok(output);
+            }
+            match self.wait(|| ring.woken.load(Ordering::Acquire)) {
+                Ok(()) => {}
+                Err(error @ WaitError::Progress(ProgressError::Forked)) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "while waiting for a future");
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A thread that makes progress, for programs which ask for one.
+
+use crate::error::{ProgressError, WaitError};
+use crate::runtime::Inner;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A thread that makes progress until this is dropped, and sleeps when there is nothing to do.
+pub(crate) struct ProgressThread {
+    inner: Arc<Inner>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ProgressThread {
+    pub(crate) fn start(inner: &Arc<Inner>) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (inner, stop) = (inner.clone(), stop.clone());
+            let name = format!("carrack-{}", inner.rank.0);
+            std::thread::Builder::new().name(name).spawn(move || run(&inner, &stop))?
+        };
+        Ok(Self { inner: inner.clone(), stop, thread: Some(thread) })
+    }
+}
+
+fn run(inner: &Inner, stop: &AtomicBool) {
+    let mut last = String::new();
+    loop {
+        match inner.wait(&|| stop.load(Ordering::Acquire), None) {
+            Ok(()) | Err(WaitError::Progress(ProgressError::Forked)) => return,
+            Err(error) => {
+                // A full queue complains each time: once is enough.
+                let text = error.to_string();
+                if text != last {
+                    tracing::error!(%error, "in the progress thread");
+                    last = text;
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+}
+
+impl Drop for ProgressThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.inner.sleepers.wake();
+        // The last handle may be dropped by a handler, which runs on that very thread: then it ends by itself.
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+        {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Operations as futures, the thread that makes progress, and what is pending.
+
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::settings::ProgressChoice;
+use carrack::{
+    AwaitError, Counter, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag,
+};
+use std::future::{Future, IntoFuture};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+crate::over_each_transport!(
+    operations_of_every_kind_can_be_awaited,
+    started_operations_are_under_way_together,
+    a_future_that_is_dropped_lets_its_operation_go_on,
+    a_future_fails_as_its_operation_does,
+    a_full_backlog_makes_a_future_wait_and_not_fail,
+    a_future_is_woken_by_whoever_makes_progress,
+    blocking_on_a_future_in_a_handler_is_an_error,
+    a_progress_thread_delivers_while_nobody_calls_progress,
+    a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes,
+    a_device_is_drained_when_everything_that_was_sent_is_over,
+    what_is_pending_is_told_in_words,
+);
+
+/// Drives a future on the first rank, and makes progress on all.
+#[track_caller]
+fn drive<F: Future>(ranks: &[Runtime], future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut output = None;
+    until(ranks, || {
+        if output.is_none()
+            && let Poll::Ready(ready) = future.as_mut().poll(&mut context)
+        {
+            output = Some(ready);
+        }
+        output.is_some()
+    });
+    output.unwrap()
+}
+
+fn operations_of_every_kind_can_be_awaited<J: Job>() {
+    let ranks = J::pair();
+    let [zero, one] = &ranks;
+    let heard = Sink::keeping();
+    let name = one.register_comp(&heard).unwrap();
+    let region = one.allocate(64).unwrap();
+    let mr = one.register_memory(&region).unwrap();
+    let rmr = one.get_rmr(&mr);
+    for size in [0, 8, 100, 9000, 100_000] {
+        let payload = pattern(1, size);
+        let talk = async {
+            let mut receive = pin!(one.post_recv(Rank(0), vec![0; size], Tag(1)).into_future());
+            let mut send = pin!(zero.post_send(Rank(1), payload.clone(), Tag(1)).into_future());
+            let (mut sent, mut received) = (None, None);
+            let both = std::future::poll_fn(|context| {
+                if sent.is_none()
+                    && let Poll::Ready(over) = send.as_mut().poll(context)
+                {
+                    sent = Some(over);
+                }
+                if received.is_none()
+                    && let Poll::Ready(over) = receive.as_mut().poll(context)
+                {
+                    received = Some(over);
+                }
+                if sent.is_some() && received.is_some() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            both.await;
+            (sent.unwrap().unwrap(), received.unwrap().unwrap())
+        };
+        let (sent, received) = drive(&ranks, talk);
+        assert_eq!(sent.buffer.to_vec().unwrap(), payload, "the buffer comes back");
+        assert_eq!(received.bytes().unwrap(), payload);
+    }
+    let rest = async {
+        zero.post_am(Rank(1), b"hello", name).tag(Tag(4)).await?;
+        zero.post_put(Rank(1), &7_u64.to_le_bytes()[..], &rmr, 8).await?;
+        assert_eq!(zero.post_fetch_add(Rank(1), &rmr, 8, 3).await?.value(), Some(7));
+        assert_eq!(zero.post_compare_swap(Rank(1), &rmr, 8, 10, 20).await?.value(), Some(10));
+        zero.post_flush(Rank(1)).await?;
+        let got = zero.post_get(Rank(1), vec![0; 8], &rmr, 8).await?;
+        assert_eq!(got.bytes().unwrap(), 20_u64.to_le_bytes());
+        Ok::<(), AwaitError>(())
+    };
+    drive(&ranks, rest).unwrap();
+    assert_eq!(heard.one(&ranks).tag, Tag(4));
+}
+
+fn started_operations_are_under_way_together<J: Job>() {
+    let ranks = J::pair();
+    let receives: Vec<_> =
+        (0..8).map(|tag| ranks[1].post_recv(Rank(0), vec![0; 100], Tag(tag)).start()).collect();
+    assert_eq!(
+        ranks[1].default_matching_engine().waiting(),
+        (0, 8),
+        "they are posted before they are awaited"
+    );
+    for tag in (0..8).rev() {
+        sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, 100), Tag(tag)).call());
+    }
+    let all = async {
+        for (tag, receive) in (0..).zip(receives) {
+            assert_eq!(receive.await.unwrap().bytes().unwrap(), pattern(tag, 100));
+        }
+    };
+    drive(&ranks, all);
+}
+
+fn a_future_that_is_dropped_lets_its_operation_go_on<J: Job>() {
+    let ranks = J::pair();
+    drop(ranks[1].post_recv(Rank(0), vec![0; 4], Tag(1)).start());
+    drop(ranks[1].post_recv(Rank(0), vec![0; 4], Tag(1)));
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 1), "only what was started waits");
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"gone", Tag(1)).call());
+    until(&ranks, || ranks[1].default_matching_engine().waiting() == (0, 0));
+    let payload = pattern(1, 50_000);
+    drop(ranks[0].post_send(Rank(1), payload.clone(), Tag(2)).start());
+    let status = drive(&ranks, ranks[1].post_recv(Rank(0), vec![0; 50_000], Tag(2)).into_future());
+    assert_eq!(status.unwrap().bytes().unwrap(), payload);
+}
+
+fn a_future_fails_as_its_operation_does<J: Job>() {
+    let ranks = J::pair();
+    let refused = drive(&ranks, ranks[0].post_send(Rank(7), b"x", Tag(1)).into_future());
+    assert!(matches!(refused, Err(AwaitError::Post(PostError::NoSuchRank { .. }))));
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"too long", Tag(1)).call());
+    let truncated = drive(&ranks, ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1)).into_future());
+    assert!(matches!(truncated, Err(AwaitError::Op(OpError::Truncated { message: 8, buffer: 3 }))));
+    let late = ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1)).deadline(Duration::from_millis(5)).start();
+    assert!(matches!(drive(&ranks, late), Err(AwaitError::Op(OpError::TimedOut(Rank(0))))));
+    let one = ranks[1].clone();
+    let waits = one.post_recv(Rank(0), vec![0; 3], Tag(1)).start();
+    drop(ranks);
+    let gone = drive(std::slice::from_ref(&one), waits);
+    assert!(matches!(gone, Err(AwaitError::Op(OpError::PeerDown { rank: Rank(0), .. }))), "{gone:?}");
+}
+
+fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
+    let ranks = J::pair_with(J::settings().shm_slots(8).shm_chunks(1).backlog(2).packets_max(16));
+    let arrived = Counter::new();
+    let name = ranks[1].register_comp(&arrived).unwrap();
+    let many: Vec<_> = (0..100).map(|_| ranks[0].post_am(Rank(1), &[1; 30], name).start()).collect();
+    let all = async {
+        for one in many {
+            one.await.unwrap();
+        }
+    };
+    drive(&ranks, all);
+    until(&ranks, || arrived.get() == 100);
+}
+
+fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
+    struct Count(AtomicUsize);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let ranks = J::pair();
+    let count = Arc::new(Count(AtomicUsize::new(0)));
+    let waker = Waker::from(count.clone());
+    let mut receive = pin!(ranks[1].post_recv(Rank(0), vec![0; 4], Tag(1)).into_future());
+    assert!(receive.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    settle(&ranks);
+    assert_eq!(count.0.load(Ordering::SeqCst), 0, "nothing has happened");
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"wake", Tag(1)).call());
+    until(&ranks, || count.0.load(Ordering::SeqCst) == 1);
+    assert!(receive.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+    // And a thread that blocks on one is woken by another's progress.
+    let [zero, one] = &ranks;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| one.block_on(one.post_recv(Rank(0), vec![0; 4], Tag(2)).into_future()));
+        std::thread::sleep(Duration::from_millis(20));
+        sent(std::slice::from_ref(zero), || zero.post_send(Rank(1), b"wake", Tag(2)).call());
+        assert_eq!(waiting.join().unwrap().unwrap().unwrap().bytes().unwrap(), b"wake");
+    });
+}
+
+fn blocking_on_a_future_in_a_handler_is_an_error<J: Job>() {
+    let ranks = J::pair();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let (rank, seen) = (ranks[1].clone(), seen.clone());
+        Handler::new(move |_| seen.lock().unwrap().push(rank.block_on(async {}).unwrap_err().to_string()))
+    };
+    let name = ranks[1].register_comp(&handler).unwrap();
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).call());
+    until(&ranks, || seen.lock().unwrap().len() == 1);
+    assert!(seen.lock().unwrap()[0].contains("handler"));
+}
+
+fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
+    let ranks = J::ranks_with(2, J::settings().progress(ProgressChoice::Thread));
+    let (count, bytes) = (Counter::new(), Arc::new(Mutex::new(Vec::new())));
+    let echo = {
+        let bytes = bytes.clone();
+        Handler::new(move |status: Status| bytes.lock().unwrap().push(status.bytes().unwrap().to_vec()))
+    };
+    let name = ranks[1].register_comp(&echo).unwrap();
+    let sent = |size: usize| {
+        let post = || ranks[0].post_am(Rank(1), pattern(2, size), name).comp(&count).allow_done(false).call();
+        while post().unwrap().is_retry() {
+            std::thread::yield_now();
+        }
+    };
+    let sizes = [8, 100, 8000, 100_000];
+    sizes.into_iter().for_each(sent);
+    // Nobody but the two threads makes progress.
+    let start = std::time::Instant::now();
+    while count.get() < 4 || bytes.lock().unwrap().len() < 4 {
+        assert!(start.elapsed() < LIMIT, "nobody makes progress");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let want: Vec<_> = sizes.into_iter().map(|size| pattern(2, size)).collect();
+    assert_eq!(*bytes.lock().unwrap(), want);
+    // Calls of the program's are welcome, too.
+    let arrived = Synchronizer::new(1);
+    let recv = ranks[1].post_recv(Rank(0), vec![0; 2], Tag(1)).comp(&arrived).call().unwrap();
+    assert!(recv.is_posted());
+    while ranks[0].post_send(Rank(1), b"me", Tag(1)).call().unwrap().is_retry() {}
+    assert_eq!(arrived.wait(&ranks[1]).unwrap()[0].bytes().unwrap(), b"me");
+}
+
+fn a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes<J: Job>() {
+    for _ in 0..20 {
+        let ranks = J::ranks_with(2, J::settings().progress(ProgressChoice::Thread));
+        let ended = Counter::new();
+        let waits = ranks[0].post_recv(Rank(1), vec![0; 1], Tag(1)).comp(&ended).call().unwrap();
+        assert!(waits.is_posted());
+        let other = ranks[0].clone();
+        drop(ranks);
+        drop(other);
+        assert_eq!(ended.failed(), 1, "what waits ends before the last handle is gone");
+    }
+}
+
+fn a_device_is_drained_when_everything_that_was_sent_is_over<J: Job>() {
+    let ranks = J::pair();
+    let [zero, one] = &ranks;
+    let device = zero.default_device();
+    assert!(zero.test_drained(device));
+    let waits = zero.post_recv(Rank(1), vec![0; 1], Tag(9)).comp(&Counter::new()).call().unwrap();
+    assert!(waits.is_posted());
+    assert!(zero.test_drained(device), "a receive that waits does not count");
+    let payload = pattern(4, 100_000);
+    sent(&ranks, || zero.post_send(Rank(1), payload.clone(), Tag(1)).call());
+    assert!(!zero.test_drained(device));
+    assert!(zero.wait_drained(device, Duration::from_millis(20)).is_err());
+    let arrived = Sink::keeping();
+    let recv = || one.post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).allow_done(false).call();
+    assert!(recv().unwrap().is_posted());
+    std::thread::scope(|scope| {
+        scope.spawn(|| arrived.one(std::slice::from_ref(one)));
+        zero.wait_drained(device, LIMIT).unwrap();
+    });
+    assert!(zero.test_drained(device));
+}
+
+fn what_is_pending_is_told_in_words<J: Job>() {
+    let ranks = J::pair();
+    let [zero, one] = &ranks;
+    assert!(zero.pending().operations.is_empty());
+    let (over, payload) = (Counter::new(), pattern(4, 100_000));
+    let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
+    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&over).call());
+    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&over).call());
+    sent(&ranks, || one.post_send(Rank(0), b"nobody waits", Tag(1)).call());
+    until(&ranks, || zero.pending().unexpected == 1);
+    let text = zero.pending().to_string();
+    assert!(text.contains("rank 0 of 2: 2 operations pending, 1 messages"), "{text}");
+    assert!(text.contains("receive, rank 1, tag 55, 33 B: waits for its message"), "{text}");
+    assert!(
+        text.contains("message that was offered, rank 1, tag 77, 100000 B: waits for its receive"),
+        "{text}"
+    );
+}
