@@ -8,6 +8,7 @@
 //! | `memory` | puts, gets, atomic operations, flushes |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
+//! | `groups` | barrier, broadcast, allgather of some ranks or all |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
 //! | `outcomes` | done, posted, retry, and what is an error |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
@@ -30,6 +31,8 @@ mod control;
 mod ending;
 #[path = "conformance/gpu.rs"]
 mod gpu;
+#[path = "conformance/groups.rs"]
+mod groups;
 #[path = "conformance/large.rs"]
 mod large;
 #[path = "conformance/matrix.rs"]

@@ -381,11 +381,34 @@ pub enum CollectiveError {
         /// Why.
         cause: WaitError,
     },
-    /// Another thread is in a collective of this runtime.
+    /// Another member has failed in it.
+    #[error("{what}: it failed at {rank}, whose own error says why")]
+    Failed {
+        /// Which operation.
+        what: &'static str,
+        /// Where.
+        rank: Rank,
+    },
+    /// Another member takes part in something else.
     #[error(
-        "{0}: another thread of this rank is in a collective already: collectives of one runtime run one after another, in the same order on all ranks"
+        "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it alike, and call its operations in the same order"
     )]
-    Overlap(&'static str),
+    Mismatch {
+        /// The other member.
+        rank: Rank,
+        /// What it takes part in.
+        theirs: String,
+        /// What this rank takes part in.
+        ours: String,
+    },
+    /// The root of a broadcast is no member.
+    #[error("broadcast: {rank} is not a member of group {group}")]
+    Root {
+        /// The rank.
+        rank: Rank,
+        /// The group.
+        group: u32,
+    },
     /// A rank contributed another number of bytes.
     #[error(
         "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the same number"
@@ -398,6 +421,40 @@ pub enum CollectiveError {
         /// This rank's.
         ours: usize,
     },
+}
+
+/// A group could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The name is that of the group of all ranks.
+    #[error("group 0 is the group of all ranks: name yours from 1 on")]
+    Name,
+    /// A rank is in it twice.
+    #[error("{0} is named twice")]
+    Twice(Rank),
+    /// A rank does not exist.
+    #[error("{rank} does not exist: the job has ranks 0 to {last}")]
+    NoSuchRank {
+        /// The rank.
+        rank: Rank,
+        /// The highest there is.
+        last: u32,
+    },
+    /// This rank is not in it.
+    #[error("{0}, this rank, is not among its members: only members make a group")]
+    NotMember(Rank),
+    /// The name is that of a group of other ranks, or in another order.
+    #[error("group {name} has been made already, of {count} ranks, and not of these in this order")]
+    Taken {
+        /// The name.
+        name: u32,
+        /// How many members it has.
+        count: u32,
+    },
+    /// There are too many.
+    #[error("there can be {0} groups, and there are")]
+    TooMany(usize),
 }
 
 /// A resource could not be made.

@@ -74,11 +74,12 @@ mod wait;
 pub use carrack_transports as transports;
 
 pub use buffer::{Buffer, SendBuffer};
+pub use collective::Group;
 pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, Synchronizer};
 pub use device::{Device, DeviceBuilder};
 pub use error::{
-    AwaitError, CollectiveError, OpError, PostError, ProgressError, RegisterError, ResourceError, StartError,
-    WaitError,
+    AwaitError, CollectiveError, GroupError, OpError, PostError, ProgressError, RegisterError, ResourceError,
+    StartError, WaitError,
 };
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};

@@ -117,6 +117,19 @@ impl Inner {
                 });
             });
         }
+        for (group, active) in self.boards.active() {
+            let waits_for = match active.awaits {
+                Some(rank) => format!("{rank} to come"),
+                None => "its messages".into(),
+            };
+            operations.push(PendingOp {
+                what: active.name(),
+                rank: Rank::ANY,
+                tag: Tag(active.number),
+                size: 0,
+                waits_for: format!("{waits_for}, in group {group}"),
+            });
+        }
         let devices = self.devices().clone();
         let mut deferred = 0;
         for device in &devices {

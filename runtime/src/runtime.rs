@@ -1,6 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
+use crate::collective::Boards;
 use crate::comp::{AsCompletion, Registry};
 use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
@@ -56,7 +57,7 @@ pub(crate) struct Inner {
     /// Ranks that are known to be gone.
     down: Mutex<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Sleepers,
-    pub(crate) collective: Mutex<u64>,
+    pub(crate) boards: Boards,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
@@ -132,7 +133,7 @@ impl RuntimeBuilder {
             settings,
             down: Mutex::default(),
             sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
-            collective: Mutex::new(0),
+            boards: Boards::new(size),
             bootstrap,
         };
         let mut runtime = Runtime(Arc::new(inner), None);
@@ -336,6 +337,7 @@ impl Inner {
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
         self.down().entry(rank).or_insert_with(|| cause.clone());
+        self.boards.wake();
         let mut deferred = device.deferred.lock();
         for engine in self.engines.each() {
             for receive in engine.receives_from(rank) {

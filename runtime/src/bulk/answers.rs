@@ -2,6 +2,7 @@
 
 use super::wire::{Offer, Request, Verdict, decode_landing};
 use super::{Target, fresh};
+use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::error::ProgressError;
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
@@ -103,6 +104,11 @@ impl Pass<'_> {
                 let request = Request::decode(small).ok_or("it gets from nowhere")?;
                 self.asked_for(from, comp, tag, request, comps);
                 Ok(())
+            }
+            Message::Note { group, number } => {
+                let note =
+                    Note::decode(from, number, small).ok_or("it tells a group nothing that makes sense")?;
+                self.inner.boards.pin(group, note)
             }
             Message::Hold { on } => {
                 self.hold(from, on);

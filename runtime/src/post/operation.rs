@@ -7,6 +7,7 @@ use super::options::{Allow, Kind, Outcome, Post};
 use crate::comp::{Completion, Status};
 use crate::device::Waiting;
 use crate::error::{AwaitError, PostError, ProgressError, WaitError};
+use crate::matching::Ticket;
 use crate::progress::in_handler;
 use crate::runtime::{Inner, Runtime};
 use std::future::{Future, IntoFuture};
@@ -14,6 +15,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 /// An operation to be awaited: what a [`Post`] turns into.
 ///
@@ -30,7 +32,7 @@ pub struct Operation<'a, K> {
 enum State<'a, K> {
     Unposted(Post<'a, K>),
     /// The cell will be told, or has been.
-    Posted,
+    Posted(Option<Ticket>),
     Refused(PostError),
     /// The future has said all.
     Spent,
@@ -110,15 +112,23 @@ impl<K: Kind> Post<'_, K> {
 }
 
 impl<K: Kind> Operation<'_, K> {
+    /// What names it to [`Runtime::cancel`], if it is a receive that waits for its message.
+    pub fn ticket(&self) -> Option<Ticket> {
+        match &self.state {
+            State::Posted(ticket) => *ticket,
+            _ => None,
+        }
+    }
+
     /// Posts it, if it is not posted and need not wait.
     fn post(&mut self) {
         self.state = match std::mem::replace(&mut self.state, State::Spent) {
             State::Unposted(post) => match post.call_with(&self.object) {
                 (_, Ok(Outcome::Done(status))) => {
                     let _ = self.cell.signal(status);
-                    State::Posted
+                    State::Posted(None)
                 }
-                (_, Ok(Outcome::Posted)) => State::Posted,
+                (post, Ok(Outcome::Posted)) => State::Posted(post.kind.ticket()),
                 (post, Ok(Outcome::Retry(_)))
                 | (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
                     State::Unposted(post)
@@ -142,14 +152,14 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
                 Poll::Pending
             }
             State::Refused(error) => Poll::Ready(Err(error.into())),
-            State::Posted => {
+            State::Posted(ticket) => {
                 let mut cell = self.cell.lock();
                 match cell.0.take() {
                     Some(status) => Poll::Ready(status.ok().map_err(AwaitError::from)),
                     None => {
                         cell.1 = Some(context.waker().clone());
                         drop(cell);
-                        self.state = State::Posted;
+                        self.state = State::Posted(ticket);
                         Poll::Pending
                     }
                 }
@@ -165,7 +175,8 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
 pub(crate) struct Retries(Waiting<Vec<Waker>>);
 
 impl Retries {
-    fn add(&self, waker: &Waker) {
+    /// Has a future polled again by the next progress.
+    pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.0.lock();
         if !wakers.iter().any(|other| other.will_wake(waker)) {
             wakers.push(waker.clone());
@@ -214,6 +225,20 @@ impl Runtime {
     /// # Errors
     /// Called in a forked process, or from a completion handler.
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, WaitError> {
+        let never = || None::<std::convert::Infallible>;
+        match self.block_on_unless(future, Duration::MAX, never)? {
+            Ok(output) => Ok(output),
+            Err(never) => match never {},
+        }
+    }
+
+    /// As `block_on`, and asks now and then whether there is a reason to give up.
+    pub(crate) fn block_on_unless<F: Future, E>(
+        &self,
+        future: F,
+        every: Duration,
+        gives_up: impl Fn() -> Option<E>,
+    ) -> Result<Result<F::Output, E>, WaitError> {
         if in_handler() {
             return Err(ProgressError::InHandler.into());
         }
@@ -224,10 +249,15 @@ impl Runtime {
             if ring.woken.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
             {
-                return Ok(output);
+                return Ok(Ok(output));
             }
-            match self.wait(|| ring.woken.load(Ordering::Acquire)) {
+            match self.wait_for(every, || ring.woken.load(Ordering::Acquire)) {
                 Ok(()) => {}
+                Err(WaitError::TimedOut(_)) => {
+                    if let Some(reason) = gives_up() {
+                        return Ok(Err(reason));
+                    }
+                }
                 Err(error @ WaitError::Progress(ProgressError::Forked)) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "while waiting for a future");

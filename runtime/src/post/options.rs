@@ -4,7 +4,7 @@ use crate::comp::{AsCompletion, Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
 use crate::error::PostError;
-use crate::matching::{Matching, MatchingEngine};
+use crate::matching::{Matching, MatchingEngine, Ticket};
 use crate::names::{Rank, Tag, UserContext};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Busy;
@@ -114,6 +114,12 @@ pub trait Kind: Sized {
     /// Posts it.
     #[doc(hidden)]
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError>;
+
+    /// What names it to `cancel`.
+    #[doc(hidden)]
+    fn ticket(&self) -> Option<Ticket> {
+        None
+    }
 }
 
 impl<K: Kind> Post<'_, K> {

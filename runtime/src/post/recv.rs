@@ -50,6 +50,10 @@ impl Kind for Recv<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.call_recv()
     }
+
+    fn ticket(&self) -> Option<Ticket> {
+        self.ticket
+    }
 }
 
 impl Post<'_, Recv<'_>> {

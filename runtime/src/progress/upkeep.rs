@@ -92,6 +92,7 @@ impl Pass<'_> {
         };
         if is_gone {
             self.inner.down().entry(rank).or_insert_with(|| cause.clone());
+            self.inner.boards.wake();
             for engine in self.inner.engines.each() {
                 let receives = engine.receives_from(rank).into_iter();
                 ended.extend(

@@ -42,6 +42,8 @@ pub(crate) enum Message {
     Atomic { swap: bool },
     /// Messages that are to be matched are to be offered; or not any more.
     Hold { on: bool },
+    /// A member of a group tells another something about its operation of that number.
+    Note { group: u32, number: u64 },
 }
 
 const AM: u64 = 1;
@@ -56,6 +58,7 @@ const OFFER_PUT: u64 = 9;
 const GET: u64 = 10;
 const ATOMIC: u64 = 11;
 const HOLD: u64 = 12;
+const NOTE: u64 = 13;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -79,6 +82,7 @@ impl Message {
             Self::OfferPut { comp, tag } => Header([OFFER_PUT | u64::from(comp.0) << 32, tag.0]),
             Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
             Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
+            Self::Note { group, number } => Header([NOTE | u64::from(group) << 32, number]),
             Self::Hold { on } => Header([HOLD, u64::from(on)]),
         }
     }
@@ -132,6 +136,7 @@ impl Message {
             SIGNAL if policy == 0 && engine == 0 => Ok(Self::Signal { comp, tag }),
             OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),
+            NOTE if policy == 0 && engine == 0 => Ok(Self::Note { group: comp.0, number: tag.0 }),
             HOLD if word == HOLD && tag.0 <= 1 => Ok(Self::Hold { on: tag.0 == 1 }),
             ATOMIC if word == ATOMIC && tag.0 <= 1 => Ok(Self::Atomic { swap: tag.0 == 1 }),
             _ => Err(format!("a header of {word:#018x}")),
@@ -182,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..14) {
+        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..16) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
                 prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {

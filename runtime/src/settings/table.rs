@@ -57,6 +57,10 @@ settings! {
     dump: DumpChoice,
         "CARRACK_DUMP", Word, DumpChoice::Usr1;
 
+    /// Seconds after which a blocking collective takes a rank that waits in another group's for a mistake; 0: never.
+    mismatch_seconds: usize,
+        "CARRACK_MISMATCH_SECONDS", Count::of("seconds", 0, 1 << 20), 10;
+
     /// How long a waiting thread spins before it sleeps.
     spin: Duration,
         "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);

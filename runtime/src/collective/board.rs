@@ -1,0 +1,314 @@
+//! Notes that members of groups leave for each other.
+
+use super::group::Members;
+use crate::names::Rank;
+use carrack_transports::mem::SmallBytes;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
+
+/// Groups that a rank can have, or have heard of.
+pub(super) const BOARDS: usize = 1 << 16;
+/// Notes that may lie on one board: members are never so far ahead of each other.
+const NOTES: usize = 1 << 16;
+
+/// A runtime's boards, by the names of their groups.
+pub(crate) struct Boards {
+    world: Arc<Board>,
+    others: Mutex<HashMap<u32, Arc<Board>>>,
+}
+
+/// Where notes for one group wait: also for one that this rank has not made yet.
+pub(crate) struct Board {
+    pub(super) name: u32,
+    members: OnceLock<Members>,
+    hash: OnceLock<u64>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many operations have begun here.
+    begun: u64,
+    /// Those that are not over.
+    active: Vec<Active>,
+    notes: Vec<Note>,
+    wakers: Vec<Waker>,
+}
+
+/// An operation that is not over here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Active {
+    pub(crate) number: u64,
+    what: What,
+    /// Who is waited for.
+    pub(crate) awaits: Option<Rank>,
+}
+
+impl Active {
+    pub(crate) fn name(&self) -> &'static str {
+        self.what.name()
+    }
+}
+
+/// What one member tells another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Note {
+    pub(super) from: Rank,
+    /// Which of the group's operations.
+    pub(super) number: u64,
+    /// Which of its messages.
+    pub(super) step: u32,
+    pub(super) meaning: Meaning,
+    /// Whatever the algorithm says.
+    pub(super) word: u64,
+}
+
+/// What a member believes to take part in: must be the same for all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Meaning {
+    /// Of the list of members.
+    pub(super) hash: u64,
+    pub(super) count: u32,
+    pub(super) what: What,
+    /// Of a broadcast: where from. Of a failure: who is to blame.
+    pub(super) root: Rank,
+}
+
+/// Which operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum What {
+    Barrier,
+    Broadcast,
+    Allgather,
+    /// The sender has failed.
+    Failed,
+}
+
+impl What {
+    const ALL: [Self; 4] = [Self::Barrier, Self::Broadcast, Self::Allgather, Self::Failed];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Barrier => "barrier",
+            Self::Broadcast => "broadcast",
+            Self::Allgather => "allgather",
+            Self::Failed => "failure",
+        }
+    }
+
+    fn code(self) -> u64 {
+        Self::ALL.iter().position(|&what| what == self).unwrap_or(0) as u64
+    }
+}
+
+impl Note {
+    pub(super) fn encode(&self) -> SmallBytes {
+        let Meaning { hash, count, what, root } = self.meaning;
+        let words = [
+            hash,
+            what.code() | u64::from(count) << 32,
+            u64::from(root.0) | u64::from(self.step) << 32,
+            self.word,
+        ];
+        let mut bytes = [0; SmallBytes::MAX];
+        for (place, byte) in bytes.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes())) {
+            *place = byte;
+        }
+        SmallBytes::first(size_of_val(&words), bytes)
+    }
+
+    pub(crate) fn decode(from: Rank, number: u64, bytes: &[u8]) -> Option<Self> {
+        let (words, []) = bytes.as_chunks::<8>() else { return None };
+        let [hash, kind, place, word] = words.try_into().ok()?;
+        let (hash, kind) = (u64::from_le_bytes(hash), u64::from_le_bytes(kind));
+        let (place, word) = (u64::from_le_bytes(place), u64::from_le_bytes(word));
+        let what = *What::ALL.get(usize::try_from(kind & 0xffff_ffff).ok()?)?;
+        let meaning = Meaning { hash, count: (kind >> 32) as u32, what, root: Rank(place as u32) };
+        Some(Self { from, number, step: (place >> 32) as u32, meaning, word })
+    }
+}
+
+impl Boards {
+    pub(crate) fn new(ranks: u32) -> Self {
+        let world = Board::new(0);
+        world.found(Members::All(ranks));
+        Self { world: Arc::new(world), others: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Arc<Board>>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn world(&self) -> Arc<Board> {
+        self.world.clone()
+    }
+
+    /// The board of a group. `None` when there are too many.
+    pub(super) fn board(&self, name: u32) -> Option<Arc<Board>> {
+        let mut others = self.lock();
+        if others.len() >= BOARDS && !others.contains_key(&name) {
+            return None;
+        }
+        Some(others.entry(name).or_insert_with(|| Arc::new(Board::new(name))).clone())
+    }
+
+    /// A note has come.
+    ///
+    /// # Errors
+    /// There are too many already.
+    pub(crate) fn pin(&self, name: u32, note: Note) -> Result<(), String> {
+        if name == 0 {
+            return self.world.pin(note);
+        }
+        let board = self.board(name).ok_or("it names more groups than there can be")?;
+        board.pin(note)
+    }
+
+    /// Something else has happened that those who wait may want to know: a rank is gone.
+    pub(crate) fn wake(&self) {
+        self.world.wake();
+        let others: Vec<_> = self.lock().values().cloned().collect();
+        others.iter().for_each(|board| board.wake());
+    }
+
+    /// What is not over, in all groups: with the group's name.
+    pub(crate) fn active(&self) -> Vec<(u32, Active)> {
+        let others: Vec<_> = self.lock().values().cloned().collect();
+        let all = std::iter::once(&self.world).chain(&others);
+        all.flat_map(|board| {
+            board.lock().active.iter().map(|&active| (board.name, active)).collect::<Vec<_>>()
+        })
+        .collect()
+    }
+
+    /// A group whose notes from a rank nobody here has asked for, but for one group.
+    pub(super) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
+        let others: Vec<_> = self.lock().values().cloned().collect();
+        let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);
+        all.filter_map(|board| Some((board.name, board.unclaimed(from)?))).next()
+    }
+}
+
+impl Board {
+    fn new(name: u32) -> Self {
+        Self { name, members: OnceLock::new(), hash: OnceLock::new(), state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes it the board of these members. Whether it is.
+    pub(super) fn found(&self, members: Members) -> bool {
+        *self.members.get_or_init(|| members.clone()) == members
+    }
+
+    pub(super) fn members(&self) -> &Members {
+        // A group has founded its board.
+        self.members.get().unwrap_or(&Members::All(0))
+    }
+
+    pub(super) fn hash(&self) -> u64 {
+        *self.hash.get_or_init(|| self.members().hash())
+    }
+
+    /// The number of the next operation.
+    pub(super) fn begin(&self, what: What) -> u64 {
+        let mut state = self.lock();
+        let number = state.begun;
+        state.begun += 1;
+        state.active.push(Active { number, what, awaits: None });
+        number
+    }
+
+    fn pin(&self, note: Note) -> Result<(), String> {
+        let mut state = self.lock();
+        if note.number < state.begun && !state.active.iter().any(|active| active.number == note.number) {
+            // It says that an operation has failed which is over here.
+            return Ok(());
+        }
+        if state.notes.len() >= NOTES {
+            return Err(format!("it is {NOTES} notes ahead in group {}", self.name));
+        }
+        state.notes.push(note);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    fn wake(&self) {
+        let wakers = std::mem::take(&mut self.lock().wakers);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Who is waited for in an operation.
+    pub(super) fn awaits(&self, number: u64) -> Option<Rank> {
+        self.lock().active.iter().find(|active| active.number == number)?.awaits
+    }
+
+    /// Takes the note that is meant, or the first that speaks against it; if there is neither, `waker` will be told.
+    pub(super) fn take(
+        &self,
+        number: u64,
+        from: Option<Rank>,
+        is_meant: impl Fn(&Note) -> bool,
+        speaks_against: impl Fn(&Note) -> bool,
+        waker: &Waker,
+    ) -> Option<Note> {
+        let mut state = self.lock();
+        let of_this = |note: &&Note| note.number == number;
+        if let Some(&note) = state.notes.iter().filter(of_this).find(|note| speaks_against(note)) {
+            return Some(note);
+        }
+        match state.notes.iter().position(|note| note.number == number && is_meant(note)) {
+            Some(at) => Some(state.notes.swap_remove(at)),
+            None => {
+                if let Some(active) = state.active.iter_mut().find(|active| active.number == number) {
+                    active.awaits = from;
+                }
+                if !state.wakers.iter().any(|other| other.will_wake(waker)) {
+                    state.wakers.push(waker.clone());
+                }
+                None
+            }
+        }
+    }
+
+    /// An operation is over: whatever is still said of it, or comes late, is of no use.
+    pub(super) fn forget(&self, number: u64) {
+        let mut state = self.lock();
+        state.notes.retain(|note| note.number != number);
+        state.active.retain(|active| active.number != number);
+    }
+
+    /// A note from a rank on an operation that has not begun here.
+    fn unclaimed(&self, from: Rank) -> Option<Note> {
+        let state = self.lock();
+        state.notes.iter().find(|note| note.from == from && note.number >= state.begun).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn notes_survive_the_wire(hash: u64, count: u32, root: u32, step: u32, word: u64, number: u64, what in 0_usize..4) {
+            let meaning = Meaning { hash, count, what: What::ALL[what], root: Rank(root) };
+            let note = Note { from: Rank(3), number, step, meaning, word };
+            prop_assert_eq!(Note::decode(Rank(3), number, note.encode().as_slice()), Some(note));
+        }
+
+        #[test]
+        fn whatever_comes_is_a_note_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..=40)) {
+            if let Some(note) = Note::decode(Rank(3), 1, &bytes) {
+                let encoded = note.encode();
+                prop_assert_eq!(encoded.as_slice(), &bytes[..]);
+            }
+        }
+    }
+}

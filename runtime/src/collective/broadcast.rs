@@ -1,0 +1,73 @@
+//! One member's bytes, to everybody.
+
+use super::board::What;
+use super::call::Call;
+use super::group::Group;
+use crate::error::CollectiveError;
+use crate::names::Rank;
+use bytes::Bytes;
+use std::future::Future;
+
+impl Group {
+    /// The bytes of `root`, at every member. What other members give does not matter; an empty slice will do.
+    ///
+    /// A binomial tree: ⌈log₂ n⌉ rounds, in each of which those who have the bytes pass them on to as many others.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub fn broadcast(&self, root: Rank, bytes: &[u8]) -> Result<Vec<u8>, CollectiveError> {
+        let call = self.begin_broadcast(root)?;
+        call.block(broadcast(&call, root, Bytes::copy_from_slice(bytes)))
+    }
+
+    /// As [`broadcast`](Self::broadcast), to be awaited. It takes its place among the group's operations when this is called.
+    pub fn broadcast_async(
+        &self,
+        root: Rank,
+        bytes: impl Into<Bytes>,
+    ) -> impl Future<Output = Result<Vec<u8>, CollectiveError>> {
+        let bytes = bytes.into();
+        let call = self.begin_broadcast(root);
+        async move {
+            let call = call?;
+            call.run(broadcast(&call, root, bytes)).await
+        }
+    }
+
+    fn begin_broadcast(&self, root: Rank) -> Result<Call<'_>, CollectiveError> {
+        match self.board.members().place(root) {
+            Some(_) => Ok(Call::begin(self, What::Broadcast, root)),
+            None => Err(CollectiveError::Root { rank: root, group: self.name() }),
+        }
+    }
+}
+
+async fn broadcast(call: &Call<'_>, root: Rank, bytes: Bytes) -> Result<Vec<u8>, CollectiveError> {
+    let count = u64::from(call.count());
+    let start = u64::from(call.place_of(root).unwrap_or(0));
+    let at = |place: u64| ((start + place) % count) as u32;
+    // Places counted from the root: a member's parent is its own place without its lowest bit, its children's have one bit more.
+    let mine = (u64::from(call.place()) + count - start) % count;
+    let lowest = if mine == 0 { count.next_power_of_two() } else { mine & mine.wrapping_neg() };
+    let bytes = if mine == 0 {
+        bytes
+    } else {
+        let parent = at(mine - lowest);
+        let size = call.hear(parent, 0).await?;
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        if size == 0 { Bytes::new() } else { call.receive(parent, 0, size).await?.into() }
+    };
+    let mut bit = lowest >> 1;
+    while bit > 0 {
+        if mine + bit < count {
+            let child = at(mine + bit);
+            call.tell(child, 0, bytes.len() as u64);
+            if !bytes.is_empty() {
+                call.send(child, 0, bytes.clone()).await?;
+            }
+        }
+        bit >>= 1;
+    }
+    // Of the root's bytes there may be other holders: then this is the one copy.
+    Ok(bytes.into())
+}

@@ -1,0 +1,320 @@
+//! One collective operation in progress.
+
+use super::board::{Board, Meaning, Note, What};
+use super::group::Group;
+use crate::error::{AwaitError, CollectiveError, OpError, PostError};
+use crate::matching::Engines;
+use crate::names::{Rank, Tag};
+use crate::protocol::header::Message;
+use crate::runtime::Runtime;
+use carrack_transports::contract::DownCause;
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// One collective operation in progress, at one member.
+pub(super) struct Call<'a> {
+    runtime: &'a Runtime,
+    board: &'a Board,
+    number: u64,
+    meaning: Meaning,
+    is_over: Cell<bool>,
+    /// Bytes that this member contributes, where all contribute the same number.
+    contributes: Cell<u64>,
+    /// Ranks whose notes may still wait for room here.
+    told_late: RefCell<Vec<Rank>>,
+}
+
+/// In the lowest byte of a failure's word: that the rank to blame is gone.
+const GONE: u64 = 1;
+/// That it contributes another number of bytes: that number above, and the sender's own in place of the list's hash.
+const UNEVEN: u64 = 2;
+
+impl<'a> Call<'a> {
+    pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Self {
+        let board = &*group.board;
+        let meaning = Meaning { hash: board.hash(), count: board.members().count(), what, root };
+        let (number, runtime) = (board.begin(what), &group.runtime);
+        Self {
+            runtime,
+            board,
+            number,
+            meaning,
+            is_over: Cell::new(false),
+            contributes: Cell::new(0),
+            told_late: RefCell::default(),
+        }
+    }
+
+    /// How many bytes this member contributes.
+    pub(super) fn contributes(&self, bytes: usize) {
+        self.contributes.set(bytes as u64);
+    }
+
+    pub(super) fn what(&self) -> &'static str {
+        self.meaning.what.name()
+    }
+
+    /// How many members there are.
+    pub(super) fn count(&self) -> u32 {
+        self.meaning.count
+    }
+
+    /// This rank's place among them.
+    pub(super) fn place(&self) -> u32 {
+        self.board.members().place(self.runtime.rank()).unwrap_or(0)
+    }
+
+    pub(super) fn rank(&self, place: u32) -> Rank {
+        self.board.members().at(place)
+    }
+
+    /// The place of a rank.
+    pub(super) fn place_of(&self, rank: Rank) -> Option<u32> {
+        self.board.members().place(rank)
+    }
+
+    /// Tells a member something.
+    #[inline]
+    pub(super) fn tell(&self, to: u32, step: u32, word: u64) {
+        self.note(self.rank(to), step, self.meaning, word);
+    }
+
+    fn note(&self, to: Rank, step: u32, meaning: Meaning, word: u64) {
+        let inner = &self.runtime.0;
+        let note = Note { from: inner.rank, number: self.number, step, meaning, word };
+        let message = Message::Note { group: self.board.name, number: self.number };
+        let device = &inner.default_device().0;
+        device.control(inner, to, message, note.encode());
+        if device.known_route(to).is_some_and(|route| !route.is_open()) {
+            self.told_late.borrow_mut().push(to);
+        }
+    }
+
+    /// Waits until the notes are on their way: a member that leaves, and makes no progress any more, must not take
+    /// them with it.
+    async fn told(&self, limit: Duration) {
+        let begun = Instant::now();
+        let inner = &self.runtime.0;
+        let device = &inner.default_device().0;
+        poll_fn(|context| {
+            let waits = |rank: &Rank| {
+                device.known_route(*rank).is_some_and(|route| !route.is_open() && route.down().is_none())
+            };
+            let mut late = self.told_late.borrow_mut();
+            late.retain(waits);
+            if late.is_empty() || begun.elapsed() >= limit {
+                return Poll::Ready(());
+            }
+            inner.retries.add(context.waker());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits for what a member tells.
+    pub(super) async fn hear(&self, from: u32, step: u32) -> Result<u64, CollectiveError> {
+        let from = self.rank(from);
+        let heard = poll_fn(|context| {
+            let is_meant = |note: &Note| note.from == from && note.step == step;
+            let speaks_against = |note: &Note| note.meaning != self.meaning;
+            match self.board.take(self.number, Some(from), is_meant, speaks_against, context.waker()) {
+                Some(note) if note.meaning == self.meaning => Poll::Ready(Ok(note.word)),
+                Some(note) => Poll::Ready(Err(self.contradiction(&note))),
+                None => match self.gone(from) {
+                    Some(cause) => Poll::Ready(Err(self.down(from, cause))),
+                    None => Poll::Pending,
+                },
+            }
+        });
+        heard.await
+    }
+
+    /// Sends bytes to a member that waits for them.
+    pub(super) async fn send(&self, to: u32, step: u32, bytes: bytes::Bytes) -> Result<(), CollectiveError> {
+        let engine = self.runtime.0.engine(Engines::COLLECTIVE);
+        let send = self.runtime.post_send(self.rank(to), bytes, self.tag(step)).matching_engine(engine);
+        let sent = self.unless_trouble(send.start()).await?;
+        sent.map(|_| ()).map_err(|error| self.failed(error))
+    }
+
+    /// Waits for something, or for a note that another member has failed or means something else.
+    async fn unless_trouble<T>(&self, work: impl Future<Output = T>) -> Result<T, CollectiveError> {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(Ok(done));
+            }
+            let speaks_against = |note: &Note| note.meaning != self.meaning;
+            match self.board.take(self.number, None, |_| false, speaks_against, context.waker()) {
+                Some(note) => Poll::Ready(Err(self.contradiction(&note))),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Waits for bytes of a member.
+    pub(super) async fn receive(&self, from: u32, step: u32, len: usize) -> Result<Vec<u8>, CollectiveError> {
+        let engine = self.runtime.0.engine(Engines::COLLECTIVE);
+        let mut room = Vec::new();
+        if room.try_reserve_exact(len).is_err() {
+            return Err(self.failed(OpError::Memory(len).into()));
+        }
+        room.resize(len, 0);
+        let receive = self.runtime.post_recv(self.rank(from), room, self.tag(step)).matching_engine(engine);
+        let receive = receive.start();
+        let ticket = receive.ticket();
+        let status = match self.unless_trouble(receive).await {
+            Ok(received) => received.map_err(|error| self.failed(error))?,
+            Err(trouble) => {
+                // Its message will never come.
+                let _ = ticket.map(|ticket| self.runtime.cancel(&ticket));
+                return Err(trouble);
+            }
+        };
+        match status.buffer {
+            crate::buffer::Buffer::Vec(bytes) if status.size == len => Ok(bytes),
+            _ => Err(CollectiveError::Uneven { rank: self.rank(from), theirs: status.size, ours: len }),
+        }
+    }
+
+    fn tag(&self, step: u32) -> Tag {
+        Tag(u64::from(self.board.name) << 32 | (self.number & 0xff_ffff) << 8 | u64::from(step & 0xff))
+    }
+
+    /// Whether a rank is known to be gone. Whoever is waited for has to be heard of when it goes.
+    fn gone(&self, rank: Rank) -> Option<DownCause> {
+        let inner = &self.runtime.0;
+        let device = &inner.default_device().0;
+        if let Some(route) = device.route(rank)
+            && route.linked().is_none()
+            && let Err(PostError::PeerDown { cause, .. }) = route.link(inner, device)
+        {
+            return Some(cause);
+        }
+        inner.down().get(&rank).cloned()
+    }
+
+    fn down(&self, rank: Rank, cause: DownCause) -> CollectiveError {
+        CollectiveError::Op { what: self.what(), cause: OpError::PeerDown { rank, cause } }
+    }
+
+    fn failed(&self, error: AwaitError) -> CollectiveError {
+        match error {
+            AwaitError::Post(cause) => CollectiveError::Post { what: self.what(), cause },
+            AwaitError::Op(cause) => CollectiveError::Op { what: self.what(), cause },
+        }
+    }
+
+    /// A note that says something else than what this member does.
+    #[cold]
+    fn contradiction(&self, note: &Note) -> CollectiveError {
+        let (what, rank) = (self.what(), note.from);
+        match note.meaning {
+            Meaning { what: What::Failed, root, .. } if note.word == GONE => {
+                self.down(root, DownCause::Gone(format!("the {what} failed there, says {rank}")))
+            }
+            Meaning { what: What::Failed, root, hash, .. } if note.word & 0xff == UNEVEN => {
+                let (ours, theirs) = (self.contributes.get(), note.word >> 8);
+                // Whichever of the two differs from this one.
+                let (rank, theirs) = if theirs == ours { (rank, hash) } else { (root, theirs) };
+                let fits = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+                CollectiveError::Uneven { rank, theirs: fits(theirs), ours: fits(ours) }
+            }
+            Meaning { what: What::Failed, .. } => CollectiveError::Failed { what, rank },
+            theirs => CollectiveError::Mismatch {
+                rank,
+                theirs: describe(theirs, self.board.name),
+                ours: describe(self.meaning, self.board.name),
+            },
+        }
+    }
+
+    /// What the other members are told of a failure: who is to blame, and for what.
+    fn blame(&self, error: &CollectiveError) -> (Rank, u64) {
+        match error {
+            CollectiveError::Op { cause: OpError::PeerDown { rank, .. }, .. }
+            | CollectiveError::Post { cause: PostError::PeerDown { rank, .. }, .. } => (*rank, GONE),
+            CollectiveError::Uneven { rank, theirs, .. } => (*rank, UNEVEN | (*theirs as u64) << 8),
+            _ => (self.runtime.rank(), 0),
+        }
+    }
+
+    /// Runs the operation to its end. If it fails here, all other members are told.
+    pub(super) async fn run<T>(
+        &self,
+        work: impl Future<Output = Result<T, CollectiveError>>,
+    ) -> Result<T, CollectiveError> {
+        let result = work.await;
+        if let Err(error) = &result {
+            self.give_up(self.blame(error));
+        }
+        self.is_over.set(true);
+        // Of a failure those who have not even started will hear in some other way.
+        self.told(if result.is_ok() { Duration::MAX } else { Duration::from_secs(1) }).await;
+        result
+    }
+
+    #[cold]
+    fn give_up(&self, (root, word): (Rank, u64)) {
+        let me = self.runtime.rank();
+        let hash = if word & 0xff == UNEVEN { self.contributes.get() } else { self.meaning.hash };
+        let meaning = Meaning { what: What::Failed, root, hash, ..self.meaning };
+        for place in 0..self.count() {
+            let to = self.rank(place);
+            if to != me && !(word == GONE && to == root) {
+                self.note(to, u32::MAX, meaning, word);
+            }
+        }
+    }
+
+    /// Blocks on the operation. A member that is in another group's operation, of which this rank knows nothing, while this one waits
+    /// for it is taken for a mistake after a while.
+    pub(super) fn block<T>(
+        &self,
+        work: impl Future<Output = Result<T, CollectiveError>>,
+    ) -> Result<T, CollectiveError> {
+        let patience = Duration::from_secs(self.runtime.settings().mismatch_seconds() as u64);
+        let begun = Instant::now();
+        let work = pin!(self.run(work));
+        let strayed = || {
+            if patience.is_zero() || begun.elapsed() < patience {
+                return None;
+            }
+            let rank = self.board.awaits(self.number)?;
+            let (name, note) = self.runtime.0.boards.unclaimed(rank, self.board.name)?;
+            let (theirs, ours) = (describe(note.meaning, name), describe(self.meaning, self.board.name));
+            Some(CollectiveError::Mismatch { rank, theirs, ours })
+        };
+        match self.runtime.block_on_unless(work, Duration::from_millis(100), strayed) {
+            Ok(Ok(result)) => result,
+            Ok(Err(strayed)) => {
+                self.give_up((self.runtime.rank(), 0));
+                self.is_over.set(true);
+                let _ = self.runtime.block_on(self.told(Duration::from_secs(1)));
+                Err(strayed)
+            }
+            Err(cause) => Err(CollectiveError::Wait { what: self.what(), cause }),
+        }
+    }
+}
+
+/// A future that is dropped in the midst of it leaves the others waiting: they are told.
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.is_over.get() {
+            self.give_up((self.runtime.rank(), 0));
+        }
+        self.board.forget(self.number);
+    }
+}
+
+fn describe(meaning: Meaning, group: u32) -> String {
+    let Meaning { count, what, root, hash } = meaning;
+    let from = if what == What::Broadcast { format!(" from {root}") } else { String::new() };
+    let of = if group == 0 { "all ranks".into() } else { format!("group {group}") };
+    format!("{} over {of}, {count} members (list {:08x}){from}", what.name(), hash as u32)
+}

@@ -1,0 +1,120 @@
+//! Who takes part.
+
+use super::board::Board;
+use crate::error::GroupError;
+use crate::names::Rank;
+use crate::runtime::Runtime;
+use std::sync::Arc;
+
+/// Ranks that do collective operations together.
+///
+/// Groups go by names that the program gives, numbers from 1 on: whoever names the same one means the same ranks in the same
+/// order. Making one sends nothing. The same name gives the same group again.
+#[derive(Clone)]
+pub struct Group {
+    pub(super) runtime: Runtime,
+    pub(super) board: Arc<Board>,
+}
+
+/// The ranks of a group, in its order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Members {
+    /// All ranks: group 0.
+    All(u32),
+    Some(Box<[Rank]>),
+}
+
+impl Members {
+    pub(super) fn count(&self) -> u32 {
+        match self {
+            Self::All(count) => *count,
+            // There are no more than ranks.
+            Self::Some(ranks) => ranks.len() as u32,
+        }
+    }
+
+    pub(super) fn at(&self, place: u32) -> Rank {
+        match self {
+            Self::All(_) => Rank(place),
+            Self::Some(ranks) => ranks[place as usize],
+        }
+    }
+
+    pub(super) fn place(&self, rank: Rank) -> Option<u32> {
+        match self {
+            Self::All(count) => (rank.0 < *count).then_some(rank.0),
+            Self::Some(ranks) => ranks.iter().position(|&other| other == rank).map(|place| place as u32),
+        }
+    }
+
+    /// Tells lists of members apart: FNV-1a over the ranks.
+    pub(super) fn hash(&self) -> u64 {
+        (0..self.count()).fold(0xcbf2_9ce4_8422_2325, |hash, place| {
+            (hash ^ u64::from(self.at(place).0)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+}
+
+impl Runtime {
+    /// All ranks.
+    pub fn world(&self) -> Group {
+        Group { runtime: self.clone(), board: self.0.boards.world() }
+    }
+
+    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has to be made alike on
+    /// all of them.
+    ///
+    /// # Errors
+    /// See [`GroupError`].
+    pub fn group(&self, name: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
+        if name == 0 {
+            return Err(GroupError::Name);
+        }
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(GroupError::Twice(pair[0]));
+        }
+        if let Some(&rank) = sorted.last().filter(|rank| rank.0 >= self.size()) {
+            return Err(GroupError::NoSuchRank { rank, last: self.size() - 1 });
+        }
+        if sorted.binary_search(&self.rank()).is_err() {
+            return Err(GroupError::NotMember(self.rank()));
+        }
+        let board = self.0.boards.board(name).ok_or(GroupError::TooMany(super::board::BOARDS))?;
+        if board.found(Members::Some(ranks.into())) {
+            Ok(Group { runtime: self.clone(), board })
+        } else {
+            Err(GroupError::Taken { name, count: board.members().count() })
+        }
+    }
+}
+
+impl Group {
+    /// Its name; 0 for the group of all ranks.
+    pub fn name(&self) -> u32 {
+        self.board.name
+    }
+
+    /// How many ranks it has.
+    pub fn size(&self) -> u32 {
+        self.board.members().count()
+    }
+
+    /// Its ranks, in its order.
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> {
+        (0..self.size()).map(|place| self.board.members().at(place))
+    }
+
+    /// This rank's place in it.
+    pub fn place(&self) -> u32 {
+        // It is a member: else there would be no such group.
+        self.board.members().place(self.runtime.rank()).unwrap_or(0)
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group(#{}, {} ranks)", self.name(), self.size())
+    }
+}

@@ -1,0 +1,251 @@
+//! Groups of ranks, and what they do together.
+
+#![allow(clippy::result_large_err, reason = "errors are what these tests are about")]
+
+use crate::support::*;
+use carrack::settings::SettingsBuilder;
+use carrack::{CollectiveError, Group, GroupError, Rank, Runtime};
+use std::sync::Mutex;
+use std::time::Duration;
+
+crate::over_each_transport!(
+    groups_broadcast_gather_and_wait_apart_from_each_other,
+    a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root,
+    nobody_leaves_a_barrier_before_the_last_has_come,
+    collectives_can_be_awaited_several_at_a_time,
+    a_group_that_makes_no_sense_is_refused,
+    members_that_mean_different_lists_hear_of_it_by_name,
+    members_that_call_different_operations_hear_of_it_by_name,
+    members_that_wait_in_different_groups_hear_of_it_by_name,
+    a_member_that_gives_up_does_not_leave_the_others_waiting,
+    a_member_that_goes_fails_the_collective_on_all_others,
+);
+
+/// Runs something on each rank, each on a thread of its own. The ranks live until all are done.
+fn on_each<J: Job, T: Send>(
+    size: u32,
+    settings: SettingsBuilder,
+    work: impl Fn(&Runtime) -> T + Sync,
+) -> Vec<T> {
+    let ranks = J::ranks_with(size, settings);
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn on_all<J: Job, T: Send>(size: u32, work: impl Fn(&Runtime) -> T + Sync) -> Vec<T> {
+    on_each::<J, T>(size, J::settings(), work)
+}
+
+fn ranks_of(numbers: &[u32]) -> Vec<Rank> {
+    numbers.iter().map(|&rank| Rank(rank)).collect()
+}
+
+fn groups_broadcast_gather_and_wait_apart_from_each_other<J: Job>() {
+    on_all::<J, _>(5, |rank| {
+        let me = rank.rank().0;
+        // Two halves that overlap in rank 2, in orders of their own, and all.
+        let groups: Vec<Group> = [(1, &[2, 0, 1][..]), (2, &[3, 4, 2])]
+            .into_iter()
+            .filter(|(_, members)| members.contains(&me))
+            .map(|(name, members)| rank.group(name, &ranks_of(members)).unwrap())
+            .collect();
+        for round in 0..20_u64 {
+            for group in &groups {
+                let members: Vec<Rank> = group.ranks().collect();
+                assert_eq!(members[group.place() as usize], rank.rank());
+                group.barrier().unwrap();
+                let gathered = group.allgather(&[me as u8, round as u8, group.name() as u8]).unwrap();
+                let want: Vec<_> = members
+                    .iter()
+                    .map(|member| vec![member.0 as u8, round as u8, group.name() as u8])
+                    .collect();
+                assert_eq!(gathered, want);
+                let root = members[round as usize % members.len()];
+                let size = [0, 8, 5000, 100_000][round as usize % 4];
+                let seed = u64::from(root.0) + 100 * round + 10_000 * u64::from(group.name());
+                let mine = if root == rank.rank() { pattern(seed, size) } else { Vec::new() };
+                assert_eq!(group.broadcast(root, &mine).unwrap(), pattern(seed, size));
+            }
+            rank.barrier().unwrap();
+        }
+    });
+}
+
+fn a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root<J: Job>() {
+    for size in [1, 2, 3, 6, 8] {
+        on_all::<J, _>(size, |rank| {
+            let world = rank.world();
+            for root in 0..size {
+                for len in [0, 1, 40, 9000] {
+                    let mine = if root == rank.rank().0 { pattern(u64::from(root), len) } else { vec![9; 3] };
+                    assert_eq!(world.broadcast(Rank(root), &mine).unwrap(), pattern(u64::from(root), len));
+                }
+            }
+        });
+    }
+}
+
+fn nobody_leaves_a_barrier_before_the_last_has_come<J: Job>() {
+    for size in [2, 3, 4, 7] {
+        let inside = Mutex::new(vec![0; 30]);
+        on_all::<J, _>(size, |rank| {
+            for round in 0..30 {
+                if round as u32 % size == rank.rank().0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                inside.lock().unwrap()[round] += 1;
+                rank.barrier().unwrap();
+                assert_eq!(inside.lock().unwrap()[round], size, "in round {round} of {size} ranks");
+            }
+        });
+    }
+}
+
+fn collectives_can_be_awaited_several_at_a_time<J: Job>() {
+    on_all::<J, _>(4, |rank| {
+        let me = rank.rank();
+        let (world, pair) = (rank.world(), ranks_of(if me.0 < 2 { &[0, 1] } else { &[2, 3] }));
+        let pair = rank.group(5 + me.0 / 2, &pair).unwrap();
+        for round in 0..10 {
+            let parts = async {
+                let mut one = std::pin::pin!(world.broadcast_async(Rank(1), pattern(round, 3000)));
+                let mut two = std::pin::pin!(pair.allgather_async(&me.0.to_le_bytes()));
+                let mut three = std::pin::pin!(world.barrier_async());
+                let (mut first, mut second, mut third) = (None, None, None);
+                use std::future::Future;
+                use std::task::Poll;
+                std::future::poll_fn(|context| {
+                    if first.is_none()
+                        && let Poll::Ready(over) = one.as_mut().poll(context)
+                    {
+                        first = Some(over.unwrap());
+                    }
+                    if second.is_none()
+                        && let Poll::Ready(over) = two.as_mut().poll(context)
+                    {
+                        second = Some(over.unwrap());
+                    }
+                    if third.is_none()
+                        && let Poll::Ready(over) = three.as_mut().poll(context)
+                    {
+                        over.unwrap();
+                        third = Some(());
+                    }
+                    if first.is_some() && second.is_some() && third.is_some() {
+                        Poll::Ready(())
+                    } else {
+                        Poll::Pending
+                    }
+                })
+                .await;
+                (first.unwrap(), second.unwrap())
+            };
+            let (bytes, gathered) = rank.block_on(parts).unwrap();
+            assert_eq!(bytes, pattern(round, 3000));
+            let want: Vec<_> = pair.ranks().map(|rank| rank.0.to_le_bytes().to_vec()).collect();
+            assert_eq!(gathered, want);
+        }
+    });
+}
+
+fn a_group_that_makes_no_sense_is_refused<J: Job>() {
+    let ranks = J::pair();
+    let make = |name, members: &[u32]| ranks[0].group(name, &ranks_of(members));
+    assert_eq!(make(0, &[0, 1]).unwrap_err(), GroupError::Name);
+    assert_eq!(make(1, &[0, 1, 0]).unwrap_err(), GroupError::Twice(Rank(0)));
+    assert_eq!(make(1, &[0, 2]).unwrap_err(), GroupError::NoSuchRank { rank: Rank(2), last: 1 });
+    assert_eq!(make(1, &[1]).unwrap_err(), GroupError::NotMember(Rank(0)));
+    let group = make(1, &[0, 1]).unwrap();
+    assert_eq!(make(1, &[1, 0]).unwrap_err(), GroupError::Taken { name: 1, count: 2 });
+    assert_eq!(make(1, &[0, 1]).unwrap().name(), group.name(), "the same again");
+    let alone = make(2, &[0]).unwrap();
+    alone.barrier().unwrap();
+    assert_eq!(alone.allgather(b"me").unwrap(), [b"me"]);
+    assert_eq!(alone.broadcast(Rank(0), b"me").unwrap(), b"me");
+    assert!(matches!(alone.broadcast(Rank(1), b""), Err(CollectiveError::Root { rank: Rank(1), group: 2 })));
+}
+
+/// What each rank's error says.
+fn errors<J: Job>(
+    size: u32,
+    settings: SettingsBuilder,
+    work: impl Fn(&Runtime) -> Result<(), CollectiveError> + Sync,
+) -> Vec<CollectiveError> {
+    on_each::<J, _>(size, settings, |rank| work(rank).expect_err("they do not mean the same"))
+}
+
+fn members_that_mean_different_lists_hear_of_it_by_name<J: Job>() {
+    let all = errors::<J>(3, J::settings(), |rank| {
+        let members: &[u32] = if rank.rank().0 == 1 { &[0, 1] } else { &[0, 1, 2] };
+        rank.group(7, &ranks_of(members)).unwrap().barrier()
+    });
+    let named = all.iter().filter(|error| matches!(error, CollectiveError::Mismatch { .. }));
+    assert!(named.count() >= 1, "{all:?}");
+    for error in &all {
+        assert!(
+            matches!(error, CollectiveError::Mismatch { .. } | CollectiveError::Failed { .. }),
+            "{error}"
+        );
+    }
+    let text = all.iter().map(ToString::to_string).find(|text| text.contains("members")).unwrap();
+    assert!(text.contains("group 7") && text.contains("2 members") && text.contains("3 members"), "{text}");
+}
+
+fn members_that_call_different_operations_hear_of_it_by_name<J: Job>() {
+    let all = errors::<J>(2, J::settings(), |rank| match rank.rank().0 {
+        0 => rank.barrier(),
+        _ => rank.allgather(b"x").map(|_| ()),
+    });
+    for error in &all {
+        assert!(
+            matches!(error, CollectiveError::Mismatch { .. } | CollectiveError::Failed { .. }),
+            "{error}"
+        );
+    }
+    let text =
+        all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
+    assert!(text.contains("barrier over all ranks") && text.contains("allgather over all ranks"), "{text}");
+}
+
+fn members_that_wait_in_different_groups_hear_of_it_by_name<J: Job>() {
+    let all = errors::<J>(2, J::settings().mismatch_seconds(1), |rank| {
+        let groups = [1, 2].map(|name| rank.group(name, &ranks_of(&[0, 1])).unwrap());
+        groups[rank.rank().0 as usize].barrier()
+    });
+    let text =
+        all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
+    assert!(text.contains("group 1") && text.contains("group 2"), "{text}");
+}
+
+fn a_member_that_gives_up_does_not_leave_the_others_waiting<J: Job>() {
+    let all = on_all::<J, _>(3, |rank| {
+        if rank.rank().0 == 1 {
+            drop(rank.world().barrier_async());
+        } else {
+            let error = rank.barrier().unwrap_err();
+            // From rank 1, or from another that has heard of it before.
+            assert!(matches!(error, CollectiveError::Failed { .. }), "{error}");
+        }
+        // The next one meets again.
+        rank.barrier()
+    });
+    assert!(all.iter().all(Result::is_ok), "{all:?}");
+}
+
+fn a_member_that_goes_fails_the_collective_on_all_others<J: Job>() {
+    let mut ranks = J::ranks(4);
+    connect(&ranks);
+    let victim = ranks.remove(2);
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || rank.barrier())).collect();
+        std::thread::sleep(Duration::from_millis(20));
+        drop(victim);
+        for thread in waiting {
+            let error = thread.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("rank 2"), "{error}");
+        }
+    });
+}
