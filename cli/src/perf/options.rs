@@ -14,7 +14,9 @@ const MAX_THREADS: usize = 256;
 #[command(after_help = "\
 Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it uses those.
 Threads poll when each can have a core, and sleep when idle when they cannot; the first line says which.
-Before each point a random payload goes there and back, and is compared to the last byte.
+Before each point a random payload goes there and back, and is compared to the last byte. The messages that are measured
+are all sent from one buffer and received into one, as in ucx_perftest and the OSU benchmarks, so that both are in the
+caches where they fit; only receives of up to 256 B have a buffer each.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
 bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones), each acknowledged, up to 4

@@ -11,7 +11,8 @@ use carrack::{Buffer, CompQueue};
 /// A line of sends and receives.
 ///
 /// It posts exactly as many receives as messages will come, so that none is left over for the next round, and
-/// keeps `depth` of them posted: the buffer of a receive that is over goes into the next one.
+/// keeps `depth` of them posted: the buffer of a receive that is over goes into the next one. Messages are sent from
+/// one buffer and, but for small ones, received into one.
 pub(super) struct SendLine<'a> {
     seat: &'a Seat,
     message: Message<'a>,

@@ -1,9 +1,10 @@
 //! Counts arrivals.
 
+use carrack::buffer::Region;
 use carrack::comp::{AsCompletion, Completion, Status};
 use carrack::{Buffer, Rank, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A completion object that counts and throws the statuses away.
 ///
@@ -20,8 +21,8 @@ struct Counts {
     /// Whether several threads may signal at a time.
     shared: AtomicBool,
     failed: OnceLock<String>,
-    /// Memory for large messages, used again and again.
-    room: Mutex<Vec<Buffer>>,
+    /// Memory for large messages: all that are under way are put into the same, as in `ucx_perftest`.
+    room: Mutex<Option<Region>>,
 }
 
 impl Completion for Counts {
@@ -34,26 +35,20 @@ impl Completion for Counts {
         } else {
             self.arrived.store(self.arrived.load(Ordering::Relaxed) + 1, Ordering::Release);
         }
-        if let Buffer::Vec(room) = status.buffer {
-            self.room().push(Buffer::Vec(room));
-        }
         Ok(())
     }
 
     fn place(&self, _from: Rank, _tag: Tag, size: usize) -> Option<Buffer> {
-        Some(
-            self.room().pop().filter(|room| room.len() >= size).unwrap_or_else(|| Buffer::Vec(vec![0; size])),
-        )
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = match room.take() {
+            Some(region) if region.len() >= size => region,
+            _ => Region::host(size),
+        };
+        room.insert(region).slice(0, size).map(Buffer::Region)
     }
 
     fn describe(&self) -> String {
         "a tally of perf".into()
-    }
-}
-
-impl Counts {
-    fn room(&self) -> MutexGuard<'_, Vec<Buffer>> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
