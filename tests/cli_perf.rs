@@ -117,6 +117,38 @@ fn rate_is_of_eight_bytes_unless_asked_otherwise() {
 }
 
 #[test]
+fn operations_on_remote_memory_are_measured_over_both_transports() {
+    for transport in ["shm", "loopback"] {
+        let lines = perf(&["--op", "put,get,fetch_add", "--size", "0,8,20000", "--transport", transport]);
+        lines.iter().for_each(assert_sane);
+        let of = |op: &str| lines.iter().map(point).filter(|point| point.0 == op).collect::<Vec<_>>();
+        assert_eq!((of("put").len(), of("get").len()), (9, 9));
+        let words = ["latency", "rate"].map(|test| ("fetch_add".to_owned(), test.to_owned(), 8, 1));
+        assert_eq!(of("fetch_add"), words);
+    }
+}
+
+#[test]
+fn a_barrier_is_measured_over_as_many_ranks_as_there_are() {
+    let carrack = carrack().to_str().unwrap();
+    let launched = |ranks: &str| {
+        let perf = ["perf", "--op", "barrier", "--seconds", "0.05", "--json"];
+        lines(&stdout(&run(&[&["run", "--no-tag", "-n", ranks, "--", carrack], &perf[..]].concat())))
+    };
+    for (ranks, lines) in [
+        (2, perf(&["--op", "barrier"])),
+        (4, perf(&["--op", "barrier", "--ranks", "4", "--threads", "1,2"])),
+        (3, perf(&["--op", "barrier", "--ranks", "3", "--transport", "loopback"])),
+        (4, launched("4")),
+    ] {
+        lines.iter().for_each(assert_sane);
+        let expected = [("barrier".to_owned(), "latency".to_owned(), 0, 1)];
+        assert_eq!(lines.iter().map(point).collect::<Vec<_>>(), expected);
+        assert_eq!(lines[0]["ranks"], ranks);
+    }
+}
+
+#[test]
 fn threads_have_a_device_each_and_all_their_messages_are_counted() {
     let lines = perf(&["--op", "am,send", "--size", "8", "--threads", "1,2"]);
     lines.iter().for_each(assert_sane);
@@ -221,6 +253,10 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         (&["--size", "4KB"][..], "4KiB"),
         (&["--op", "teleport"], "possible values: am, send"),
         (&["--threads", "0"], "1 to 256"),
+        (&["--ranks", "1", "--op", "barrier"], "2 to 4096"),
+        (&["--ranks", "4", "--op", "am,barrier"], "all but --op barrier"),
+        (&["bandwidth", "--op", "barrier"], "a latency only"),
+        (&["--op", "get", "--mem", "device"], "get out of --op"),
         (&["--transport", "pigeon"], "loopback, shm"),
         (&["--transport", "shm,loopback"], "one transport"),
         (&["--seconds", "0"], "above 0"),

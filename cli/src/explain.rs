@@ -1,7 +1,7 @@
 //! `carrack explain`: the path to each peer, and why each other was refused (design.md §6.5).
 
 use crate::launch::LaunchError;
-use crate::own_ranks::{is_rank, run_two};
+use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, print};
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
@@ -71,7 +71,7 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
 fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let settings = Settings::from_env()?;
     if !is_rank() {
-        return Ok(ExitCode::from(run_two(Vec::new())?));
+        return Ok(ExitCode::from(run_ranks(2, Vec::new())?));
     }
     let runtime = Runtime::builder().settings(settings).start()?;
     // Nobody leaves before all have looked.

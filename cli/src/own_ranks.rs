@@ -10,10 +10,10 @@ pub(crate) fn is_rank() -> bool {
     std::env::var_os(RANK_VARIABLE).is_some()
 }
 
-/// Runs this very command line as a job of two ranks, with these variables set, and gives its exit status.
-pub(crate) fn run_two(env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
+/// Runs this very command line as a job of so many ranks, with these variables set, and gives its exit status.
+pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
     let args = std::env::args_os().skip(1).collect();
-    run_job(&Job { env, ..Job::of_this_program(args, 2) })
+    run_job(&Job { env, ..Job::of_this_program(args, ranks) })
 }
 
 /// The CPUs that this thread may use, in order; none when the kernel does not say.

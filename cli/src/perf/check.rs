@@ -2,11 +2,13 @@
 //! were sent are worth nothing.
 
 use super::error::PerfError;
+use super::fetch;
 use super::memory::Memory;
 use super::options::Op;
 use super::plan::Point;
-use super::put::Window;
 use super::seat::Seat;
+use super::window::Window;
+use carrack::buffer::SendBuffer;
 use carrack::{Buffer, CompQueue, Status};
 
 /// The bytes that belong to a seed: splitmix64 (Steele, Lea and Flood, 2014).
@@ -36,75 +38,111 @@ pub(super) fn there_and_back(
     leads: bool,
 ) -> Result<(), PerfError> {
     let (mine, theirs) = if leads { (seed, !seed) } else { (!seed, seed) };
-    let mine = memory.holding(&payload(mine, point.size), false)?;
+    let mine = payload(mine, point.size);
     let theirs = payload(theirs, point.size);
-    let window = if point.op == Op::Put { Some(Window::open(seat, point.size)?) } else { None };
+    match point.op {
+        Op::Am | Op::Send => {
+            let large = point.is_large(&seat.runtime);
+            let mine = memory.holding(&mine, large)?;
+            in_turn(leads, || send(seat, point.op, &mine), || receive(seat, memory, point, &theirs))
+        }
+        Op::Put => {
+            let window = Window::open(seat, &poison(&theirs))?;
+            let Seat { runtime, device, peer, checks_name, checks, .. } = seat;
+            let put = || {
+                let mut put = runtime.post_put(*peer, &mine[..], &window.theirs, 0);
+                put = put.device(device).remote_comp(*checks_name);
+                seat.post(|| put.call())
+            };
+            let look = || compare(window.holds(seat.next_of(checks)?), &theirs, point);
+            in_turn(leads, put, look)
+        }
+        Op::Get => {
+            let window = Window::open(seat, &mine)?;
+            let look = || {
+                let room = memory.holding(&poison(&theirs), point.is_large(&seat.runtime))?;
+                compare(fetch::get_once(seat, &window, room)?, &theirs, point)
+            };
+            one_by_one(seat, leads, look)
+        }
+        Op::FetchAdd => {
+            let window = Window::open(seat, &[0; 8])?;
+            one_by_one(seat, leads, || {
+                let mut added = 0_u64;
+                for value in [seed, !seed ^ 0xff, 0] {
+                    let held = fetch::add_once(seat, &window, value)?;
+                    if held != added {
+                        return Err(PerfError::Sum { added, held });
+                    }
+                    added = added.wrapping_add(value);
+                }
+                Ok(())
+            })
+        }
+        // Of all ranks, and not of seats.
+        Op::Barrier => Ok(()),
+    }
+}
+
+/// One side gives first, and the other one takes first.
+fn in_turn(
+    leads: bool,
+    give: impl FnOnce() -> Result<(), PerfError>,
+    take: impl FnOnce() -> Result<(), PerfError>,
+) -> Result<(), PerfError> {
     if leads {
-        send(seat, point.op, &mine, window.as_ref())?;
+        give()?;
+        take()
+    } else {
+        take()?;
+        give()
     }
-    let status = match (point.op, &window) {
-        (Op::Put, Some(window)) => window.holds(take(seat, &seat.checks)?),
-        (Op::Am | Op::Put, _) => take(seat, &seat.checks)?,
-        (Op::Send, _) => receive(seat, memory, &theirs)?,
+}
+
+/// Each side looks at the other one's memory, and says when it has.
+fn one_by_one(
+    seat: &Seat,
+    leads: bool,
+    look: impl FnOnce() -> Result<(), PerfError>,
+) -> Result<(), PerfError> {
+    let give = || {
+        look()?;
+        seat.signal(seat.checks_name)
     };
-    compare(status, &theirs, point)?;
-    if !leads {
-        send(seat, point.op, &mine, window.as_ref())?;
-    }
-    Ok(())
+    in_turn(leads, give, || seat.next_of(&seat.checks).map(drop))
 }
 
-fn send(seat: &Seat, op: Op, payload: &Buffer, window: Option<&Window>) -> Result<(), PerfError> {
+fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
     let Seat { runtime, device, peer, tag, checks_name, .. } = seat;
-    if let Some(window) = window {
-        let bytes = payload.as_slice().unwrap_or_default();
-        let mut put =
-            runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).remote_comp(*checks_name);
-        return seat.post(|| put.call());
-    }
-    match (op, payload) {
-        (Op::Am | Op::Put, Buffer::Region(slice)) => {
-            let mut message = runtime.post_am(*peer, slice.clone(), *checks_name).device(device);
-            seat.post(|| message.call())
-        }
-        (Op::Am | Op::Put, host) => {
-            let bytes = host.as_slice().unwrap_or_default();
-            let mut message = runtime.post_am(*peer, bytes, *checks_name).device(device);
-            seat.post(|| message.call())
-        }
-        (Op::Send, Buffer::Region(slice)) => {
-            let mut message = runtime.post_send(*peer, slice.clone(), *tag).device(device);
-            seat.post(|| message.call())
-        }
-        (Op::Send, host) => {
-            let bytes = host.as_slice().unwrap_or_default();
-            let mut message = runtime.post_send(*peer, bytes, *tag).device(device);
-            seat.post(|| message.call())
-        }
+    let payload = || match payload {
+        Buffer::Region(slice) => SendBuffer::from(slice.clone()),
+        host => SendBuffer::Borrowed(host.as_slice().unwrap_or_default()),
+    };
+    if op == Op::Am {
+        let mut message = runtime.post_am(*peer, payload(), *checks_name).device(device);
+        seat.post(|| message.call())
+    } else {
+        let mut message = runtime.post_send(*peer, payload(), *tag).device(device);
+        seat.post(|| message.call())
     }
 }
 
-/// Receives into a buffer in which every byte is wrong before.
-fn receive(seat: &Seat, memory: &Memory, expected: &[u8]) -> Result<Status, PerfError> {
-    let poison: Vec<u8> = expected.iter().map(|byte| !byte).collect();
+/// Receives what is expected: a matched message into memory in which every byte is wrong before.
+fn receive(seat: &Seat, memory: &Memory, point: Point, expected: &[u8]) -> Result<(), PerfError> {
+    if point.op == Op::Am {
+        return compare(seat.next_of(&seat.checks)?, expected, point);
+    }
     let over = CompQueue::new(2);
-    let mut receive = seat
-        .runtime
-        .post_recv(seat.peer, memory.holding(&poison, false)?, seat.tag)
-        .device(&seat.device)
-        .comp(&over)
-        .allow_done(false);
+    let room = memory.holding(&poison(expected), point.is_large(&seat.runtime))?;
+    let receive = seat.runtime.post_recv(seat.peer, room, seat.tag);
+    let mut receive = receive.device(&seat.device).comp(&over).allow_done(false);
     seat.post(|| receive.call())?;
-    take(seat, &over)
+    compare(seat.next_of(&over)?, expected, point)
 }
 
-fn take(seat: &Seat, from: &CompQueue) -> Result<Status, PerfError> {
-    loop {
-        if let Some(status) = from.pop() {
-            return Ok(status.ok()?);
-        }
-        seat.until(|| !from.is_empty())?;
-    }
+/// As many bytes, all of them wrong.
+fn poison(expected: &[u8]) -> Vec<u8> {
+    expected.iter().map(|byte| !byte).collect()
 }
 
 fn compare(status: Status, expected: &[u8], point: Point) -> Result<(), PerfError> {

@@ -20,18 +20,24 @@ pub(super) enum PerfError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
     #[error(
-        "perf measures between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without a launcher"
+        "all but --op barrier is measured between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without launcher and --ranks"
     )]
     Ranks(u32),
+    #[error("--ranks {asked}, but the launcher started {started}: leave it out, or start {asked}")]
+    RanksOfLauncher { asked: u32, started: u32 },
+    #[error(
+        "there is nothing to measure: a barrier has a latency only, and fetch_add a latency and a rate; ask for one of them"
+    )]
+    NoPoints,
     #[error(
         "--transport loopback reaches within one process only, and a launcher started two: run perf without the launcher"
     )]
     LoopbackBetweenProcesses,
     #[error("--mem device: there is no GPU ({0}); CARRACK_GPU=fake gives a simulated one")]
     NoGpu(String),
-    #[error("--op put measures host memory only: leave --mem device out, or put out of --op")]
-    PutOnDevice,
-    #[error("the two ranks were started with different arguments: give both the same")]
+    #[error("--op {op} measures host memory only: leave --mem device out, or {op} out of --op")]
+    HostOnly { op: &'static str },
+    #[error("the ranks were started with different arguments: give all the same")]
     DifferentArguments,
     #[error("{rank} is gone: {cause}")]
     PeerGone { rank: Rank, cause: DownCause },
@@ -47,6 +53,14 @@ pub(super) enum PerfError {
         "a message of {size} bytes ({what}) came with a length of {got}: the figures are worthless; please report this"
     )]
     Length { what: &'static str, size: usize, got: usize },
+    #[error(
+        "{added} was added to a word, and it holds {held}: the figures are worthless; please report this"
+    )]
+    Sum { added: u64, held: u64 },
+    #[error(
+        "a rank left a barrier before another one had come: the figures are worthless; please report this"
+    )]
+    Barrier,
     #[error("a message failed: {0}")]
     Arrival(String),
     #[error("--plot {path:?}: {why}; name a file in a folder that you may write to")]
@@ -96,9 +110,16 @@ impl PerfError {
                 | Self::LoopbackBetweenProcesses
                 | Self::NoGpu(_)
                 | Self::DifferentArguments
-                | Self::PutOnDevice
+                | Self::HostOnly { .. }
+                | Self::RanksOfLauncher { .. }
+                | Self::NoPoints
                 | Self::Start(StartError::Settings(_))
         )
+    }
+
+    /// Whether it only follows from another rank's going.
+    pub(super) fn is_of_peer(&self) -> bool {
+        matches!(self, Self::PeerGone { .. })
     }
 
     /// Whether it only follows from another error of this rank.

@@ -21,6 +21,8 @@ pub(super) fn new_times() -> Times {
 pub(super) enum Measured {
     /// Round trips, one by one.
     Trips(Times),
+    /// What is over when it has gone one way, one by one.
+    Spans(Times),
     /// So many ticks for the whole stream.
     Stream(u64),
     /// The other side measures.
@@ -39,7 +41,7 @@ pub(super) enum Figures {
     },
 }
 
-/// One way, in microseconds.
+/// One way, in microseconds; or until it is over, of what is no message.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub(super) struct Latency {
     pub(super) min: f64,
@@ -57,43 +59,49 @@ pub(super) fn together(
 ) -> Result<Option<(Figures, Duration)>, PerfError> {
     let tick = seconds_of_a_tick(clock);
     let mut trips: Option<Times> = None;
+    let mut ways = 1.0;
     let (mut rate, mut longest) = (0.0, 0.0_f64);
     for one in measured {
-        match one {
+        let times = match one {
             Measured::Trips(times) => {
-                longest = longest.max(times.mean() * times.len() as f64 * tick);
-                match &mut trips {
-                    // The same bounds, so that everything fits.
-                    Some(all) => all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike")),
-                    None => trips = Some(times),
-                }
+                ways = 2.0;
+                times
             }
+            Measured::Spans(times) => times,
             Measured::Stream(ticks) => {
                 let seconds = ticks as f64 * tick;
                 longest = longest.max(seconds);
                 rate += count as f64 / seconds;
+                continue;
             }
-            Measured::Nothing => {}
+            Measured::Nothing => continue,
+        };
+        longest = longest.max(times.mean() * times.len() as f64 * tick);
+        match &mut trips {
+            // The same bounds, so that everything fits.
+            Some(all) => all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike")),
+            None => trips = Some(times),
         }
     }
     let took = Duration::from_secs_f64(longest);
     Ok(match trips {
-        Some(times) => Some((Figures::Latency(Latency::of(&times, tick)), took)),
+        Some(times) => Some((Figures::Latency(Latency::of(&times, tick / ways)), took)),
         None if rate > 0.0 => Some((Figures::Stream { rate }, took)),
         None => None,
     })
 }
 
 impl Latency {
+    /// Of times in ticks, each of so many seconds.
     fn of(times: &Times, tick: f64) -> Self {
-        let one_way_us = |ticks: f64| ticks * tick / 2.0 * 1e6;
-        let at = |quantile| one_way_us(times.value_at_quantile(quantile) as f64);
+        let us = |ticks: f64| ticks * tick * 1e6;
+        let at = |quantile| us(times.value_at_quantile(quantile) as f64);
         Self {
-            min: one_way_us(times.min() as f64),
-            mean: one_way_us(times.mean()),
+            min: us(times.min() as f64),
+            mean: us(times.mean()),
             p50: at(0.5),
             p99: at(0.99),
-            max: one_way_us(times.max() as f64),
+            max: us(times.max() as f64),
         }
     }
 }
@@ -109,15 +117,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_way_is_half_a_round_trip_and_percentiles_are_in_order() {
+    fn one_way_is_half_a_round_trip_or_all_of_a_span_and_percentiles_are_in_order() {
+        let clock = Clock::new();
+        let per_us = 1e-6 / seconds_of_a_tick(&clock);
         let mut times = new_times();
-        for ticks in 1..=1000 {
-            times.record(ticks * 1000).unwrap();
+        for us in 1..=1000 {
+            times.record((f64::from(us) * per_us) as u64).unwrap();
         }
-        let Latency { min, mean, p50, p99, max } = Latency::of(&times, 1e-9);
-        assert!(min <= p50 && p50 <= p99 && p99 <= max);
-        for (got, wanted) in [(min, 0.5), (mean, 250.0), (p50, 250.0), (p99, 495.0), (max, 500.0)] {
-            assert!((got / wanted - 1.0).abs() < 0.003, "{got} for {wanted}");
+        for (measured, ways) in [(Measured::Trips(times.clone()), 2.0), (Measured::Spans(times), 1.0)] {
+            let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else { panic!() };
+            let Latency { min, mean, p50, p99, max } = latency;
+            assert!(min <= p50 && p50 <= p99 && p99 <= max);
+            for (got, wanted) in [(min, 1.0), (mean, 500.0), (p50, 500.0), (p99, 990.0), (max, 1000.0)] {
+                assert!((got * ways / wanted - 1.0).abs() < 0.003, "{got} for {wanted} over {ways}");
+            }
         }
     }
 

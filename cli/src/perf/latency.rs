@@ -1,4 +1,4 @@
-//! The ping-pong.
+//! The ping-pong, and the time of what is none.
 
 use super::error::PerfError;
 use super::figures::{Times, new_times};
@@ -18,19 +18,30 @@ pub(super) fn traffic(size: usize, count: u64) -> Traffic {
 
 /// The side that measures: `count` round trips, each with a time of its own, in ticks of the raw clock.
 pub(super) fn ping(line: &mut impl Line, clock: &Clock, count: u64) -> Result<Times, PerfError> {
+    each(clock, count, || {
+        line.send()?;
+        line.receive(1)
+    })
+}
+
+/// The time of each of `count` steps, in ticks of the raw clock.
+#[inline]
+pub(super) fn each(
+    clock: &Clock,
+    count: u64,
+    mut step: impl FnMut() -> Result<(), PerfError>,
+) -> Result<Times, PerfError> {
     let mut times = new_times();
     let mut stamps = [0_u64; BLOCK + 1];
     for _ in 0..WARM_UP {
-        line.send()?;
-        line.receive(1)?;
+        step()?;
     }
     let mut left = count;
     while left > 0 {
         let length = usize::try_from(left).unwrap_or(BLOCK).min(BLOCK);
         stamps[0] = clock.raw();
         for stamp in &mut stamps[1..=length] {
-            line.send()?;
-            line.receive(1)?;
+            step()?;
             *stamp = clock.raw();
         }
         for pair in stamps[..=length].windows(2) {
@@ -41,11 +52,15 @@ pub(super) fn ping(line: &mut impl Line, clock: &Clock, count: u64) -> Result<Ti
     Ok(times)
 }
 
+/// The steps that others measure: as many as [`each`] takes.
+pub(super) fn join_in(count: u64, mut step: impl FnMut() -> Result<(), PerfError>) -> Result<(), PerfError> {
+    (0..WARM_UP + count).try_for_each(|_| step())
+}
+
 /// The side that answers.
 pub(super) fn echo(line: &mut impl Line, count: u64) -> Result<(), PerfError> {
-    for _ in 0..WARM_UP + count {
+    join_in(count, || {
         line.receive(1)?;
-        line.send()?;
-    }
-    Ok(())
+        line.send()
+    })
 }

@@ -1,6 +1,6 @@
-//! `carrack perf`: latency, bandwidth and message rate between two ranks.
+//! `carrack perf`: latency, bandwidth and message rate between two ranks, and barriers of any number.
 //!
-//! Rank 0 measures and prints; rank 1 follows its orders. Both know the same list of points from the same
+//! Rank 0 measures and prints; the others follow its orders. All know the same list of points from the same
 //! command line, so an order is a few bytes. A point is measured in rounds: short ones until it is known how
 //! many messages fill the time asked for, then the one that counts.
 //!
@@ -11,12 +11,14 @@
 //! | [`options`] | the command line |
 //! | [`plan`] | the points to measure, checked against what the runtime can do |
 //! | [`start`] | where the two ranks come from: this command again, a launcher, or two threads |
-//! | [`order`] | what rank 0 tells rank 1 |
+//! | [`order`] | what rank 0 tells the others |
 //! | [`session`] | one rank: its seats, and the points one after another |
 //! | [`memory`] | host or GPU memory, on both sides |
 //! | [`place`] | which CPU each thread runs on, and whether it may poll |
 //! | [`seat`] | one thread's place: a device of its own, and how it waits |
-//! | [`mod@line`] | what the measured loops need of an operation; [`am`] and [`send`] have it |
+//! | [`mod@line`] | what the measured loops need of a message; [`am`], [`send`] and [`put`] have it |
+//! | [`window`] | memory of both ranks that the other one reads and writes |
+//! | [`fetch`], [`barrier`] | what is no message: gets and additions; barriers of all ranks |
 //! | [`tally`] | counts arrivals for the cost of a store |
 //! | [`latency`], [`stream`] | **the measured loops** |
 //! | [`round`] | one round: a thread for each seat, all of them at once |
@@ -28,8 +30,10 @@
 
 mod am;
 mod bar;
+mod barrier;
 mod check;
 mod error;
+mod fetch;
 mod figures;
 mod latency;
 mod line;
@@ -49,6 +53,7 @@ mod start;
 mod stream;
 mod table;
 mod tally;
+mod window;
 
 pub(crate) use options::PerfOptions;
 pub(crate) use start::perf;

@@ -1,6 +1,7 @@
 //! The command line of `perf`.
 
 use crate::launch::Bind;
+use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -23,17 +24,21 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
            under way; timed until the last is acknowledged.
 rate       the same, for small messages (8 B unless --size is given).
 
-A put of a ping-pong carries a signal; in a stream the last one of each window does.
+A put of a ping-pong carries a signal; in a stream the last one of each window does. A get, a fetch_add (of 8 bytes,
+whatever --size says) and a barrier are no ping-pongs: their latency is the time until they are over, all of it. Gets and
+additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two then, with
+one thread each; rank 0 measures it.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\" or \"put\"
+  op            \"am\", \"send\", \"put\", \"get\", \"fetch_add\" or \"barrier\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message
+  ranks         how many there are
   threads       threads of each rank, each with a device of its own
   transport     the path that was taken: \"shm\", \"loopback\" (two ranks on two threads of one process)
   mem           memory on both sides: \"host\", \"device\", or \"device (simulated)\"
-  messages      messages that were measured (round trips for latency)
-  latency_us    {min, mean, p50, p99, max}, one way, in microseconds; null but for latency
+  messages      messages, operations or barriers that were measured (round trips for the latency of a ping-pong)
+  latency_us    {min, mean, p50, p99, max}, in microseconds, one way or as said above; null but for latency
   bandwidth_gbps  10^9 bytes a second; null for latency
   rate_mps      10^6 messages a second, of all threads; null for latency")]
 pub(crate) struct PerfOptions {
@@ -48,6 +53,10 @@ pub(crate) struct PerfOptions {
     /// Bytes of a message, such as 8,4K: 8,64,512,4K,8K,64K,1M if not given, and 8 for rate.
     #[arg(long, value_delimiter = ',', value_parser = size, value_name = "SIZE,...")]
     pub(super) size: Vec<usize>,
+
+    /// Ranks to start when there is no launcher: 2 if not given. More are for --op barrier alone.
+    #[arg(long, value_parser = ranks, value_name = "N")]
+    pub(super) ranks: Option<u32>,
 
     /// Threads of each rank.
     #[arg(long, value_delimiter = ',', value_parser = threads, default_value = "1", value_name = "N,...")]
@@ -102,6 +111,13 @@ pub(super) enum Op {
     Send,
     /// Puts into memory that the peer has mapped.
     Put,
+    /// Gets from memory of the peer.
+    Get,
+    /// Additions to a word of the peer's memory.
+    #[value(name = "fetch_add")]
+    FetchAdd,
+    /// Barriers of all ranks.
+    Barrier,
 }
 
 impl Op {
@@ -111,7 +127,15 @@ impl Op {
             Self::Am => "am",
             Self::Send => "send",
             Self::Put => "put",
+            Self::Get => "get",
+            Self::FetchAdd => "fetch_add",
+            Self::Barrier => "barrier",
         }
+    }
+
+    /// Whether it works on memory that a rank has registered.
+    pub(super) fn is_on_remote_memory(self) -> bool {
+        matches!(self, Self::Put | Self::Get | Self::FetchAdd)
     }
 }
 
@@ -126,6 +150,13 @@ pub(super) enum MemoryChoice {
 
 fn size(text: &str) -> Result<usize, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+fn ranks(text: &str) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(ranks) if (2..=MAX_RANKS).contains(&ranks) => Ok(ranks),
+        _ => Err(format!("a job that is measured has 2 to {MAX_RANKS} ranks")),
+    }
 }
 
 fn threads(text: &str) -> Result<usize, String> {

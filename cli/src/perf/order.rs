@@ -1,4 +1,4 @@
-//! What rank 0 tells rank 1.
+//! What rank 0 tells the other ranks.
 
 use super::error::PerfError;
 use carrack::{Outcome, PostError, Rank, Runtime, Status, Tag};
@@ -47,10 +47,12 @@ impl Order {
         }
     }
 
-    /// Gives it.
-    pub(super) fn give(self, runtime: &Runtime, to: Rank) -> Result<(), PerfError> {
+    /// Gives it to all others.
+    pub(super) fn give(self, runtime: &Runtime) -> Result<(), PerfError> {
         let bytes = self.encode();
-        done(runtime.post_send(to, &bytes, TAG).allow_posted(false).allow_retry(false).call())?;
+        for to in (1..runtime.size()).map(Rank) {
+            done(runtime.post_send(to, &bytes, TAG).allow_posted(false).allow_retry(false).call())?;
+        }
         Ok(())
     }
 

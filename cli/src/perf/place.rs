@@ -4,14 +4,15 @@ use super::error::PerfError;
 use super::seat::Pace;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The CPUs that rank 0 and rank 1 may use.
-pub(super) type Cpus = [Vec<usize>; 2];
+/// CPUs of each rank.
+pub(super) type Cpus = Vec<Vec<usize>>;
 
-/// A CPU for each of `threads` threads of both ranks, none of them twice; `None` when there are too few.
+/// A CPU for each of `threads` threads of all ranks, none of them twice; `None` when there are too few.
 pub(super) fn cores(cpus: &Cpus, threads: usize) -> Option<Cpus> {
-    let mut cores: Cpus = [Vec::new(), Vec::new()];
-    // The rank with less choice goes first.
-    let order = if cpus[1].len() < cpus[0].len() { [1, 0] } else { [0, 1] };
+    let mut cores: Cpus = vec![Vec::new(); cpus.len()];
+    // A rank with less choice goes before others.
+    let mut order: Vec<_> = (0..cpus.len()).collect();
+    order.sort_by_key(|&rank| cpus[rank].len());
     for rank in order {
         let free = cpus[rank].iter().filter(|cpu| !cores.iter().any(|taken| taken.contains(cpu)));
         let taken = free.copied().take(threads).collect();
@@ -40,17 +41,18 @@ mod tests {
 
     #[test]
     fn ranks_that_may_run_anywhere_share_the_cpus_out() {
-        let cpus = [vec![0, 1, 2, 3], vec![0, 1, 2, 3]];
-        assert_eq!(cores(&cpus, 1), Some([vec![0], vec![1]]));
-        assert_eq!(cores(&cpus, 2), Some([vec![0, 1], vec![2, 3]]));
+        let cpus = vec![vec![0, 1, 2, 3]; 2];
+        assert_eq!(cores(&cpus, 1), Some(vec![vec![0], vec![1]]));
+        assert_eq!(cores(&cpus, 2), Some(vec![vec![0, 1], vec![2, 3]]));
         assert_eq!(cores(&cpus, 3), None);
+        assert_eq!(cores(&vec![vec![0, 1, 2, 3]; 4], 1), Some(vec![vec![0], vec![1], vec![2], vec![3]]));
     }
 
     #[test]
     fn a_rank_that_was_pinned_by_its_launcher_stays_there() {
-        assert_eq!(cores(&[vec![0, 1], vec![0]], 1), Some([vec![1], vec![0]]));
-        assert_eq!(cores(&[vec![5], vec![7]], 1), Some([vec![5], vec![7]]));
-        assert_eq!(cores(&[vec![5], vec![5]], 1), None);
-        assert_eq!(cores(&[vec![5], vec![7]], 2), None);
+        assert_eq!(cores(&vec![vec![0, 1], vec![0]], 1), Some(vec![vec![1], vec![0]]));
+        assert_eq!(cores(&vec![vec![5], vec![7]], 1), Some(vec![vec![5], vec![7]]));
+        assert_eq!(cores(&vec![vec![5], vec![5]], 1), None);
+        assert_eq!(cores(&vec![vec![5], vec![7]], 2), None);
     }
 }

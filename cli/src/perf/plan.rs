@@ -1,7 +1,9 @@
 //! The points to measure.
 
+use super::error::PerfError;
 use super::options::{MemoryChoice, Op, PerfOptions, Wanted};
 use crate::launch::Bind;
+use carrack::Runtime;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -10,6 +12,10 @@ use std::time::Duration;
 const SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Size of rate when none is given.
 const RATE_SIZE: usize = 8;
+/// What is added to.
+const WORD: usize = 8;
+/// There is one barrier, whatever the sizes and threads of others.
+const BARRIER: Point = Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1 };
 
 /// What is measured at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +48,19 @@ pub(super) struct Point {
     pub(super) threads: usize,
 }
 
+impl Point {
+    /// Seats that it takes at each rank.
+    pub(super) fn seats(self) -> usize {
+        if self.op == Op::Barrier { 0 } else { self.threads }
+    }
+
+    /// Whether its messages are too long to be copied when they are posted, so that they need memory that operations
+    /// own. Puts copy at once whatever their length.
+    pub(super) fn is_large(self, runtime: &Runtime) -> bool {
+        self.size > runtime.max_eager() && self.op != Op::Put
+    }
+}
+
 /// All points, in the order in which they are measured, and what they have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -64,11 +83,19 @@ impl Plan {
             Wanted::Rate => &[Test::Rate],
             Wanted::All => &[Test::Latency, Test::Bandwidth, Test::Rate],
         };
-        let mut points = Vec::new();
+        let mut points: Vec<Point> = Vec::new();
         for &op in &options.op {
             for &threads in &options.threads {
                 for &test in tests {
-                    let sizes = if test == Test::Rate { rate_sizes } else { sizes };
+                    let sizes: &[usize] = match (op, test) {
+                        (Op::FetchAdd, Test::Bandwidth) => &[],
+                        (Op::FetchAdd, _) => &[WORD],
+                        (Op::Barrier, Test::Latency) if !points.contains(&BARRIER) => &[0],
+                        (Op::Barrier, _) => &[],
+                        (_, Test::Rate) => rate_sizes,
+                        _ => sizes,
+                    };
+                    let threads = if op == Op::Barrier { 1 } else { threads };
                     points.extend(sizes.iter().map(|&size| Point { op, test, size, threads }));
                 }
             }
@@ -77,9 +104,18 @@ impl Plan {
         Self { points, memory, seconds, pin }
     }
 
-    /// The most threads that a point has.
-    pub(super) fn most_threads(&self) -> usize {
-        self.points.iter().map(|point| point.threads).max().unwrap_or(1)
+    /// The most seats that a point takes: none for a barrier, which is of all ranks.
+    pub(super) fn most_seats(&self) -> usize {
+        self.points.iter().map(|point| point.seats()).max().unwrap_or(0)
+    }
+
+    /// Whether it can be measured on so many ranks, under a launcher or not.
+    pub(super) fn fits(&self, ranks: u32) -> Result<(), PerfError> {
+        match (self.points.is_empty(), self.most_seats(), ranks) {
+            (true, ..) => Err(PerfError::NoPoints),
+            (_, 0, 2..) | (_, _, 2) => Ok(()),
+            _ => Err(PerfError::Ranks(ranks)),
+        }
     }
 
     /// A number that two ranks share if they mean the same points.
@@ -119,5 +155,27 @@ mod tests {
         assert_eq!(print(&["latency"]), print(&["latency"]));
         assert_ne!(print(&["latency"]), print(&["rate"]));
         assert_ne!(print(&["--size", "8"]), print(&["--size", "9"]));
+    }
+
+    #[test]
+    fn a_barrier_is_one_point_and_a_fetch_add_is_of_a_word() {
+        let all = plan(&["--op", "barrier,fetch_add", "--threads", "1,2", "--size", "0,64"]).points;
+        let barrier: Vec<_> = all.iter().filter(|point| point.op == Op::Barrier).copied().collect();
+        assert_eq!(barrier, [BARRIER]);
+        let adds: Vec<_> = all
+            .iter()
+            .filter(|point| point.op == Op::FetchAdd)
+            .map(|p| (p.test, p.size, p.threads))
+            .collect();
+        let both = [1, 2].map(|threads| [(Test::Latency, 8, threads), (Test::Rate, 8, threads)]);
+        assert_eq!(adds, both.concat());
+    }
+
+    #[test]
+    fn more_than_two_ranks_have_nothing_but_barriers() {
+        let fits = |args: &[&str], ranks| plan(args).fits(ranks).is_ok();
+        assert!(fits(&["--op", "barrier"], 2) && fits(&["--op", "barrier"], 4) && fits(&[], 2));
+        assert!(!fits(&["--op", "barrier,am"], 4) && !fits(&[], 3) && !fits(&[], 1));
+        assert!(!fits(&["--op", "barrier"], 1) && !fits(&["rate", "--op", "barrier"], 2));
     }
 }

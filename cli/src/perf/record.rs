@@ -10,6 +10,7 @@ pub(super) struct Record {
     pub(super) op: &'static str,
     pub(super) test: &'static str,
     pub(super) size: usize,
+    pub(super) ranks: u32,
     pub(super) threads: usize,
     pub(super) transport: &'static str,
     pub(super) mem: &'static str,
@@ -23,6 +24,7 @@ impl Record {
     /// Puts it together.
     pub(super) fn new(
         point: Point,
+        ranks: u32,
         transport: &'static str,
         mem: &'static str,
         messages: u64,
@@ -37,6 +39,7 @@ impl Record {
             op: op.name(),
             test: test.name(),
             size,
+            ranks,
             threads,
             transport,
             mem,

@@ -3,15 +3,17 @@
 use super::am::AmLine;
 use super::check::payload;
 use super::error::PerfError;
+use super::fetch::Fetch;
 use super::figures::Measured;
 use super::line::Line;
 use super::memory::Memory;
 use super::options::Op;
 use super::plan::{Point, Test};
-use super::put::{PutLine, Window};
+use super::put::PutLine;
 use super::seat::Seat;
 use super::send::SendLine;
-use super::{latency, place, stream};
+use super::window::Window;
+use super::{fetch, latency, place, stream};
 use quanta::Clock;
 use std::thread;
 
@@ -63,8 +65,8 @@ impl Round<'_> {
     fn sit(&self, seat: &Seat) -> Result<Measured, PerfError> {
         place::run_on(&seat.cpus)?;
         let Point { op, test, size, .. } = self.point;
-        let large = size > seat.runtime.max_eager() && op != Op::Put;
-        let outgoing = self.memory.holding(&payload(1, size), large)?;
+        let content = payload(1, size);
+        let outgoing = self.memory.holding(&content, self.point.is_large(&seat.runtime))?;
         let traffic = match test {
             Test::Latency => latency::traffic(size, self.count),
             Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),
@@ -73,12 +75,30 @@ impl Round<'_> {
         match op {
             Op::Am => self.measure(&mut AmLine::new(seat, &outgoing), seat),
             Op::Send => self.measure(&mut SendLine::new(seat, &outgoing, self.memory, traffic)?, seat),
+            Op::Get => {
+                let window = Window::open(seat, &content)?;
+                self.fetch(seat, || Fetch::get(seat, &window, self.memory, size))
+            }
+            Op::FetchAdd => {
+                let window = Window::open(seat, &[0; 8])?;
+                self.fetch(seat, || Ok(Fetch::add(seat, &window)))
+            }
+            Op::Barrier => Ok(Measured::Nothing),
             Op::Put => {
-                let window = Window::open(seat, size)?;
+                let window = Window::open(seat, &vec![0; size])?;
                 let every = if test == Test::Latency { 1 } else { stream::window(size) };
                 self.measure(&mut PutLine::new(seat, &window, &outgoing, every), seat)
             }
         }
+    }
+
+    fn fetch<'a>(
+        &self,
+        seat: &Seat,
+        make: impl FnOnce() -> Result<Fetch<'a>, PerfError>,
+    ) -> Result<Measured, PerfError> {
+        let Point { test, size, .. } = self.point;
+        if self.leads { make()?.measure(test, self.clock, self.count, size) } else { fetch::lend(seat) }
     }
 
     fn measure(&self, line: &mut impl Line, seat: &Seat) -> Result<Measured, PerfError> {

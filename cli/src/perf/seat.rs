@@ -4,7 +4,7 @@ use super::error::PerfError;
 use super::memory::Memory;
 use super::tally::Tally;
 use carrack::{
-    CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Tag, WaitError,
+    CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag, WaitError,
 };
 use std::cell::Cell;
 use std::sync::Arc;
@@ -105,13 +105,40 @@ impl Seat {
 
     /// Calls an operation until it is under way.
     #[inline]
-    pub(super) fn post(&self, mut call: impl FnMut() -> Result<Outcome, PostError>) -> Result<(), PerfError> {
+    pub(super) fn post(&self, call: impl FnMut() -> Result<Outcome, PostError>) -> Result<(), PerfError> {
+        self.begin(call).map(drop)
+    }
+
+    /// Calls an operation until it is under way. Its status if it is over already.
+    #[inline]
+    pub(super) fn begin(
+        &self,
+        mut call: impl FnMut() -> Result<Outcome, PostError>,
+    ) -> Result<Option<Status>, PerfError> {
         loop {
             match call()? {
-                Outcome::Done(_) | Outcome::Posted => return Ok(()),
+                Outcome::Done(status) => return Ok(Some(status)),
+                Outcome::Posted => return Ok(None),
                 Outcome::Retry(_) => self.poll()?,
             }
         }
+    }
+
+    /// Waits for the next status of a queue, which is to be no error.
+    pub(super) fn next_of(&self, queue: &CompQueue) -> Result<Status, PerfError> {
+        loop {
+            if let Some(status) = queue.pop() {
+                return Ok(status.ok()?);
+            }
+            self.until(|| !queue.is_empty())?;
+        }
+    }
+
+    /// Sends an empty active message to an object of the peer's seat.
+    #[inline]
+    pub(super) fn signal(&self, name: RemoteComp) -> Result<(), PerfError> {
+        let mut message = self.runtime.post_am(self.peer, &[], name).device(&self.device);
+        self.post(|| message.call())
     }
 
     /// Waits until `done` says so, making progress.
@@ -187,8 +214,7 @@ impl Seat {
     /// Tells the peer's seat of the same number that a window has come in.
     #[inline]
     pub(super) fn acknowledge(&self) -> Result<(), PerfError> {
-        let mut ack = self.runtime.post_am(self.peer, &[], self.acks_name).device(&self.device);
-        self.post(|| ack.call())
+        self.signal(self.acks_name)
     }
 }
 

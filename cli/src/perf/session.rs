@@ -3,13 +3,14 @@
 use super::error::PerfError;
 use super::figures::{Figures, Measured, together};
 use super::memory::Memory;
+use super::options::Op;
 use super::order::Order;
 use super::place::Cpus;
 use super::plan::{Plan, Point};
 use super::record::Record;
 use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
-use super::{check, place};
+use super::{barrier, check, place};
 use crate::own_ranks::{allowed_cpus, cpu_list};
 use carrack::{Rank, Runtime};
 use quanta::Clock;
@@ -29,34 +30,32 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A rank that is ready to measure.
 pub(super) struct Session {
     runtime: Runtime,
-    peer: Rank,
     memory: Memory,
     seats: Vec<Seat>,
     plan: Plan,
     clock: Clock,
     transport: &'static str,
-    /// CPUs of rank 0 and of rank 1.
+    /// CPUs of each rank.
     cpus: Cpus,
 }
 
 impl Session {
-    /// Makes the seats, and agrees with the other rank on what will be measured.
+    /// Makes the seats, and agrees with the other ranks on what will be measured.
     pub(super) fn open(runtime: Runtime, plan: Plan, memory: Memory) -> Result<Self, PerfError> {
-        if runtime.size() != 2 {
-            return Err(PerfError::Ranks(runtime.size()));
-        }
-        let peer = Rank(1 - runtime.rank().0);
+        plan.fits(runtime.size())?;
+        // Seats are for two ranks; of more than two, rank 1 stands for all that rank 0 deals with.
+        let peer = Rank(u32::from(runtime.rank() == Rank(0)));
         let cpus = agree(&runtime, plan.fingerprint())?;
         let given_up = Arc::new(AtomicBool::new(false));
         let seats =
-            (0..plan.most_threads()).map(|number| Seat::new(&runtime, &memory, peer, &given_up, number));
+            (0..plan.most_seats()).map(|number| Seat::new(&runtime, &memory, peer, &given_up, number));
         let seats = seats.collect::<Result<_, _>>()?;
         // Names may be used once they are registered.
         runtime.barrier()?;
         let explained = runtime.explain(PATIENCE);
         let path = explained.iter().find(|paths| paths.rank == peer);
         let transport = path.and_then(|paths| paths.chosen()).unwrap_or("unknown");
-        Ok(Self { runtime, peer, memory, seats, plan, clock: Clock::new(), transport, cpus })
+        Ok(Self { runtime, memory, seats, plan, clock: Clock::new(), transport, cpus })
     }
 
     /// What is measured.
@@ -66,7 +65,12 @@ impl Session {
 
     /// A line on how it is measured.
     pub(super) fn describe(&self) -> String {
-        let [zero, one] = self.cpus.each_ref().map(|cpus| cpu_list(cpus));
+        let cpus: Vec<_> = self.cpus.iter().map(|cpus| cpu_list(cpus)).collect();
+        let cpus = cpus.join(" and ");
+        let ranks = match self.runtime.size() {
+            2 => "two".to_owned(),
+            ranks => ranks.to_string(),
+        };
         let mut threads: Vec<_> = self.plan.points.iter().map(|point| point.threads).collect();
         threads.sort_unstable();
         threads.dedup();
@@ -77,7 +81,7 @@ impl Session {
         });
         let ways = ways.collect::<Vec<_>>().join("; ");
         let (transport, memory) = (self.transport, self.memory.name());
-        format!("two ranks over {transport}, {memory} memory, on CPUs {zero} and {one}; {ways}")
+        format!("{ranks} ranks over {transport}, {memory} memory, on CPUs {cpus}; {ways}")
     }
 
     /// As rank 0: measures all points, and gives each result to `report`.
@@ -88,11 +92,11 @@ impl Session {
     ) -> Result<(), PerfError> {
         for (number, point) in (0..).zip(self.plan.points.clone()) {
             begin(point);
-            Order::Point(number).give(&self.runtime, self.peer)?;
+            Order::Point(number).give(&self.runtime)?;
             self.go_to(point)?;
             let record = self.point(point)?;
             if let Err(error) = report(&record) {
-                // The other rank is waiting for an order, and has done nothing wrong.
+                // The others wait for an order, and have done nothing wrong.
                 self.stop()?;
                 return Err(error);
             }
@@ -101,13 +105,13 @@ impl Session {
     }
 
     fn stop(&self) -> Result<(), PerfError> {
-        Order::Stop.give(&self.runtime, self.peer)?;
+        Order::Stop.give(&self.runtime)?;
         Ok(self.runtime.barrier()?)
     }
 
     fn point(&mut self, point: Point) -> Result<Record, PerfError> {
         let seed = random_seed()?;
-        Order::Check(seed).give(&self.runtime, self.peer)?;
+        Order::Check(seed).give(&self.runtime)?;
         self.check(point, seed, true)?;
         let wanted = self.plan.seconds.as_secs_f64();
         let mut count = fitting(point, FIRST);
@@ -122,21 +126,21 @@ impl Session {
         }
         let (figures, _) = self.measure(point, count)?;
         let messages = count * point.threads as u64;
-        Ok(Record::new(point, self.transport, self.memory.name(), messages, figures))
+        Ok(Record::new(point, self.runtime.size(), self.transport, self.memory.name(), messages, figures))
     }
 
     fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
-        Order::Round(count).give(&self.runtime, self.peer)?;
+        Order::Round(count).give(&self.runtime)?;
         let measured = self.round(point, count, true)?;
         together(&self.clock, count, measured)?.ok_or(PerfError::Nothing)
     }
 
-    /// As rank 1: does what rank 0 says.
+    /// As any other: does what rank 0 says.
     pub(super) fn follow(&mut self) -> Result<(), PerfError> {
-        let nonsense = PerfError::Order { from: self.peer };
+        let nonsense = PerfError::Order { from: Rank(0) };
         let mut point = None;
         loop {
-            match (Order::take(&self.runtime, self.peer)?, point) {
+            match (Order::take(&self.runtime, Rank(0))?, point) {
                 (Order::Point(number), _) => {
                     let at = usize::try_from(number).ok().and_then(|at| self.plan.points.get(at).copied());
                     let Some(next) = at else { return Err(nonsense) };
@@ -157,7 +161,11 @@ impl Session {
         let pace = place::pace(&self.cpus, point.threads);
         let me = self.runtime.rank().0 as usize;
         let cores = place::cores(&self.cpus, point.threads).filter(|_| self.plan.pin);
-        let (seats, others) = self.seats.split_at_mut(point.threads);
+        if point.op == Op::Barrier {
+            let own = cores.as_ref().map_or(&self.cpus[me], |cores| &cores[me]);
+            place::run_on(own)?;
+        }
+        let (seats, others) = self.seats.split_at_mut(point.seats());
         let mut bystanders: Vec<_> = others.iter().map(|seat| seat.device.clone()).collect();
         for (number, seat) in seats.iter_mut().enumerate() {
             let cpus = cores.as_ref().map_or_else(|| self.cpus[me].clone(), |cores| vec![cores[me][number]]);
@@ -167,13 +175,19 @@ impl Session {
     }
 
     fn check(&self, point: Point, seed: u64, leads: bool) -> Result<(), PerfError> {
-        let mut seats = self.seats[..point.threads].iter();
+        if point.op == Op::Barrier {
+            return barrier::check(&self.runtime, seed);
+        }
+        let mut seats = self.seats[..point.seats()].iter();
         seats.try_for_each(|seat| check::there_and_back(seat, &self.memory, point, seed, leads))
     }
 
     fn round(&mut self, point: Point, count: u64, leads: bool) -> Result<Vec<Measured>, PerfError> {
+        if point.op == Op::Barrier {
+            return barrier::round(&self.runtime, &self.clock, count, leads);
+        }
         let round = Round { memory: &self.memory, clock: &self.clock, point, count, leads };
-        round.go(&mut self.seats[..point.threads])
+        round.go(&mut self.seats[..point.seats()])
     }
 }
 
@@ -183,7 +197,7 @@ fn scaled(count: u64, factor: f64) -> u64 {
     ((count as f64 * factor) as u64).clamp(1, MOST)
 }
 
-/// The CPUs of both ranks, and whether they mean the same points.
+/// The CPUs of all ranks, and whether they mean the same points.
 fn agree(runtime: &Runtime, fingerprint: u64) -> Result<Cpus, PerfError> {
     // A bit for each CPU, as many as the kernel's default set has.
     const CPUS: usize = 1024;
@@ -197,10 +211,7 @@ fn agree(runtime: &Runtime, fingerprint: u64) -> Result<Cpus, PerfError> {
         return Err(PerfError::DifferentArguments);
     }
     let cpus_of = |facts: &[u8]| (0..CPUS).filter(|cpu| facts[8 + cpu / 8] & 1 << (cpu % 8) != 0).collect();
-    match all.as_slice() {
-        [zero, one] => Ok([cpus_of(zero), cpus_of(one)]),
-        _ => Err(PerfError::Ranks(runtime.size())),
-    }
+    Ok(all.iter().map(|facts| cpus_of(facts)).collect())
 }
 
 fn random_seed() -> Result<u64, PerfError> {

@@ -3,11 +3,11 @@
 use super::bar::Bar;
 use super::error::PerfError;
 use super::memory::Memory;
-use super::options::{MemoryChoice, Op, PerfOptions};
+use super::options::{MemoryChoice, PerfOptions};
 use super::plan::Plan;
 use super::session::Session;
 use super::{plot, table};
-use crate::own_ranks::{is_rank, run_two};
+use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, is_closed_pipe};
 use carrack::bootstrap::Alone;
 use carrack::bootstrap::protocol::RANK_VARIABLE;
@@ -42,17 +42,26 @@ fn tell(error: &PerfError) -> ExitCode {
 fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     let settings = settings(options)?;
     let plan = Plan::new(options);
-    if options.op.contains(&Op::Put) && options.mem == MemoryChoice::Device {
-        return Err(PerfError::PutOnDevice);
+    if options.mem == MemoryChoice::Device
+        && let Some(op) = options.op.iter().find(|op| op.is_on_remote_memory())
+    {
+        return Err(PerfError::HostOnly { op: op.name() });
+    }
+    let ranks = options.ranks.unwrap_or(2);
+    if !is_rank() {
+        plan.fits(ranks)?;
     }
     if let Some(path) = &options.plot {
         plot::check(path)?;
     }
     match (settings.transports(), is_rank()) {
         ([TransportChoice::Loopback], true) => return Err(PerfError::LoopbackBetweenProcesses),
-        ([TransportChoice::Loopback], false) => in_this_process(options, &settings, plan)?,
+        ([TransportChoice::Loopback], false) => in_this_process(options, &settings, plan, ranks)?,
         (_, true) => {
             let runtime = Runtime::builder().settings(settings).start()?;
+            if let Some(asked) = options.ranks.filter(|&asked| asked != runtime.size()) {
+                return Err(PerfError::RanksOfLauncher { asked, started: runtime.size() });
+            }
             let memory = Memory::choose(plan.memory, &runtime)?;
             rank(runtime, plan, memory, options)?;
         }
@@ -65,7 +74,7 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
                 Memory::choose(plan.memory, &runtime)?;
             }
             let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
-            let status = run_two(vec![(TRANSPORT.into(), words.join(",").into())])?;
+            let status = run_ranks(ranks, vec![(TRANSPORT.into(), words.join(",").into())])?;
             return Ok(ExitCode::from(status));
         }
     }
@@ -84,29 +93,40 @@ fn settings(options: &PerfOptions) -> Result<Settings, SettingsError> {
     }
 }
 
-/// Two ranks on two threads of this process.
-fn in_this_process(options: &PerfOptions, settings: &Settings, plan: Plan) -> Result<(), PerfError> {
-    let mut runtimes = Runtime::in_process_with(2, settings)?;
-    let (Some(one), Some(zero)) = (runtimes.pop(), runtimes.pop()) else { return Err(PerfError::Ranks(0)) };
-    // Of one driver for both: each runtime has a simulated GPU of its own, which knows nothing of the other's.
+/// Each rank on a thread of this process.
+fn in_this_process(
+    options: &PerfOptions,
+    settings: &Settings,
+    plan: Plan,
+    ranks: u32,
+) -> Result<(), PerfError> {
+    let mut runtimes = Runtime::in_process_with(ranks, settings)?.into_iter();
+    let zero = runtimes.next().ok_or(PerfError::Ranks(0))?;
+    // Of one driver for all: each runtime has a simulated GPU of its own, which knows nothing of the others'.
     let memory = Memory::choose(plan.memory, &zero)?;
     thread::scope(|scope| {
-        let follower = thread::Builder::new()
-            .name("rank 1".into())
-            .spawn_scoped(scope, || rank(one, plan.clone(), memory.clone(), options))
-            .map_err(PerfError::system("starting a thread"))?;
-        let led = rank(zero, plan.clone(), memory.clone(), options);
-        let followed = follower.join().unwrap_or(Err(PerfError::Panicked));
-        // A rank that finds the other one gone has less to say than that other one.
-        match (led, followed) {
-            (Err(PerfError::PeerGone { .. }), Err(why)) => Err(why),
-            (Ok(()), followed) => followed,
-            (led, _) => led,
+        let mut followers = Vec::new();
+        for runtime in runtimes {
+            let (plan, memory) = (plan.clone(), memory.clone());
+            let thread = thread::Builder::new().name(runtime.rank().to_string());
+            let spawned = thread.spawn_scoped(scope, || rank(runtime, plan, memory, options));
+            followers.push(spawned.map_err(PerfError::system("starting a thread"))?);
         }
+        let led = rank(zero, plan, memory, options);
+        let mut outcomes = vec![led];
+        outcomes
+            .extend(followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))));
+        // A rank that finds another one gone has less to say than that other one.
+        let says_more =
+            |outcome: &Result<(), _>| matches!(outcome, Err(error) if !PerfError::is_of_peer(error));
+        if let Some(at) = outcomes.iter().position(says_more) {
+            outcomes.swap(0, at);
+        }
+        outcomes.into_iter().collect()
     })
 }
 
-/// One of the two.
+/// One of them.
 fn rank(runtime: Runtime, plan: Plan, memory: Memory, options: &PerfOptions) -> Result<(), PerfError> {
     let me = runtime.rank();
     let mut session = Session::open(runtime, plan, memory)?;

@@ -9,7 +9,7 @@ use super::seat::Seat;
 use quanta::Clock;
 
 /// Windows that the sender may be ahead.
-const AHEAD: u64 = 4;
+pub(super) const AHEAD: u64 = 4;
 
 /// Messages of a window: so many that what an acknowledgement costs is not seen in the rate of small messages, and so
 /// few that the receives which wait for large ones stay within the caches.

@@ -5,7 +5,7 @@ use super::record::Record;
 /// The names of the columns, with their units.
 pub(super) fn heading() -> String {
     format!(
-        "{:<5} {:<10} {:>8} {:>7} | {:>8} {:>8} {:>8} {:>9} | {:>9} {:>9}",
+        "{:<9} {:<10} {:>8} {:>7} | {:>8} {:>8} {:>8} {:>9} | {:>9} {:>9}",
         "op", "test", "size", "threads", "min µs", "p50 µs", "p99 µs", "max µs", "GB/s", "M msg/s"
     )
 }
@@ -21,7 +21,7 @@ pub(super) fn row(record: &Record) -> String {
     let Record { op, test, threads, .. } = record;
     let size = size_in_words(record.size);
     format!(
-        "{op:<5} {test:<10} {size:>8} {threads:>7} | {min:>8} {p50:>8} {p99:>8} {max:>9} | {bandwidth:>9} {rate:>9}"
+        "{op:<9} {test:<10} {size:>8} {threads:>7} | {min:>8} {p50:>8} {p99:>8} {max:>9} | {bandwidth:>9} {rate:>9}"
     )
 }
 
