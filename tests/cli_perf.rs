@@ -77,8 +77,9 @@ fn assert_sane(line: &Value) {
     assert!(field("messages").as_u64() > Some(0), "{line}");
     if field("test") == "latency" {
         let us = field("latency_us");
-        let [min, p50, p99, max] = ["min", "p50", "p99", "max"].map(|name| us[name].as_f64().unwrap());
-        assert!(0.0 < min && min <= p50 && p50 <= p99 && p99 <= max, "{line}");
+        let names = ["min", "p50", "p90", "p99", "p999", "p9999", "max"];
+        let figures = names.map(|name| us[name].as_f64().unwrap());
+        assert!(0.0 < figures[0] && figures.is_sorted(), "{line}");
         assert!(positive(&us["mean"]), "{line}");
         assert!(field("bandwidth_gbps").is_null() && field("rate_mps").is_null(), "{line}");
     } else {
@@ -238,6 +239,36 @@ fn a_plot_has_both_charts_with_both_operations() {
         assert_eq!(texts.iter().filter(|text| **text == op).count(), 2, "{op} is in both legends");
     }
     assert!(!svg.contains("NaN"));
+}
+
+#[test]
+fn a_plot_of_percentiles_has_a_curve_for_each_latency_and_a_mark_for_each_nine() {
+    let file = std::env::temp_dir().join(format!("carrack-percentiles-{}.svg", std::process::id()));
+    let path = file.to_str().unwrap();
+    let ops = ["--op", "am,get,barrier", "--size", "8,4K"];
+    stdout(&run(&[&["perf", "all", "--seconds", "0.05", "--plot-percentiles", path], &ops[..]].concat()));
+    let svg = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let texts: Vec<_> = svg.lines().map(str::trim).collect();
+    for label in ["p50", "p90", "p99", "p99.9", "p99.99", "max"] {
+        assert!(texts.contains(&label), "no {label}");
+    }
+    for name in ["am, 8 B", "am, 4 KiB", "get, 8 B", "get, 4 KiB", "barrier"] {
+        assert_eq!(texts.iter().filter(|text| **text == name).count(), 1, "{name}");
+    }
+    assert!(!svg.contains("NaN"));
+}
+
+#[test]
+fn threads_may_share_their_ranks_device() {
+    for transport in ["shm", "loopback"] {
+        let sizes = ["--size", "8,20000", "--threads", "2", "--transport", transport];
+        let lines = perf(&[&["--op", "am,send,put,get,fetch_add", "--share-device"], &sizes[..]].concat());
+        lines.iter().for_each(assert_sane);
+        assert_eq!(lines.len(), 4 * 6 + 2);
+        assert!(lines.iter().all(|line| line["device"] == "shared"));
+    }
+    assert!(perf(&["rate"]).iter().all(|line| line["device"] == "own"));
 }
 
 #[test]

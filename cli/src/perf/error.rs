@@ -63,7 +63,7 @@ pub(super) enum PerfError {
     Barrier,
     #[error("a message failed: {0}")]
     Arrival(String),
-    #[error("--plot {path:?}: {why}; name a file in a folder that you may write to")]
+    #[error("--plot or --plot-percentiles {path:?}: {why}; name a file in a folder that you may write to")]
     Plot { path: PathBuf, why: String },
     #[error("writing to stdout failed: {0}")]
     Output(#[from] io::Error),

@@ -47,7 +47,10 @@ pub(super) struct Latency {
     pub(super) min: f64,
     pub(super) mean: f64,
     pub(super) p50: f64,
+    pub(super) p90: f64,
     pub(super) p99: f64,
+    pub(super) p999: f64,
+    pub(super) p9999: f64,
     pub(super) max: f64,
 }
 
@@ -100,7 +103,10 @@ impl Latency {
             min: us(times.min() as f64),
             mean: us(times.mean()),
             p50: at(0.5),
+            p90: at(0.9),
             p99: at(0.99),
+            p999: at(0.999),
+            p9999: at(0.9999),
             max: us(times.max() as f64),
         }
     }
@@ -126,9 +132,10 @@ mod tests {
         }
         for (measured, ways) in [(Measured::Trips(times.clone()), 2.0), (Measured::Spans(times), 1.0)] {
             let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else { panic!() };
-            let Latency { min, mean, p50, p99, max } = latency;
-            assert!(min <= p50 && p50 <= p99 && p99 <= max);
-            for (got, wanted) in [(min, 1.0), (mean, 500.0), (p50, 500.0), (p99, 990.0), (max, 1000.0)] {
+            let Latency { min, mean, p50, p90, p99, p999, p9999, max } = latency;
+            assert!([min, p50, p90, p99, p999, p9999, max].is_sorted());
+            let wanted = [1.0, 500.5, 500.0, 900.0, 990.0, 999.0, 1000.0, 1000.0];
+            for (got, wanted) in [min, mean, p50, p90, p99, p999, p9999, max].into_iter().zip(wanted) {
                 assert!((got * ways / wanted - 1.0).abs() < 0.003, "{got} for {wanted} over {ways}");
             }
         }

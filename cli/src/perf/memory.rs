@@ -51,6 +51,14 @@ impl Memory {
         }
     }
 
+    /// A device for all threads of a rank, whose active messages land here.
+    pub(super) fn shared_device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
+        match self {
+            Self::Host => Ok(runtime.default_device().clone()),
+            Self::Gpu(_) => self.device(runtime),
+        }
+    }
+
     /// A device whose active messages land here.
     pub(super) fn device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
         Ok(match self {

@@ -34,11 +34,12 @@ With --json each point is an object on a line of its own:
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message
   ranks         how many there are
-  threads       threads of each rank, each with a device of its own
+  threads       threads of each rank
+  device        \"own\" if each thread has one, \"shared\" if all of a rank share one
   transport     the path that was taken: \"shm\", \"loopback\" (two ranks on two threads of one process)
   mem           memory on both sides: \"host\", \"device\", or \"device (simulated)\"
   messages      messages, operations or barriers that were measured (round trips for the latency of a ping-pong)
-  latency_us    {min, mean, p50, p99, max}, in microseconds, one way or as said above; null but for latency
+  latency_us    {min, mean, p50, p90, p99, p999, p9999, max}, in microseconds, one way or as said above; null but for latency
   bandwidth_gbps  10^9 bytes a second; null for latency
   rate_mps      10^6 messages a second, of all threads; null for latency")]
 pub(crate) struct PerfOptions {
@@ -61,6 +62,10 @@ pub(crate) struct PerfOptions {
     /// Threads of each rank.
     #[arg(long, value_delimiter = ',', value_parser = threads, default_value = "1", value_name = "N,...")]
     pub(super) threads: Vec<usize>,
+
+    /// Let all threads of a rank use its default device, instead of one of their own each.
+    #[arg(long)]
+    pub(super) share_device: bool,
 
     /// Memory that messages are sent from and received into: device is the first GPU.
     #[arg(long, value_enum, default_value_t = MemoryChoice::Host)]
@@ -87,6 +92,10 @@ pub(crate) struct PerfOptions {
     /// Draw latency and bandwidth over message size into this SVG file.
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
+
+    /// Draw the latencies' percentiles, to 99.99 % and the longest, into this SVG file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) plot_percentiles: Option<PathBuf>,
 }
 
 /// What to measure.

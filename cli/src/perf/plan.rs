@@ -66,6 +66,8 @@ impl Point {
 pub(super) struct Plan {
     pub(super) points: Vec<Point>,
     pub(super) memory: MemoryChoice,
+    /// Whether all threads of a rank have one device.
+    pub(super) share_device: bool,
     pub(super) seconds: Duration,
     /// Whether threads are pinned, where each can have a core.
     pub(super) pin: bool,
@@ -101,7 +103,7 @@ impl Plan {
             }
         }
         let (memory, seconds, pin) = (options.mem, options.seconds, options.bind == Bind::Core);
-        Self { points, memory, seconds, pin }
+        Self { points, memory, share_device: options.share_device, seconds, pin }
     }
 
     /// The most seats that a point takes: none for a barrier, which is of all ranks.
@@ -121,7 +123,7 @@ impl Plan {
     /// A number that two ranks share if they mean the same points.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (&self.points, self.memory, self.pin).hash(&mut hasher);
+        (&self.points, self.memory, self.share_device, self.pin).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -155,6 +157,7 @@ mod tests {
         assert_eq!(print(&["latency"]), print(&["latency"]));
         assert_ne!(print(&["latency"]), print(&["rate"]));
         assert_ne!(print(&["--size", "8"]), print(&["--size", "9"]));
+        assert_ne!(print(&[]), print(&["--share-device"]));
     }
 
     #[test]

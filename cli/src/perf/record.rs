@@ -10,26 +10,28 @@ pub(super) struct Record {
     pub(super) op: &'static str,
     pub(super) test: &'static str,
     pub(super) size: usize,
-    pub(super) ranks: u32,
     pub(super) threads: usize,
-    pub(super) transport: &'static str,
-    pub(super) mem: &'static str,
+    #[serde(flatten)]
+    pub(super) conditions: Conditions,
     pub(super) messages: u64,
     pub(super) latency_us: Option<Latency>,
     pub(super) bandwidth_gbps: Option<f64>,
     pub(super) rate_mps: Option<f64>,
 }
 
+/// What all points of a run have in common.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Conditions {
+    pub(super) ranks: u32,
+    /// Whether threads have a device each.
+    pub(super) device: &'static str,
+    pub(super) transport: &'static str,
+    pub(super) mem: &'static str,
+}
+
 impl Record {
     /// Puts it together.
-    pub(super) fn new(
-        point: Point,
-        ranks: u32,
-        transport: &'static str,
-        mem: &'static str,
-        messages: u64,
-        figures: Figures,
-    ) -> Self {
+    pub(super) fn new(point: Point, conditions: Conditions, messages: u64, figures: Figures) -> Self {
         let Point { op, test, size, threads } = point;
         let (latency_us, rate) = match figures {
             Figures::Latency(latency) => (Some(latency), None),
@@ -39,10 +41,8 @@ impl Record {
             op: op.name(),
             test: test.name(),
             size,
-            ranks,
             threads,
-            transport,
-            mem,
+            conditions,
             messages,
             latency_us,
             bandwidth_gbps: rate.map(|rate| rate * size as f64 / 1e9),

@@ -1,7 +1,6 @@
 //! One thread's place at a rank.
 
 use super::error::PerfError;
-use super::memory::Memory;
 use super::tally::Tally;
 use carrack::{
     CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag, WaitError,
@@ -30,8 +29,8 @@ pub(super) enum Pace {
 /// A device with all that goes with it. Both ranks make theirs in the same order, so that devices and names
 /// are the same on both.
 ///
-/// While a round runs, at most one thread makes progress on a seat's device if the pace is `Spin`; before and
-/// after it, the rank's main thread does.
+/// While a round runs, at most one thread makes progress on a seat's device if the pace is `Spin` and the device is the
+/// seat's own; before and after it, the rank's main thread does.
 pub(super) struct Seat {
     pub(super) runtime: Runtime,
     pub(super) device: Device,
@@ -63,14 +62,14 @@ impl Seat {
     /// The seat of this number.
     pub(super) fn new(
         runtime: &Runtime,
-        memory: &Memory,
+        device: Device,
         peer: Rank,
         given_up: &Arc<AtomicBool>,
         number: usize,
     ) -> Result<Self, PerfError> {
         let (arrivals, acks, checks) = (Tally::new(), Tally::new(), CompQueue::new(CHECKS));
         Ok(Self {
-            device: memory.device(runtime)?,
+            device,
             peer,
             pace: Pace::Sleep,
             cpus: Vec::new(),
@@ -89,12 +88,15 @@ impl Seat {
         })
     }
 
-    /// Before a point: how its thread is to wait, on which CPUs, and the devices that nobody else will poll.
-    pub(super) fn prepare(&mut self, pace: Pace, cpus: Vec<usize>, bystanders: Vec<Device>) {
+    /// Before a point: how its thread is to wait, whether others use its device, on which CPUs it runs, and the devices
+    /// that nobody else will poll.
+    pub(super) fn prepare(&mut self, pace: Pace, is_shared: bool, cpus: Vec<usize>, bystanders: Vec<Device>) {
         self.pace = pace;
         self.cpus = cpus;
-        self.arrivals.set_shared(pace == Pace::Sleep);
-        self.acks.set_shared(pace == Pace::Sleep);
+        // Whoever sleeps makes progress on all devices first.
+        let by_many = is_shared || pace == Pace::Sleep;
+        self.arrivals.set_shared(by_many);
+        self.acks.set_shared(by_many);
         self.bystanders = bystanders;
     }
 

@@ -7,7 +7,7 @@ use super::options::Op;
 use super::order::Order;
 use super::place::Cpus;
 use super::plan::{Plan, Point};
-use super::record::Record;
+use super::record::{Conditions, Record};
 use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
 use super::{barrier, check, place};
@@ -47,8 +47,11 @@ impl Session {
         let peer = Rank(u32::from(runtime.rank() == Rank(0)));
         let cpus = agree(&runtime, plan.fingerprint())?;
         let given_up = Arc::new(AtomicBool::new(false));
-        let seats =
-            (0..plan.most_seats()).map(|number| Seat::new(&runtime, &memory, peer, &given_up, number));
+        let shared = if plan.share_device { Some(memory.shared_device(&runtime)?) } else { None };
+        let seats = (0..plan.most_seats()).map(|number| {
+            let device = shared.clone().map_or_else(|| memory.device(&runtime), Ok)?;
+            Seat::new(&runtime, device, peer, &given_up, number)
+        });
         let seats = seats.collect::<Result<_, _>>()?;
         // Names may be used once they are registered.
         runtime.barrier()?;
@@ -81,7 +84,8 @@ impl Session {
         });
         let ways = ways.collect::<Vec<_>>().join("; ");
         let (transport, memory) = (self.transport, self.memory.name());
-        format!("{ranks} ranks over {transport}, {memory} memory, on CPUs {cpus}; {ways}")
+        let devices = if self.plan.share_device { "; all threads of a rank share a device" } else { "" };
+        format!("{ranks} ranks over {transport}, {memory} memory, on CPUs {cpus}; {ways}{devices}")
     }
 
     /// As rank 0: measures all points, and gives each result to `report`.
@@ -126,7 +130,13 @@ impl Session {
         }
         let (figures, _) = self.measure(point, count)?;
         let messages = count * point.threads as u64;
-        Ok(Record::new(point, self.runtime.size(), self.transport, self.memory.name(), messages, figures))
+        let conditions = Conditions {
+            ranks: self.runtime.size(),
+            device: if self.plan.share_device { "shared" } else { "own" },
+            transport: self.transport,
+            mem: self.memory.name(),
+        };
+        Ok(Record::new(point, conditions, messages, figures))
     }
 
     fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
@@ -169,7 +179,7 @@ impl Session {
         let mut bystanders: Vec<_> = others.iter().map(|seat| seat.device.clone()).collect();
         for (number, seat) in seats.iter_mut().enumerate() {
             let cpus = cores.as_ref().map_or_else(|| self.cpus[me].clone(), |cores| vec![cores[me][number]]);
-            seat.prepare(pace, cpus, std::mem::take(&mut bystanders));
+            seat.prepare(pace, self.plan.share_device, cpus, std::mem::take(&mut bystanders));
         }
         Ok(self.runtime.barrier()?)
     }

@@ -51,7 +51,7 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     if !is_rank() {
         plan.fits(ranks)?;
     }
-    if let Some(path) = &options.plot {
+    for path in [&options.plot, &options.plot_percentiles].into_iter().flatten() {
         plot::check(path)?;
     }
     match (settings.transports(), is_rank()) {
@@ -159,8 +159,11 @@ fn lead(session: &mut Session, options: &PerfOptions) -> Result<(), PerfError> {
         },
     )?;
     bar.clear();
-    match &options.plot {
-        Some(path) => plot::draw(path, &records),
+    if let Some(path) = &options.plot {
+        plot::draw(path, &records)?;
+    }
+    match &options.plot_percentiles {
+        Some(path) => plot::percentiles::draw(path, &records),
         None => Ok(()),
     }
 }

@@ -1,4 +1,7 @@
-//! Results as charts: latency over size, and bandwidth over size, in one SVG.
+//! Results as charts: latency over size and bandwidth over size in one SVG, and in [`percentiles`] how latencies are
+//! distributed.
+
+pub(super) mod percentiles;
 
 use super::error::PerfError;
 use super::record::Record;
@@ -25,22 +28,35 @@ pub(super) fn check(path: &Path) -> Result<(), PerfError> {
 pub(super) fn draw(path: &Path, records: &[Record]) -> Result<(), PerfError> {
     let latency = curves(records, "latency", |record| Some(record.latency_us?.p50));
     let bandwidth = curves(records, "bandwidth", |record| record.bandwidth_gbps);
+    let about = about(records);
+    write(path, |area| both(area, &about, &latency, &bandwidth))
+}
+
+/// Draws on an area and writes it into the file.
+fn write(
+    path: &Path,
+    draw: impl for<'a> FnOnce(&DrawingArea<SVGBackend<'a>, Shift>) -> Result<(), Error<'a>>,
+) -> Result<(), PerfError> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        let about = records.first().map(|record| format!("{}, {} memory", record.transport, record.mem));
-        both(&area, &about.unwrap_or_default(), &latency, &bandwidth)
-            .map_err(|error| failed(path, &error))?;
+        draw(&area).map_err(|error| failed(path, &error))?;
         area.present().map_err(|error| failed(path, &error))?;
     }
     std::fs::write(path, svg).map_err(|error| failed(path, &error))
+}
+
+/// What all results have in common.
+fn about(records: &[Record]) -> String {
+    let conditions = records.first().map(|record| record.conditions);
+    conditions.map(|all| format!("{}, {} memory", all.transport, all.mem)).unwrap_or_default()
 }
 
 fn failed(path: &Path, why: &impl ToString) -> PerfError {
     PerfError::Plot { path: path.to_owned(), why: why.to_string() }
 }
 
-/// The curves of one test, by name: the operation, and its threads where there are several.
+/// The curves of one test, by name.
 fn curves(
     records: &[Record],
     test: &str,
@@ -49,16 +65,20 @@ fn curves(
     let mut curves = BTreeMap::<String, Curve>::new();
     for record in records.iter().filter(|record| record.test == test && record.size > 0) {
         let Some(figure) = figure(record).filter(|figure| *figure > 0.0) else { continue };
-        let name = match record.threads {
-            1 => record.op.to_owned(),
-            threads => format!("{}, {threads} threads", record.op),
-        };
-        curves.entry(name).or_default().push((record.size as f64, figure));
+        curves.entry(name(record)).or_default().push((record.size as f64, figure));
     }
     for curve in curves.values_mut() {
         curve.sort_by(|one, other| one.0.total_cmp(&other.0));
     }
     curves
+}
+
+/// The operation, and its threads where there are several.
+fn name(record: &Record) -> String {
+    match record.threads {
+        1 => record.op.to_owned(),
+        threads => format!("{}, {threads} threads", record.op),
+    }
 }
 
 type Error<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
@@ -74,15 +94,23 @@ fn both<'a>(
     let [left, right] = halves.as_slice() else { return Ok(()) };
     let (x, y) = ranges(latency);
     let caption = format!("One-way latency, p50 ({about})");
-    chart(left, &caption, "latency (µs)", (x.log_scale().base(2.0), y.log_scale()), latency)?;
+    let bytes = Axis { unit: "message size (bytes)", label: &|size| size_in_words(size.round() as usize) };
+    chart(left, &caption, &bytes, "latency (µs)", (x.log_scale().base(2.0), y.log_scale()), latency)?;
     let (x, y) = ranges(bandwidth);
     let caption = format!("Bandwidth ({about})");
-    chart(right, &caption, "bandwidth (GB/s)", (x.log_scale().base(2.0), 0.0..y.end), bandwidth)
+    chart(right, &caption, &bytes, "bandwidth (GB/s)", (x.log_scale().base(2.0), 0.0..y.end), bandwidth)
+}
+
+/// What lies across.
+struct Axis<'a> {
+    unit: &'a str,
+    label: &'a dyn Fn(&f64) -> String,
 }
 
 fn chart<'a, Y>(
     area: &DrawingArea<SVGBackend<'a>, Shift>,
     caption: &str,
+    across: &Axis<'_>,
     unit: &str,
     (x, y): (impl AsRangedCoord<Value = f64, CoordDescType: ValueFormatter<f64>>, Y),
     curves: &BTreeMap<String, Curve>,
@@ -98,9 +126,9 @@ where
         .build_cartesian_2d(x, y)?;
     chart
         .configure_mesh()
-        .x_desc("message size (bytes)")
+        .x_desc(across.unit)
         .y_desc(unit)
-        .x_label_formatter(&|size| size_in_words(size.round() as usize))
+        .x_label_formatter(across.label)
         .y_label_formatter(&|figure| short(*figure))
         .draw()?;
     for (number, (name, curve)) in curves.iter().enumerate() {
@@ -115,10 +143,16 @@ where
         return area.draw_text(
             "not measured",
             &("sans-serif", 14).into_text_style(area),
-            (SIZE.0 as i32 / 4 - 40, SIZE.1 as i32 / 2),
+            (area.dim_in_pixel().0 as i32 / 2 - 40, SIZE.1 as i32 / 2),
         );
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.4)).draw()
+    // Everything grows to the right: the upper left corner is free.
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.4))
+        .draw()
 }
 
 /// Ranges that hold all points, with some room; the axes of an empty chart where there are none.
