@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::cores::Cores;
-use super::row::Row;
-use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit};
+use super::row::{Op, Row};
+use super::side::{self, Figure, Prepared, Role, Setting, Side, Variant, limit};
 use crate::child::{self, Heard};
 use crate::error::TaskError;
 use crate::workspace::clean;
@@ -29,11 +29,13 @@ pub(super) struct Carrack {
 }
 
 impl Carrack {
-    fn run(&self, row: &Row, seconds: f64) -> Result<(Command, Heard), TaskError> {
-        let mut command = Cores::pin(&[self.cores.0, self.cores.1], &self.program);
+    fn run(&self, row: &Row, cores: &[usize], seconds: f64) -> Result<(Command, Heard), TaskError> {
+        let mut command = Cores::pin(cores, &self.program);
         clean(&mut command);
         command
             .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
+            .args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()])
+            .args(row.shared.then_some("--share-device"))
             .args(["--seconds", &seconds.to_string(), "--bind", "core", "--json"]);
         let heard = child::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
@@ -49,12 +51,19 @@ impl Side for Carrack {
         format!("Carrack {}", env!("CARGO_PKG_VERSION"))
     }
 
-    fn is_peer(&self) -> bool {
-        false
+    fn role(&self) -> Role {
+        Role::Ours
     }
 
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
-        let (command, heard) = self.run(row, TRY_SECONDS)?;
+        if row.op == Op::Memcpy {
+            return Ok(Prepared::Cannot("it is no communication".into()));
+        }
+        let cores = match self.cores.first(row.cores()) {
+            Ok(cores) => cores,
+            Err(why) => return Ok(Prepared::Cannot(why)),
+        };
+        let (command, heard) = self.run(row, cores, TRY_SECONDS)?;
         if heard.status.code() == Some(REFUSED) {
             return Ok(Prepared::Cannot(reason(&heard.complained)));
         }
@@ -63,7 +72,9 @@ impl Side for Carrack {
     }
 
     fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
-        let (command, heard) = self.run(row, self.seconds)?;
+        // `prepare` has found as many.
+        let cores = self.cores.first(row.cores()).unwrap_or_default();
+        let (command, heard) = self.run(row, cores, self.seconds)?;
         read(&heard.unless_failed(&command)?, row)
     }
 }

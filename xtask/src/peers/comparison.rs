@@ -1,7 +1,7 @@
 //! Rounds of all sides in turn, their medians, and the better peer.
 
-use super::row::Row;
-use super::side::{Figure, Prepared, Setting, Side};
+use super::row::{Op, Row};
+use super::side::{Figure, Prepared, Role, Setting, Side};
 
 /// A row with what its rounds gave so far.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Measured {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) side: &'static str,
-    pub(super) is_peer: bool,
+    pub(super) role: Role,
     /// Once it is prepared.
     pub(super) setting: Option<Setting>,
     /// One a round.
@@ -40,7 +40,7 @@ impl Measured {
     pub(super) fn prepare(row: Row, sides: &[Box<dyn Side>]) -> Self {
         let mut measured = Self { row, entries: Vec::new() };
         for side in sides {
-            let mut entry = Entry::new(side.name(), side.is_peer());
+            let mut entry = Entry::new(side.name(), side.role());
             if measured.is_skipped() {
                 entry.out = Some(Out::Skipped);
             } else {
@@ -70,17 +70,22 @@ impl Measured {
 
     /// Whether Carrack cannot do the row, so that nothing of it is measured.
     fn is_skipped(&self) -> bool {
-        self.entries.iter().any(|entry| !entry.is_peer && matches!(entry.out, Some(Out::Cannot(_))))
+        self.row.op != Op::Memcpy && self.ours().is_some_and(|ours| matches!(ours.out, Some(Out::Cannot(_))))
     }
 
     /// Our own entry, unless only peers are measured.
     pub(super) fn ours(&self) -> Option<&Entry> {
-        self.entries.iter().find(|entry| !entry.is_peer)
+        self.entries.iter().find(|entry| entry.role == Role::Ours)
+    }
+
+    /// What one thread copies, if that was measured.
+    pub(super) fn yardstick(&self) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.role == Role::Yardstick)
     }
 
     /// The peer with the better median, if any has one.
     pub(super) fn better_peer(&self) -> Option<&Entry> {
-        let peers = self.entries.iter().filter(|entry| entry.is_peer);
+        let peers = self.entries.iter().filter(|entry| entry.role == Role::Peer);
         let with_median = peers.filter_map(|entry| Some((entry.median()?, entry)));
         let better =
             with_median.reduce(|best, next| if self.row.test.prefers(next.0, best.0) { next } else { best });
@@ -89,8 +94,8 @@ impl Measured {
 }
 
 impl Entry {
-    pub(super) fn new(side: &'static str, is_peer: bool) -> Self {
-        Self { side, is_peer, setting: None, figures: Vec::new(), out: None }
+    pub(super) fn new(side: &'static str, role: Role) -> Self {
+        Self { side, role, setting: None, figures: Vec::new(), out: None }
     }
 
     /// Of the rounds' values.
@@ -121,7 +126,7 @@ mod tests {
     /// A side that answers as it is told.
     struct Told {
         name: &'static str,
-        is_peer: bool,
+        role: Role,
         can: bool,
         value: Option<f64>,
     }
@@ -137,8 +142,8 @@ mod tests {
             self.name.into()
         }
 
-        fn is_peer(&self) -> bool {
-            self.is_peer
+        fn role(&self) -> Role {
+            self.role
         }
 
         fn prepare(&self, _: &Row) -> Result<Prepared, TaskError> {
@@ -155,8 +160,8 @@ mod tests {
     fn sides(can: bool, values: [Option<f64>; 3]) -> Vec<Box<dyn Side>> {
         let names = ["carrack", "UCX", "MPICH"];
         let told = names.into_iter().zip(values).map(|(name, value)| -> Box<dyn Side> {
-            let is_peer = name != "carrack";
-            Box::new(Told { name, is_peer, can: can || is_peer, value })
+            let role = if name == "carrack" { Role::Ours } else { Role::Peer };
+            Box::new(Told { name, role, can: can || role == Role::Peer, value })
         });
         told.collect()
     }

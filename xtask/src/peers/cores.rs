@@ -1,6 +1,7 @@
-//! The two cores on which all sides are measured.
+//! The cores on which all sides are measured.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::process::Command;
 use std::str::FromStr;
@@ -10,36 +11,55 @@ use serde::Serialize;
 
 use crate::error::TaskError;
 
-/// Two CPUs, by the numbers that the kernel gives them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) struct Cores(pub(super) usize, pub(super) usize);
+/// CPUs, by the numbers that the kernel gives them: two at least. A row takes as many as it needs, from the first on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Cores(Vec<usize>);
 
 impl Cores {
-    /// The first two that this process may use and that are not threads of one core.
+    /// All that this process may use, but for threads of cores that are among them already.
     pub(super) fn choose() -> Result<Self, TaskError> {
         let allowed = sched_getaffinity(None).map_err(|errno| TaskError::Start {
             program: "sched_getaffinity".into(),
             source: errno.into(),
         })?;
-        let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-        let first = cpus.next().unwrap_or_default();
-        let siblings = siblings(first);
-        match cpus.find(|cpu| !siblings.contains(cpu)) {
-            Some(second) => Ok(Self(first, second)),
-            None => Err(TaskError::Missing {
+        let mut chosen: Vec<usize> = Vec::new();
+        let mut taken: Vec<usize> = Vec::new();
+        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)) {
+            if !taken.contains(&cpu) {
+                chosen.push(cpu);
+                taken.extend(siblings(cpu));
+            }
+        }
+        if chosen.len() < 2 {
+            return Err(TaskError::Missing {
                 what: "a second core".into(),
                 remedy: "two sides that share one core measure the scheduler; run this on two cores, or name two \
                          threads of one with --cores",
-            }),
+            });
         }
+        Ok(Self(chosen))
     }
 
-    /// A command that runs `program` on the first of them, the second, or both.
+    /// So many of them; an error that says so if there are not as many.
+    pub(super) fn first(&self, count: usize) -> Result<&[usize], String> {
+        let too_few =
+            || format!("it takes {count} cores, and there are {}; name more with --cores", self.0.len());
+        self.0.get(..count).ok_or_else(too_few)
+    }
+
+    /// A command that runs `program` on these.
     pub(super) fn pin(cpus: &[usize], program: impl AsRef<OsStr>) -> Command {
         let list: Vec<String> = cpus.iter().map(ToString::to_string).collect();
         let mut command = Command::new("taskset");
         command.args(["-c", &list.join(",")]).arg(program);
         command
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&numbers.join(","))
     }
 }
 
@@ -49,8 +69,10 @@ impl FromStr for Cores {
     fn from_str(text: &str) -> Result<Self, String> {
         let cpus: Option<Vec<usize>> = text.split(',').map(|cpu| cpu.trim().parse().ok()).collect();
         match cpus.as_deref() {
-            Some([one, other]) if one != other => Ok(Self(*one, *other)),
-            _ => Err("expected two different CPUs, for example 0,1".into()),
+            Some(cpus @ [_, _, ..]) if cpus.iter().enumerate().all(|(at, cpu)| !cpus[..at].contains(cpu)) => {
+                Ok(Self(cpus.to_vec()))
+            }
+            _ => Err("expected two different CPUs or more, for example 0,1".into()),
         }
     }
 }
@@ -82,10 +104,18 @@ mod tests {
     }
 
     #[test]
-    fn two_different_cpus_are_two_cores_and_nothing_else_is() {
-        assert_eq!("2, 5".parse(), Ok(Cores(2, 5)));
-        for wrong in ["", "1", "1,1", "1,2,3", "a,b"] {
+    fn different_cpus_are_cores_and_nothing_else_is() {
+        assert_eq!("2, 5".parse(), Ok(Cores(vec![2, 5])));
+        assert_eq!("2,5,0,1".parse(), Ok(Cores(vec![2, 5, 0, 1])));
+        for wrong in ["", "1", "1,1", "1,2,1", "a,b"] {
             assert!(wrong.parse::<Cores>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_row_gets_the_first_cores_or_hears_that_there_are_too_few() {
+        let cores = Cores(vec![4, 6, 8]);
+        assert_eq!(cores.first(2), Ok(&[4, 6][..]));
+        assert!(cores.first(4).unwrap_err().contains("takes 4 cores, and there are 3"));
     }
 }

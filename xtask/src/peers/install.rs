@@ -45,7 +45,7 @@ pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
 /// Compiles our benchmark of MPI to `mpi_bench` below `peers`. It finds MPICH beside itself, also elsewhere.
 pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     let mut command = Command::new(peers.join("mpich/bin/mpicc"));
-    command.args(["-O2", "-Wall", "-Wextra", "-Wl,-rpath,$ORIGIN/mpich/lib", "-o"]);
+    command.args(["-O2", "-Wall", "-Wextra", "-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib", "-o"]);
     command.arg(peers.join("mpi_bench")).arg(source);
     child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
     Ok(())

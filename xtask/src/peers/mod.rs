@@ -1,6 +1,6 @@
 //! `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side.
 //!
-//! The same machine, the same minutes, the same two cores, both ranks pinned, in rounds in which all sides take turns
+//! The same machine, the same minutes, the same cores, all ranks pinned, in rounds in which all sides take turns
 //! and another one goes first; of each the median over the rounds, and the ratio to the better peer's. Peers get
 //! whatever makes them fastest here: their settings are tried first, row by row.
 //!
@@ -17,8 +17,9 @@
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
+//! | `memcpy` | what one thread copies, beside puts and gets |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
-//! | `cores` | chooses two cores and pins to them |
+//! | `cores` | chooses cores and pins to them |
 //! | `machine` | says where the figures were measured |
 //! | `report` | the medians, as a table or as JSON |
 
@@ -28,6 +29,7 @@ mod cores;
 mod install;
 mod kit;
 mod machine;
+mod memcpy;
 mod mpich;
 mod pack;
 mod report;
@@ -45,6 +47,7 @@ use comparison::{Measured, Out};
 use cores::Cores;
 use kit::Kit;
 use machine::Machine;
+use memcpy::Memcpy;
 use mpich::Mpich;
 use report::{Heading, Report};
 use row::{ROWS, Row};
@@ -57,6 +60,10 @@ const BUSY: f64 = 0.5;
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Rows: the operations are am, send, put, get, fetch_add, barrier and memcpy; the tests latency, bandwidth and rate. A size is
+in bytes; of a barrier it is the number of ranks. With @THREADS each rank has so many threads, each with a device of its
+own, or all with one after `shared:`; beside it stands how many times the figure of one thread that is, which is measured
+too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size.
 A row that Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and not
 measured any further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
@@ -66,8 +73,8 @@ pub(crate) struct Options {
     /// Seconds that one measurement is to last
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     seconds: f64,
-    /// Rows, such as send:latency:8,send:bandwidth:64K: am or send; latency, bandwidth or rate; bytes
-    #[arg(long, value_name = "OP:TEST:SIZE,...", value_delimiter = ',')]
+    /// Rows, such as send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
+    #[arg(long, value_name = "[shared:]OP:TEST:SIZE[@THREADS],...", value_delimiter = ',')]
     rows: Vec<Row>,
     /// Print lines of JSON, the conditions and then one for each row; the table goes to standard error
     #[arg(long)]
@@ -75,8 +82,8 @@ pub(crate) struct Options {
     /// Where the peers are, or are to be installed [default: peers in the target directory]
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     peers: Option<PathBuf>,
-    /// The two cores, as in `0,1` [default: two that share no core]
-    #[arg(long, value_name = "A,B")]
+    /// The cores, as in `0,1`: a row takes the first that it needs [default: all, one thread of each]
+    #[arg(long, value_name = "A,B,...")]
     cores: Option<Cores>,
     /// Measure the peers alone
     #[arg(long, conflicts_with = "pack")]
@@ -110,17 +117,18 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
 }
 
 fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
-    let cores = match options.cores {
-        Some(cores) => cores,
+    let cores = match &options.cores {
+        Some(cores) => cores.clone(),
         None => Cores::choose()?,
     };
     let seconds = options.seconds;
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     if !options.peer_only {
-        sides.push(Box::new(Carrack { program: kit.carrack.clone(), cores, seconds }));
+        sides.push(Box::new(Carrack { program: kit.carrack.clone(), cores: cores.clone(), seconds }));
     }
-    sides.push(Box::new(Ucx::new(kit.ucx(), cores, seconds)?));
-    sides.push(Box::new(Mpich::new(kit.mpich(), kit.mpi_bench(), cores, seconds)?));
+    sides.push(Box::new(Ucx::new(kit.ucx(), cores.clone(), seconds)?));
+    sides.push(Box::new(Mpich::new(kit.mpich(), kit.mpi_bench(), cores.clone(), seconds)?));
+    sides.push(Box::new(Memcpy { bench: kit.mpi_bench(), cores: cores.clone(), seconds }));
 
     let machine = Machine::look()?;
     if machine.load_before > BUSY {
@@ -148,11 +156,11 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
 }
 
 fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
-    let rows = if options.rows.is_empty() { ROWS } else { &options.rows };
+    let rows = row::with_one_thread(if options.rows.is_empty() { ROWS } else { &options.rows });
     let mut measured: Vec<Measured> = Vec::new();
     for row in rows {
         eprintln!("trying settings: {row}");
-        measured.push(Measured::prepare(*row, sides));
+        measured.push(Measured::prepare(row, sides));
     }
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);

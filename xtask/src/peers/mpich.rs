@@ -21,6 +21,19 @@ const VARIANTS: &[Variant] = &[
     },
 ];
 
+/// What it is tried with when several threads call it: also with a virtual interface for each.
+const OF_THREADS: &[Variant] = &[
+    Variant { name: "as it comes", env: &[] },
+    Variant { name: "an interface a thread", env: &[("MPIR_CVAR_CH4_NUM_VCIS", THREADS)] },
+    Variant {
+        name: "all by UCX, an interface a thread",
+        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self"), ("MPIR_CVAR_CH4_NUM_VCIS", THREADS)],
+    },
+];
+
+/// A variable's value that stands for the number of threads.
+const THREADS: &str = "THREADS";
+
 /// MPICH, installed, and the benchmark compiled with it.
 #[derive(Debug)]
 pub(super) struct Mpich {
@@ -42,10 +55,16 @@ impl Mpich {
         let mut command = Command::new(self.home.join("bin/mpiexec"));
         side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
         // Each rank by itself, so that each has its own core; started here, not through ssh.
-        let arguments = [row.test.name(), &row.size.to_string(), &setting.iterations.to_string()];
-        command.args(["-launcher", "fork"]).args(rank(self.cores.0, &self.bench)).args(arguments);
-        command.arg(":").args(rank(self.cores.1, &self.bench)).args(arguments);
-        command.envs(setting.variant.env.iter().copied());
+        let test = if row.op == Op::Barrier { "barrier" } else { row.test.name() };
+        let threads = row.threads.to_string();
+        let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
+        command.args(["-launcher", "fork"]);
+        let cores = self.cores.first(row.cores()).unwrap_or_default();
+        for (number, cpus) in cores.chunks(row.threads).enumerate() {
+            command.args((number > 0).then_some(":")).args(rank(cpus, &self.bench)).args(arguments);
+        }
+        let value = |value| if value == THREADS { threads.as_str() } else { value };
+        command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
         let heard = child::hear(&mut command, limit(self.seconds))?;
         read(&heard.unless_failed(&command)?, row)
     }
@@ -61,10 +80,20 @@ impl Side for Mpich {
     }
 
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+        if let Err(why) = self.cores.first(row.cores()) {
+            return Ok(Prepared::Cannot(why));
+        }
+        let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
-            Op::Am => Ok(Prepared::Cannot("MPI has no active messages".into())),
-            Op::Put => Ok(Prepared::Cannot("its puts are not measured yet".into())),
-            Op::Send => tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting)),
+            // How threads get into each other's way is compared all the same: with what MPI has for messages.
+            Op::Am if row.threads == 1 => Ok(Prepared::Cannot("MPI has no active messages".into())),
+            Op::Put | Op::Get | Op::FetchAdd => {
+                Ok(Prepared::Cannot("its windows are not measured yet".into()))
+            }
+            Op::Memcpy => Ok(Prepared::Cannot("it is no communication".into())),
+            Op::Am | Op::Send | Op::Barrier => {
+                tune(row, self.seconds, variants, |setting| self.run(row, setting))
+            }
         }
     }
 
@@ -73,15 +102,16 @@ impl Side for Mpich {
     }
 }
 
-/// The words that start one rank on one core.
-fn rank(cpu: usize, bench: &Path) -> Vec<std::ffi::OsString> {
-    let pinned = Cores::pin(&[cpu], bench);
+/// The words that start one rank on its cores.
+fn rank(cpus: &[usize], bench: &Path) -> Vec<std::ffi::OsString> {
+    let pinned = Cores::pin(cpus, bench);
     let words = [pinned.get_program()].into_iter().chain(pinned.get_args());
     ["-n".as_ref(), "1".as_ref()].into_iter().chain(words).map(Into::into).collect()
 }
 
 fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
-    side::read_line("mpi_bench", said, row)
+    // A barrier's line is called after what it is.
+    side::read_line("mpi_bench", &said.replace(r#""test":"barrier""#, r#""test":"latency""#), row)
 }
 
 /// "    Version:                                 5.0.2"
@@ -121,6 +151,6 @@ mod tests {
 
     #[test]
     fn each_rank_is_pinned_by_itself() {
-        assert_eq!(rank(3, Path::new("/x/bench")), ["-n", "1", "taskset", "-c", "3", "/x/bench"]);
+        assert_eq!(rank(&[3, 4], Path::new("/x/bench")), ["-n", "1", "taskset", "-c", "3,4", "/x/bench"]);
     }
 }

@@ -7,7 +7,11 @@ use serde::Serialize;
 use super::comparison::{Entry, Measured, Out};
 use super::cores::Cores;
 use super::machine::Machine;
-use super::row::{Op, Test};
+use super::row::{Op, Row, Test};
+use super::side::Role;
+
+/// Of the column of rows.
+const WIDTH: usize = 36;
 
 /// What is printed at the end.
 #[derive(Debug)]
@@ -33,6 +37,10 @@ struct Line<'a> {
     op: Op,
     test: Test,
     size: usize,
+    ranks: usize,
+    threads: usize,
+    /// Whether the threads of a rank share one device.
+    shared: bool,
     unit: &'static str,
     lower_is_better: bool,
     sides: Vec<SideLine<'a>>,
@@ -41,6 +49,10 @@ struct Line<'a> {
     ratio: Option<f64>,
     /// The same of the averages of a latency.
     average_ratio: Option<f64>,
+    /// Median of Carrack over that of one memcpy of the same size.
+    of_memcpy: Option<f64>,
+    /// Median of Carrack over its own of one thread.
+    of_one_thread: Option<f64>,
 }
 
 /// One side of a row.
@@ -51,6 +63,8 @@ struct SideLine<'a> {
     average: Option<f64>,
     rounds: Vec<f64>,
     setting: Option<&'static str>,
+    /// Its median over its own of one thread.
+    of_one_thread: Option<f64>,
     /// Why it has no figure, or not of all rounds.
     out: Option<&'a str>,
     failed: bool,
@@ -64,7 +78,7 @@ impl Report<'_> {
         let mut text = serde_json::to_string(&self.heading).unwrap_or_else(failed);
         for measured in self.measured {
             text.push('\n');
-            text.push_str(&serde_json::to_string(&line(measured)).unwrap_or_else(failed));
+            text.push_str(&serde_json::to_string(&self.line(measured)).unwrap_or_else(failed));
         }
         text
     }
@@ -78,25 +92,25 @@ impl Report<'_> {
         let _ = writeln!(text, "{cpu}, {cpus} CPUs, Linux {kernel}, {date}, load before {load:.2}");
         let _ = writeln!(
             text,
-            "{}; cores {} and {}; medians of {rounds} rounds of {seconds} s",
+            "{}; on the first of cores {cores}; medians of {rounds} rounds of {seconds} s",
             sides.join(", "),
-            cores.0,
-            cores.1
         );
         text.push_str(
-            "Latency: one way, the median of a run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
+            "Latency: one way (until it is over, of get, fetch_add and barrier), the median of a run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
              10^6 messages a second, higher is better.\nRatio: carrack / better peer; average: the same of the \
-             averages of the latencies.\n\n",
+             averages of the latencies. /memcpy: carrack / one memcpy of that size; /one: carrack / its figure of one \
+             thread.\n\n",
         );
         let names: Vec<&str> =
             self.measured.first().iter().flat_map(|one| &one.entries).map(|entry| entry.side).collect();
-        let _ = write!(text, "{:<24}", "test");
+        let _ = write!(text, "{:<WIDTH$}", "test");
         for name in names {
             let _ = write!(text, " {name:>14}");
         }
-        let _ = writeln!(text, " {:>7} {:>8}  better peer", "ratio", "average");
+        let _ =
+            writeln!(text, " {:>7} {:>8} {:>8} {:>7}  better peer", "ratio", "average", "/memcpy", "/one");
         for measured in self.measured {
-            table_row(&mut text, measured);
+            self.table_row(&mut text, measured);
         }
         for measured in self.measured {
             notes(&mut text, measured);
@@ -106,34 +120,13 @@ impl Report<'_> {
     }
 }
 
-fn table_row(text: &mut String, measured: &Measured) {
-    let unit = measured.row.test.unit();
-    let _ = write!(text, "{:<24}", measured.row);
-    for entry in &measured.entries {
-        let shown = match (entry.median(), &entry.out) {
-            (Some(value), _) => format!("{value:.*} {unit}", if value < 100.0 { 3 } else { 1 }),
-            (None, Some(Out::Failed(_))) => "failed".to_owned(),
-            (None, Some(Out::Cannot(_))) if !entry.is_peer => "cannot yet".to_owned(),
-            (None, _) => "-".to_owned(),
-        };
-        let _ = write!(text, " {shown:>14}");
-    }
-    let two = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-    let Line { ratio, average_ratio, .. } = line(measured);
-    let peer = match measured.better_peer() {
-        Some(peer) => format!("{} ({})", peer.side, peer.setting.map_or("", |setting| setting.variant.name)),
-        None => "-".to_owned(),
-    };
-    let _ = writeln!(text, " {:>7} {:>8}  {peer}", two(ratio), two(average_ratio));
-}
-
 /// What a reader has to know about the cells without a figure.
 fn notes(text: &mut String, measured: &Measured) {
     let row = &measured.row;
     for entry in &measured.entries {
         let (side, rounds) = (entry.side, entry.figures.len());
         let _ = match &entry.out {
-            Some(Out::Cannot(why)) if !entry.is_peer => {
+            Some(Out::Cannot(why)) if entry.role == Role::Ours && row.op != Op::Memcpy => {
                 writeln!(text, "{row}: skipped, {side} cannot do it yet: {}", why.trim_end())
             }
             Some(Out::Failed(why)) => {
@@ -145,39 +138,87 @@ fn notes(text: &mut String, measured: &Measured) {
     }
 }
 
-fn line(measured: &Measured) -> Line<'_> {
-    let (ours, peer) = (measured.ours(), measured.better_peer());
-    let ratio = |of: fn(&Entry) -> Option<f64>| {
-        let (ours, theirs) = (of(ours?)?, of(peer?)?);
-        (theirs > 0.0).then(|| ours / theirs)
-    };
-    let row = &measured.row;
-    Line {
-        op: row.op,
-        test: row.test,
-        size: row.size,
-        unit: row.test.unit(),
-        lower_is_better: row.test.lower_is_better(),
-        sides: measured.entries.iter().map(side_line).collect(),
-        better_peer: peer.map(|peer| peer.side),
-        ratio: ratio(Entry::median),
-        average_ratio: ratio(Entry::average),
+impl Report<'_> {
+    fn table_row(&self, text: &mut String, measured: &Measured) {
+        let unit = measured.row.test.unit();
+        let _ = write!(text, "{:<WIDTH$}", measured.row);
+        for entry in &measured.entries {
+            let shown = match (entry.median(), &entry.out) {
+                (Some(value), _) => format!("{value:.*} {unit}", if value < 100.0 { 3 } else { 1 }),
+                (None, Some(Out::Failed(_))) => "failed".to_owned(),
+                (None, Some(Out::Cannot(_))) if entry.role == Role::Ours => "cannot yet".to_owned(),
+                (None, _) => "-".to_owned(),
+            };
+            let _ = write!(text, " {shown:>14}");
+        }
+        let two = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let Line { ratio, average_ratio, of_memcpy, of_one_thread, .. } = self.line(measured);
+        let peer = match measured.better_peer() {
+            Some(peer) => {
+                format!("{} ({})", peer.side, peer.setting.map_or("", |setting| setting.variant.name))
+            }
+            None => "-".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            " {:>7} {:>8} {:>8} {:>7}  {peer}",
+            two(ratio),
+            two(average_ratio),
+            two(of_memcpy),
+            two(of_one_thread)
+        );
+    }
+
+    fn line<'a>(&self, measured: &'a Measured) -> Line<'a> {
+        let (ours, peer) = (measured.ours(), measured.better_peer());
+        let row = &measured.row;
+        Line {
+            op: row.op,
+            test: row.test,
+            size: row.size,
+            ranks: row.ranks,
+            threads: row.threads,
+            shared: row.shared,
+            unit: row.test.unit(),
+            lower_is_better: row.test.lower_is_better(),
+            sides: measured.entries.iter().map(|entry| self.side_line(row, entry)).collect(),
+            better_peer: peer.map(|peer| peer.side),
+            ratio: ratio(ours, peer, Entry::median),
+            average_ratio: ratio(ours, peer, Entry::average),
+            of_memcpy: ratio(ours, measured.yardstick(), Entry::median),
+            of_one_thread: ours.and_then(|ours| self.of_one_thread(row, ours)),
+        }
+    }
+
+    fn side_line<'a>(&self, row: &Row, entry: &'a Entry) -> SideLine<'a> {
+        SideLine {
+            side: entry.side,
+            median: entry.median(),
+            average: entry.average(),
+            rounds: entry.figures.iter().map(|figure| figure.value).collect(),
+            setting: entry.setting.map(|setting| setting.variant.name),
+            of_one_thread: self.of_one_thread(row, entry),
+            out: match &entry.out {
+                Some(Out::Cannot(why) | Out::Failed(why)) => Some(why),
+                Some(Out::Skipped) => Some("skipped"),
+                None => None,
+            },
+            failed: matches!(entry.out, Some(Out::Failed(_))),
+        }
+    }
+
+    /// What a side's threads come to together, over what one alone does.
+    fn of_one_thread(&self, row: &Row, entry: &Entry) -> Option<f64> {
+        let one = row.of_one_thread()?;
+        let measured = self.measured.iter().find(|measured| measured.row == one)?;
+        ratio(Some(entry), measured.entries.iter().find(|other| other.side == entry.side), Entry::median)
     }
 }
 
-fn side_line(entry: &Entry) -> SideLine<'_> {
-    SideLine {
-        side: entry.side,
-        median: entry.median(),
-        average: entry.average(),
-        rounds: entry.figures.iter().map(|figure| figure.value).collect(),
-        setting: entry.setting.map(|setting| setting.variant.name),
-        out: entry.out.as_ref().map(|out| match out {
-            Out::Cannot(why) | Out::Failed(why) => why.as_str(),
-            Out::Skipped => "skipped",
-        }),
-        failed: matches!(entry.out, Some(Out::Failed(_))),
-    }
+/// One side's figure over another one's, where both have one.
+fn ratio(one: Option<&Entry>, other: Option<&Entry>, of: fn(&Entry) -> Option<f64>) -> Option<f64> {
+    let (one, other) = (of(one?)?, of(other?)?);
+    (other > 0.0).then(|| one / other)
 }
 
 #[cfg(test)]
@@ -187,13 +228,19 @@ mod tests {
 
     fn entry(side: &'static str, values: &[f64], average: Option<f64>) -> Entry {
         let figures = values.iter().map(|&value| Figure { value, average }).collect();
-        Entry { figures, ..Entry::new(side, side != "carrack") }
+        let role = match side {
+            "carrack" => Role::Ours,
+            "memcpy" => Role::Yardstick,
+            _ => Role::Peer,
+        };
+        Entry { figures, ..Entry::new(side, role) }
     }
 
     fn report(measured: &[Measured]) -> Report<'_> {
         let machine =
             Machine { cpu: "A".into(), cpus: 2, kernel: "6".into(), date: "now".into(), load_before: 0.0 };
-        let heading = Heading { machine, cores: Cores(0, 1), rounds: 3, seconds: 1.0, sides: vec![] };
+        let cores = "0,1".parse().unwrap();
+        let heading = Heading { machine, cores, rounds: 3, seconds: 1.0, sides: vec![] };
         Report { heading, measured }
     }
 
@@ -205,11 +252,40 @@ mod tests {
             entry("MPICH", &[0.5], Some(0.5)),
         ];
         let measured = Measured { row: "send:latency:8".parse().unwrap(), entries };
-        let line = line(&measured);
+        let all = std::slice::from_ref(&measured);
+        let report = report(all);
+        let line = report.line(&measured);
         assert_eq!((line.better_peer, line.ratio, line.average_ratio), (Some("UCX"), Some(0.5), None));
-        let json = report(std::slice::from_ref(&measured)).json();
+        let json = report.json();
         assert_eq!(json.lines().count(), 2);
-        assert!(json.contains(r#""op":"send","test":"latency","size":8,"unit":"us""#), "{json}");
+        assert!(
+            json.contains(
+                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"unit":"us""#
+            ),
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn a_row_of_threads_is_compared_with_one_and_a_put_with_a_copy() {
+        let one = |row: &str, entries| Measured { row: row.parse().unwrap(), entries };
+        let measured = [
+            one("send:rate:8", vec![entry("carrack", &[10.0], None), entry("MPICH", &[5.0], None)]),
+            one("send:rate:8@4", vec![entry("carrack", &[35.0], None), entry("MPICH", &[10.0], None)]),
+            one("shared:send:rate:8@4", vec![entry("carrack", &[8.0], None)]),
+            one("put:bandwidth:1M", vec![entry("carrack", &[9.0], None), entry("memcpy", &[10.0], None)]),
+        ];
+        let report = report(&measured);
+        let lines: Vec<_> = measured.iter().map(|measured| report.line(measured)).collect();
+        let of_one: Vec<_> = lines.iter().map(|line| line.of_one_thread).collect();
+        assert_eq!(of_one, [None, Some(3.5), Some(0.8), None]);
+        assert_eq!(lines[1].sides[1].of_one_thread, Some(2.0));
+        assert_eq!((lines[3].of_memcpy, lines[3].better_peer, lines[3].ratio), (Some(0.9), None, None));
+        let rows: Vec<_> = report.table().lines().map(str::to_owned).collect();
+        let cells = |of: &str| rows.iter().find(|row| row.starts_with(of)).unwrap().to_owned();
+        assert!(cells("send rate, 8 B, 4 threads ").contains(" 3.50"));
+        assert!(cells("send rate, 8 B, 4 threads, 1 device").contains(" 0.80"));
+        assert!(cells("put bandwidth, 1 MiB").contains(" 0.90"));
     }
 
     #[test]

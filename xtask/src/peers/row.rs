@@ -5,13 +5,19 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// A row: an operation, what is measured of it, and the size of its messages.
+/// A row: an operation, what is measured of it, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) op: Op,
     pub(super) test: Test,
-    /// Bytes of a message.
+    /// Bytes of a message; 0 for a barrier.
     pub(super) size: usize,
+    /// Ranks: two, but for a barrier.
+    pub(super) ranks: usize,
+    /// Threads of each rank, each with a partner at the other one.
+    pub(super) threads: usize,
+    /// Whether the threads of a rank share one device, instead of having one each.
+    pub(super) shared: bool,
 }
 
 /// An operation.
@@ -23,12 +29,20 @@ pub(super) enum Op {
     Send,
     /// Puts into mapped memory.
     Put,
+    /// Gets from mapped memory.
+    Get,
+    /// Additions to a word of mapped memory.
+    FetchAdd,
+    /// Barriers of all ranks.
+    Barrier,
+    /// No communication: what one thread copies, for comparison.
+    Memcpy,
 }
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
-    /// One way, in microseconds: the median of all messages, since all sides have it and a thread that loses its
+    /// One way, or until it is over for what is no message, in microseconds: the median of all messages, since all sides have it and a thread that loses its
     /// core for a moment does not move it. UCX prints it in steps of about 5 ns; the averages stand beside it.
     Latency,
     /// 10⁹ bytes a second: the average of the whole run on all sides.
@@ -39,22 +53,82 @@ pub(super) enum Test {
 
 /// What is measured when no rows are asked for.
 pub(super) const ROWS: &[Row] = &[
-    Row { op: Op::Am, test: Test::Latency, size: 8 },
-    Row { op: Op::Am, test: Test::Rate, size: 8 },
-    Row { op: Op::Send, test: Test::Latency, size: 8 },
-    Row { op: Op::Send, test: Test::Rate, size: 8 },
-    Row { op: Op::Send, test: Test::Latency, size: 4 << 10 },
-    Row { op: Op::Send, test: Test::Latency, size: 64 << 10 },
-    Row { op: Op::Send, test: Test::Latency, size: 1 << 20 },
-    Row { op: Op::Send, test: Test::Bandwidth, size: 64 << 10 },
-    Row { op: Op::Send, test: Test::Bandwidth, size: 1 << 20 },
-    Row { op: Op::Send, test: Test::Bandwidth, size: 4 << 20 },
-    Row { op: Op::Put, test: Test::Rate, size: 8 },
-    Row { op: Op::Put, test: Test::Bandwidth, size: 1 << 20 },
+    Row::of(Op::Am, Test::Latency, 8),
+    Row::of(Op::Am, Test::Rate, 8),
+    Row::of(Op::Send, Test::Latency, 8),
+    Row::of(Op::Send, Test::Rate, 8),
+    Row::of(Op::Send, Test::Latency, 4 << 10),
+    Row::of(Op::Send, Test::Latency, 64 << 10),
+    Row::of(Op::Send, Test::Latency, 1 << 20),
+    Row::of(Op::Send, Test::Bandwidth, 64 << 10),
+    Row::of(Op::Send, Test::Bandwidth, 1 << 20),
+    Row::of(Op::Send, Test::Bandwidth, 4 << 20),
+    Row::of(Op::Put, Test::Rate, 8),
+    Row::of(Op::Put, Test::Bandwidth, 64 << 10),
+    Row::of(Op::Put, Test::Bandwidth, 1 << 20),
+    Row::of(Op::Put, Test::Bandwidth, 4 << 20),
+    Row::of(Op::Get, Test::Latency, 8),
+    Row::of(Op::Get, Test::Bandwidth, 1 << 20),
+    Row::of(Op::FetchAdd, Test::Latency, 8),
+    Row::of(Op::FetchAdd, Test::Rate, 8),
+    Row::barrier(2),
+    Row::barrier(4),
+    Row::barrier(8),
+    Row::of(Op::Am, Test::Rate, 8).with_threads(2),
+    Row::of(Op::Am, Test::Rate, 8).with_threads(4),
+    Row::of(Op::Am, Test::Rate, 8).with_threads(8),
+    Row::of(Op::Am, Test::Rate, 8).with_threads(8).sharing(),
 ];
 
-/// The longest message of a row: what `mpi_bench` allows.
+/// The longest message of a row, and the most threads: what `mpi_bench` allows.
 const LONGEST: usize = 1 << 30;
+const MOST_THREADS: usize = 64;
+/// The most ranks of a barrier: each takes a core.
+const MOST_RANKS: usize = 64;
+
+/// These rows, and in front of those of several threads the ones that they are compared with.
+pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
+    let mut all: Vec<Row> = Vec::new();
+    for row in rows {
+        all.extend(row.of_one_thread().filter(|one| !rows.contains(one) && !all.contains(one)));
+        all.push(*row);
+    }
+    all
+}
+
+impl Row {
+    /// Of two ranks with one thread each.
+    const fn of(op: Op, test: Test, size: usize) -> Self {
+        Self { op, test, size, ranks: 2, threads: 1, shared: false }
+    }
+
+    const fn barrier(ranks: usize) -> Self {
+        Self { ranks, ..Self::of(Op::Barrier, Test::Latency, 0) }
+    }
+
+    const fn with_threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
+    }
+
+    const fn sharing(self) -> Self {
+        Self { shared: true, ..self }
+    }
+
+    /// Cores that it takes: one for each thread.
+    pub(super) fn cores(&self) -> usize {
+        if self.op == Op::Memcpy { 1 } else { self.ranks * self.threads }
+    }
+
+    /// The same with one thread, which a row of several is compared with.
+    pub(super) fn of_one_thread(&self) -> Option<Self> {
+        (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
+    }
+
+    /// Whether one `memcpy` of the same size is the most that can be expected.
+    pub(super) fn is_a_copy(&self) -> bool {
+        matches!(self.op, Op::Put | Op::Get | Op::Memcpy) && self.test == Test::Bandwidth && self.threads == 1
+    }
+}
 
 impl Op {
     /// As `carrack perf --op` knows it.
@@ -63,6 +137,28 @@ impl Op {
             Self::Am => "am",
             Self::Send => "send",
             Self::Put => "put",
+            Self::Get => "get",
+            Self::FetchAdd => "fetch_add",
+            Self::Barrier => "barrier",
+            Self::Memcpy => "memcpy",
+        }
+    }
+
+    /// How many times what is timed for a latency goes the way that counts.
+    pub(super) fn ways(self) -> f64 {
+        if matches!(self, Self::Am | Self::Send | Self::Put) { 2.0 } else { 1.0 }
+    }
+
+    const ALL: [Self; 7] =
+        [Self::Am, Self::Send, Self::Put, Self::Get, Self::FetchAdd, Self::Barrier, Self::Memcpy];
+
+    /// The tests that it has.
+    fn tests(self) -> &'static [Test] {
+        match self {
+            Self::Am | Self::Send | Self::Put | Self::Get => &[Test::Latency, Test::Bandwidth, Test::Rate],
+            Self::FetchAdd => &[Test::Latency, Test::Rate],
+            Self::Barrier => &[Test::Latency],
+            Self::Memcpy => &[Test::Bandwidth],
         }
     }
 }
@@ -104,8 +200,15 @@ impl fmt::Display for Row {
             size if size > 0 && size % (1 << 10) == 0 => (size >> 10, "KiB"),
             size => (size, "B"),
         };
+        let Self { op, test, ranks, threads, shared, .. } = self;
+        let of = match (op, threads) {
+            (Op::Barrier, _) => format!("{ranks} ranks"),
+            (_, 1) => format!("{size} {unit}"),
+            (_, threads) => format!("{size} {unit}, {threads} threads"),
+        };
+        let shared = if *shared { ", 1 device" } else { "" };
         // Through a string, so that the table can ask for a width.
-        f.pad(&format!("{} {}, {size} {unit}", self.op.name(), self.test.name()))
+        f.pad(&format!("{} {}, {of}{shared}", op.name(), test.name()))
     }
 }
 
@@ -125,18 +228,39 @@ impl FromStr for Row {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words: Vec<&str> = text.trim().split(':').collect();
-        let [op, test, size] = words[..] else {
-            return Err("expected OP:TEST:SIZE, for example send:latency:4K".into());
+        let text = text.trim();
+        let (rest, shared) = match text.strip_prefix("shared:") {
+            Some(rest) => (rest, true),
+            None => (text, false),
         };
-        let op = [Op::Am, Op::Send, Op::Put].into_iter().find(|known| known.name() == op);
-        let test =
-            [Test::Latency, Test::Bandwidth, Test::Rate].into_iter().find(|known| known.name() == test);
-        Ok(Self {
-            op: op.ok_or("the operations are am and send")?,
-            test: test.ok_or("the tests are latency, bandwidth and rate")?,
-            size: bytes(size).ok_or("a size is from 1 to 1024M, for example 8, 64K or 1M")?,
-        })
+        let words: Vec<&str> = rest.split(':').collect();
+        let [op, test, size] = words[..] else {
+            return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
+        };
+        let op = Op::ALL.into_iter().find(|known| known.name() == op);
+        let op = op.ok_or("the operations are am, send, put, get, fetch_add, barrier and memcpy")?;
+        let test = op.tests().iter().copied().find(|known| known.name() == test).ok_or_else(|| {
+            let tests: Vec<_> = op.tests().iter().map(|test| test.name()).collect();
+            format!("the tests of {} are: {}", op.name(), tests.join(", "))
+        })?;
+        let (size, threads) = size.split_once('@').unwrap_or((size, "1"));
+        let threads = threads.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
+        let threads = threads.ok_or("threads are from 1 to 64, for example 8@4")?;
+        if threads > 1 && (test == Test::Latency || op == Op::Memcpy) {
+            return Err("several threads are for rates and bandwidths of messages and remote memory".into());
+        }
+        if shared && threads == 1 {
+            return Err("one thread has nobody to share with: write shared:am:rate:8@4".into());
+        }
+        if op == Op::Barrier {
+            let ranks = size.parse().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
+            return Ok(Self::barrier(ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?));
+        }
+        let size = bytes(size).ok_or("a size is from 1 to 1024M, for example 8, 64K or 1M")?;
+        if op == Op::FetchAdd && size != 8 {
+            return Err("a fetch_add is of 8 bytes".into());
+        }
+        Ok(Self { shared, ..Self::of(op, test, size).with_threads(threads) })
     }
 }
 
@@ -156,17 +280,59 @@ mod tests {
     #[test]
     fn a_row_is_read_from_its_three_words_and_shown_with_its_unit() {
         let row: Row = "send:bandwidth:64K".parse().unwrap();
-        assert_eq!(row, Row { op: Op::Send, test: Test::Bandwidth, size: 65536 });
+        assert_eq!(row, Row::of(Op::Send, Test::Bandwidth, 65536));
         assert_eq!(row.to_string(), "send bandwidth, 64 KiB");
         assert_eq!("am:rate:8".parse::<Row>().unwrap().to_string(), "am rate, 8 B");
         assert_eq!("send:latency:1M".parse::<Row>().unwrap().to_string(), "send latency, 1 MiB");
     }
 
     #[test]
+    fn ranks_of_a_barrier_and_threads_stand_where_they_say_how_much_it_takes() {
+        let row = |text: &str| text.parse::<Row>().unwrap();
+        assert_eq!((row("barrier:latency:4"), row("barrier:latency:4").cores()), (Row::barrier(4), 4));
+        let threads = row("am:rate:8@4");
+        assert_eq!((threads.threads, threads.shared, threads.cores()), (4, false, 8));
+        assert_eq!(threads.to_string(), "am rate, 8 B, 4 threads");
+        let shared = row("shared:put:rate:8@2");
+        assert_eq!((shared.threads, shared.shared), (2, true));
+        assert_eq!(shared.of_one_thread(), Some(row("put:rate:8")));
+        assert_eq!(row("put:rate:8").of_one_thread(), None);
+        assert_eq!(with_one_thread(&[threads, threads]), [row("am:rate:8"), threads, threads]);
+        assert_eq!(with_one_thread(&[shared, row("put:rate:8")]), [shared, row("put:rate:8")]);
+        assert!(row("put:bandwidth:1M").is_a_copy() && !row("send:bandwidth:1M").is_a_copy());
+    }
+
+    #[test]
+    fn the_rows_that_are_measured_by_default_can_be_asked_for() {
+        for row in ROWS {
+            let Row { op, test, size, ranks, threads, shared } = *row;
+            let size = if op == Op::Barrier { ranks } else { size };
+            let shared = if shared { "shared:" } else { "" };
+            let text = format!("{shared}{}:{}:{size}@{threads}", op.name(), test.name());
+            assert_eq!(text.replace("@1", "").parse().as_ref(), Ok(row), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_no_row_is_refused() {
-        for wrong in
-            ["", "am", "am:rate", "get:rate:8", "am:jitter:8", "am:rate:0", "am:rate:2048M", "am:rate:x"]
-        {
+        for wrong in [
+            "",
+            "am",
+            "am:rate",
+            "scatter:rate:8",
+            "am:jitter:8",
+            "am:rate:0",
+            "am:rate:2048M",
+            "am:rate:x",
+            "barrier:rate:4",
+            "barrier:latency:1",
+            "fetch_add:rate:16",
+            "fetch_add:bandwidth:8",
+            "am:rate:8@0",
+            "am:latency:8@2",
+            "shared:am:rate:8",
+            "memcpy:bandwidth:1M@2",
+        ] {
             assert!(wrong.parse::<Row>().is_err(), "{wrong}");
         }
     }

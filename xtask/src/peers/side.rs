@@ -16,9 +16,9 @@ pub(super) trait Side {
     /// Its name and version.
     fn version(&self) -> String;
 
-    /// Whether it is one that Carrack is compared with.
-    fn is_peer(&self) -> bool {
-        true
+    /// What it is in the comparison.
+    fn role(&self) -> Role {
+        Role::Peer
     }
 
     /// Short runs, before the rounds: whether it can do the row, and with which settings it is fastest.
@@ -26,6 +26,17 @@ pub(super) trait Side {
 
     /// One run.
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError>;
+}
+
+/// What a side is in the comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Carrack.
+    Ours,
+    /// One that Carrack is compared with.
+    Peer,
+    /// No library: what the machine can do.
+    Yardstick,
 }
 
 /// The answer to whether a side can do a row.
@@ -66,10 +77,11 @@ impl Figure {
     /// What a run of so many seconds takes: messages, or round trips.
     fn iterations(&self, row: &Row, seconds: f64) -> u64 {
         let per_second = match row.test {
-            // An iteration is there and back.
-            Test::Latency => 1e6 / (2.0 * self.average.unwrap_or(self.value).max(0.001)),
-            Test::Bandwidth => self.value * 1e9 / row.size.max(1) as f64,
-            Test::Rate => self.value * 1e6,
+            // An iteration is there and back, of a ping-pong.
+            Test::Latency => 1e6 / (row.op.ways() * self.average.unwrap_or(self.value).max(0.001)),
+            // Each thread does its part.
+            Test::Bandwidth => self.value * 1e9 / row.size.max(1) as f64 / row.threads as f64,
+            Test::Rate => self.value * 1e6 / row.threads as f64,
         };
         // A float's conversion saturates, and the bounds keep what is left in reason.
         ((per_second * seconds) as u64).clamp(FEWEST, MOST)
@@ -142,11 +154,17 @@ pub(super) fn without(command: &mut Command, prefixes: &[&str]) {
 struct Line {
     test: String,
     size: usize,
+    #[serde(default = "one")]
+    threads: usize,
     latency_us: Option<Latency>,
     /// 10⁹ bytes a second.
     bandwidth_gbps: Option<f64>,
     /// 10⁶ messages a second.
     rate_mps: Option<f64>,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// One way, in microseconds.
@@ -159,7 +177,8 @@ struct Latency {
 /// Finds the figure of a row among the lines of JSON that a program said.
 pub(super) fn read_line(program: &'static str, said: &str, row: &Row) -> Result<Figure, TaskError> {
     let lines = said.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    let mut of_row = lines.filter(|line| line.size == row.size && line.test == row.test.name());
+    let mut of_row = lines
+        .filter(|line| line.size == row.size && line.threads == row.threads && line.test == row.test.name());
     let plain = |value| Figure { value, average: None };
     let figure = of_row.find_map(|line| match row.test {
         Test::Latency => line.latency_us.map(|us| Figure { value: us.p50, average: us.mean }),
@@ -212,6 +231,8 @@ mod tests {
     fn iterations_come_from_rates_and_bandwidths_and_are_never_too_few() {
         let figure = Figure { value: 10.0, average: None };
         assert_eq!(figure.iterations(&row("am:rate:8"), 2.0), 20_000_000);
+        assert_eq!(figure.iterations(&row("send:rate:8@4"), 2.0), 5_000_000);
+        assert_eq!(figure.iterations(&row("barrier:latency:4"), 1.0), 100_000);
         assert_eq!(figure.iterations(&row("send:bandwidth:1M"), 1.0), 9_536);
         assert_eq!(figure.iterations(&row("send:bandwidth:1024M"), 0.1), 100);
     }

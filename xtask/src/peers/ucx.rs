@@ -54,22 +54,32 @@ impl Ucx {
     }
 
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
+        let Some(test) = name(row) else {
+            return Err(TaskError::Missing {
+                what: format!("{row} in ucx_perftest"),
+                remedy: "leave it out",
+            });
+        };
+        let cores = self.cores.first(2).unwrap_or_default();
         let port = free_port()?;
         // Its own default, 10,000, is seconds of messages of a megabyte.
         let warm_up = (setting.iterations / 10).clamp(1, 10_000);
         let perftest = |cpu: usize, server: Option<&str>| {
             let program = self.home.join("bin/ucx_perftest");
             let mut command = self.with_libraries(Cores::pin(&[cpu], program));
-            command.args(server).args(["-p", &port.to_string(), "-t", name(row), "-f", "-v"]);
+            command.args(server).args(["-p", &port.to_string(), "-t", test, "-f", "-v"]);
+            // Its gets and additions are streams: one of them at a time is a latency.
+            let alone = row.op.ways() == 1.0 && row.test == Test::Latency;
+            command.args(alone.then_some(["-O", "1"]).into_iter().flatten());
             command.args(["-s", &row.size.to_string(), "-w", &warm_up.to_string()]);
             command.args(["-n", &setting.iterations.to_string()]);
             command.envs(setting.variant.env.iter().copied());
             command
         };
-        let mut server = Running::start(perftest(self.cores.0, None).stdout(Stdio::null()))?;
+        let mut server = Running::start(perftest(cores[0], None).stdout(Stdio::null()))?;
         wait_until_listening(port, &mut server)?;
 
-        let mut client = perftest(self.cores.1, Some("127.0.0.1"));
+        let mut client = perftest(cores[1], Some("127.0.0.1"));
         let heard = child::hear(&mut client, limit(self.seconds))?;
         wait_until_ended(&mut server)?;
         Ok(parse(&heard.unless_failed(&client)?)?.figure(row.test))
@@ -94,7 +104,10 @@ impl Side for Ucx {
     }
 
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
-        tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting))
+        match name(row) {
+            Some(_) => tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting)),
+            None => Ok(Prepared::Cannot("ucx_perftest has no such test".into())),
+        }
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
@@ -114,16 +127,22 @@ impl Final {
     }
 }
 
-/// The name after `ucx_perftest -t`.
-fn name(row: &Row) -> &'static str {
-    match (row.op, row.test) {
+/// The name after `ucx_perftest -t`, if it has the test. Of several threads it gives no figure that could be compared.
+fn name(row: &Row) -> Option<&'static str> {
+    if row.threads > 1 {
+        return None;
+    }
+    Some(match (row.op, row.test) {
         (Op::Am, Test::Latency) => "ucp_am_lat",
         (Op::Am, Test::Bandwidth | Test::Rate) => "ucp_am_bw",
         (Op::Send, Test::Latency) => "tag_lat",
         (Op::Send, Test::Bandwidth | Test::Rate) => "tag_bw",
         (Op::Put, Test::Latency) => "ucp_put_lat",
         (Op::Put, Test::Bandwidth | Test::Rate) => "ucp_put_bw",
-    }
+        (Op::Get, _) => "ucp_get",
+        (Op::FetchAdd, _) => "ucp_fadd",
+        (Op::Barrier | Op::Memcpy, _) => return None,
+    })
 }
 
 /// A port that was free a moment ago.
