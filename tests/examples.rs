@@ -52,3 +52,12 @@ fn four_processes_share_a_hash_table_without_losing_a_key() {
 fn four_processes_steal_work_until_the_whole_tree_is_searched() {
     assert!(!run("work_stealing", 4).is_empty());
 }
+
+#[test]
+fn processes_that_exchange_rows_with_their_neighbours_compute_what_one_does_alone() {
+    for ranks in [1, 4, 7] {
+        let lines = run("stencil", ranks);
+        let right = lines.iter().filter(|line| line.contains("after 300 steps as if computed alone")).count();
+        assert_eq!(right, ranks as usize, "{lines:?}");
+    }
+}
