@@ -6,7 +6,7 @@ use crate::support::{Job, done, pattern, posted, settle, until};
 use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::{
-    Buffer, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext,
+    Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +18,7 @@ crate::over_each_transport!(
     what_makes_no_sense_is_refused_and_writes_nothing,
     a_registration_that_has_ended_is_noticed,
     a_flush_ends_after_everything_before_it,
+    puts_and_flushes_end_as_they_should_while_several_threads_make_progress,
     a_region_of_a_rank_that_has_gone_is_no_place_to_put_to,
     inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_be,
 );
@@ -300,6 +301,56 @@ fn a_flush_ends_after_everything_before_it<J: Job>() {
             assert_eq!(part, pattern(number, 50_000), "{way:?}: the flush was early");
         }
         assert!(done(zero.post_flush(Rank(1)).call().unwrap()).error.is_none());
+    }
+}
+
+fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Job>() {
+    const ROUNDS: u64 = 300;
+    const LEN: usize = 20_000;
+    for way in WAYS {
+        let ground = Ground::new::<J>(way, 4 * LEN);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let threads = [0, 1, 0, 1].map(|at| {
+                let (rank, over) = (&ground.ranks[at], &over);
+                scope.spawn(move || {
+                    let mut errors = Vec::new();
+                    while !over.load(Ordering::Relaxed) {
+                        errors.extend(rank.progress().err());
+                        std::thread::yield_now();
+                    }
+                    errors
+                })
+            });
+            let zero = &ground.ranks[0];
+            for round in 0..ROUNDS {
+                let ended = CompQueue::new(16);
+                let mut under_way = 0;
+                for part in 0..4 {
+                    let bytes = pattern(4 * round + part, LEN);
+                    let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, part * LEN as u64).comp(&ended);
+                    under_way += usize::from(put.call().unwrap().is_posted());
+                }
+                let flush = done(zero.post_flush(Rank(1)).allow_posted(false).call().unwrap());
+                assert!(flush.error.is_none(), "{flush:?}");
+                let found = ground.region.whole().to_vec().unwrap();
+                for (part, bytes) in (0..).zip(found.chunks(LEN)) {
+                    assert_eq!(bytes, pattern(4 * round + part, LEN), "{way:?}: the flush was early");
+                }
+                while under_way > 0 {
+                    let Some(status) = ended.pop() else {
+                        std::thread::yield_now();
+                        continue;
+                    };
+                    assert!(status.error.is_none(), "{way:?}: {status:?}");
+                    under_way -= 1;
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+            for thread in threads {
+                assert!(thread.join().unwrap().is_empty(), "{way:?}: progress complains");
+            }
+        });
     }
 }
 

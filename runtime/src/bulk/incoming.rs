@@ -7,7 +7,7 @@ use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
-use crate::progress::{Landing, Pass};
+use crate::progress::{Deferred, Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Payload, PeerMemory, PeerMemoryError};
@@ -406,5 +406,16 @@ impl DeviceInner {
             None => route.link(runtime, self).ok().flatten(),
         };
         self.send_control(route, linked, message.encode(), payload);
+    }
+
+    /// After something with a peer was noted here: if the peer went meanwhile, on another thread, that thread may have
+    /// looked before it was noted, and nobody else would end it.
+    pub(crate) fn end_if_gone(&self, peer: Rank) {
+        let Some(cause) = self.known_route(peer).and_then(|route| route.down()) else { return };
+        let ended = self.bulk.fail(Some(peer), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
+        let mut deferred = self.deferred.lock();
+        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
+        deferred.extend(told);
+        self.deferred.set_count(deferred.len());
     }
 }

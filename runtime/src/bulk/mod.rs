@@ -34,7 +34,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device's large messages.
+/// A device's large messages. Whoever needs two of the locks takes that of `streams` before that of `offered`.
 pub(crate) struct Bulk {
     /// Sent, and not asked for yet.
     offered: Waiting<HashMap<u64, Offered>>,
@@ -88,14 +88,13 @@ impl Bulk {
     pub(crate) fn fail(&self, rank: Option<Rank>, error: &dyn Fn(Rank) -> OpError) -> Vec<Ended> {
         let concerns = |other: Rank| rank.is_none_or(|rank| rank == other);
         let mut ended = Vec::new();
-        let mut offered = self.offered.lock();
-        ended.extend(offered.extract_if(|_, one| concerns(one.rank())).map(|(_, one)| one.end(Some(error))));
-        self.offered.set_count(offered.len());
-        drop(offered);
         let mut streams = self.streams.lock();
         ended.extend(streams.extract_if(.., |one| concerns(one.rank())).map(|one| one.end(Some(error))));
         self.streams.set_count(streams.len());
-        drop(streams);
+        let mut offered = self.offered.lock();
+        ended.extend(offered.extract_if(|_, one| concerns(one.rank())).map(|(_, one)| one.end(Some(error))));
+        self.offered.set_count(offered.len());
+        drop((streams, offered));
         let mut arriving = self.arriving.lock();
         let gone = arriving.extract_if(|_, one| concerns(one.from));
         ended.extend(gone.filter_map(|(_, one)| one.target.fail(one.from, one.size, error(one.from))));

@@ -196,8 +196,9 @@ impl Bulk {
 
     /// The receiver asks for the parts. Whether there is such an offer.
     pub(crate) fn clear(&self, by: Rank, token: u64, landing: u64) -> bool {
-        let Some(offered) = self.take_offered(token, Some(by)) else { return false };
+        // Both locks, so that nobody finds it in neither place.
         let mut streams = self.streams.lock();
+        let Some(offered) = self.take_offered(token, Some(by)) else { return false };
         streams.push(Stream { offered, landing, sent: 0 });
         self.streams.set_count(streams.len());
         true
@@ -205,7 +206,12 @@ impl Bulk {
 
     /// The receiver has all it wants. `None`: there is no such offer.
     pub(crate) fn finish(&self, by: Rank, token: u64, verdict: Verdict) -> Option<Ended> {
-        let mut offered = self.take_offered(token, Some(by))?;
+        let offered = self.take_offered(token, Some(by)).or_else(|| {
+            // A put whose last part another thread is just sending: it will stand there when that thread is done.
+            drop(self.streams.lock());
+            self.take_offered(token, Some(by))
+        });
+        let mut offered = offered?;
         if let Verdict::Held(value) = verdict {
             offered.bytes = Buffer::Small(word(value));
         }
@@ -238,6 +244,7 @@ impl Bulk {
         drop(all);
         runtime.deadlines.note(deadline);
         device.control(runtime, peer, message, request.encode());
+        device.end_if_gone(peer);
     }
 
     /// Sends what a peer has asked for.
@@ -262,8 +269,9 @@ impl Bulk {
     pub(super) fn sends_to_memory(&self, peer: Rank, before: u64) -> bool {
         let concerns =
             |one: &Offered| one.rank() == peer && matches!(one.matter, Matter::Memory(name) if name < before);
-        self.offered.lock().values().any(concerns)
-            || self.streams.lock().iter().any(|stream| concerns(&stream.offered))
+        // It may be on its way from the one to the other.
+        let streams = self.streams.lock();
+        streams.iter().any(|stream| concerns(&stream.offered)) || self.offered.lock().values().any(concerns)
     }
 
     /// All bytes of a put are sent. It is over when its owner says that they are in place.
@@ -301,7 +309,18 @@ impl Pass<'_> {
                     served.push(rank);
                     at += 1;
                 }
-                Some(outcome) => ended.push((streams.remove(at), outcome)),
+                Some(outcome) => {
+                    let stream = streams.remove(at);
+                    match (outcome, stream.offered.matter) {
+                        // With the lock held: its owner's verdict may be here already, on another thread.
+                        (Ok(()), Matter::Memory(name)) => {
+                            let deadline = stream.offered.operation.deadline;
+                            bulk.await_verdict(name, stream.offered);
+                            self.inner.deadlines.note(deadline);
+                        }
+                        (outcome, _) => ended.push((stream, outcome)),
+                    }
+                }
             }
         }
         bulk.streams.set_count(streams.len());
@@ -309,15 +328,7 @@ impl Pass<'_> {
         self.moved |= moved || !ended.is_empty();
         for (stream, outcome) in ended {
             let (comp, status) = match outcome {
-                Ok(()) => match stream.offered.matter {
-                    Matter::Message | Matter::Answer => stream.end(None),
-                    Matter::Memory(name) => {
-                        let deadline = stream.offered.operation.deadline;
-                        bulk.await_verdict(name, stream.offered);
-                        self.inner.deadlines.note(deadline);
-                        continue;
-                    }
-                },
+                Ok(()) => stream.end(None),
                 Err(_) if stream.offered.matter == Matter::Answer => continue,
                 Err(error) => stream.end(Some(&|rank| OpError::of_submit(&error, rank))),
             };

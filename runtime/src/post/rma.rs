@@ -400,6 +400,7 @@ impl Post<'_, Get<'_>> {
             let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
             let request = Request { token, ..self.request(place, size as u64) };
             device.control(&self.runtime.0, self.rank, message, request.encode());
+            device.end_if_gone(self.rank);
             return Ok(Begun::UnderWay);
         };
         if region.kind().is_host()

@@ -218,7 +218,10 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
     };
     match submitted {
         Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
-        Ok(_) => Ok(Attempt::Posted),
+        Ok(_) => {
+            out.device.end_if_gone(out.rank);
+            Ok(Attempt::Posted)
+        }
         Err(error) => Err(refused(out.rank, error)),
     }
 }

@@ -15,7 +15,10 @@ impl Pass<'_> {
         for rank in self.device.busy_ranks() {
             let Some(route) = self.device.known_route(rank).cloned() else { continue };
             let mut ended = Vec::new();
-            if route.linked().is_none() {
+            if let Some(cause) = route.down() {
+                // Parked by one thread while another failed what waited.
+                ended.extend(self.device.fail_backlog(&route, cause));
+            } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
                     Ok(Some(_)) => {}
                     Ok(None) => continue,
