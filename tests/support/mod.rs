@@ -6,7 +6,10 @@
 pub mod folder;
 pub mod guard;
 pub mod pairwise;
+pub mod ranks;
 pub mod sink;
+pub mod traffic;
+pub mod words;
 
 use carrack::bootstrap::InProcess;
 use carrack::settings::{GpuChoice, Settings, SettingsBuilder, TransportChoice};
@@ -24,11 +27,16 @@ pub struct Watchdog(#[allow(dead_code, reason = "dropped to call the dog off")] 
 
 impl Watchdog {
     pub fn over(what: &str) -> Self {
+        Self::patient(what, LIMIT)
+    }
+
+    /// Over a test that takes longer than others.
+    pub fn patient(what: &str, limit: Duration) -> Self {
         let (calm, alarm) = channel::<()>();
         let what = what.to_string();
         std::thread::spawn(move || {
-            if alarm.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("the test {what} has hung for {LIMIT:?}");
+            if alarm.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("the test {what} has hung for {limit:?}");
                 std::process::abort();
             }
         });

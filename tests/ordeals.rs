@@ -1,0 +1,34 @@
+//! What ranks live through: peers that are killed or stopped, long traffic, poor machines, forks. Each time all
+//! kinds of operations run between processes, and every one of them is accounted for.
+//!
+//! | module | one idea | more of it |
+//! |---|---|---|
+//! | `kills` | a rank is killed at a random moment | `TEST_KILLS=1000` |
+//! | `stop` | a rank is stopped for a while, and goes on | `TEST_STOP_SECONDS=60` |
+//! | `soak` | very many messages, and memory that does not grow | `TEST_SOAK=100000000` |
+//! | `poor` | machines that lack something | |
+//! | `fork` | children of a rank | |
+
+mod support;
+
+#[path = "ordeals/kills.rs"]
+mod kills;
+
+use std::time::Duration;
+use support::ranks::Role;
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let Some(role) = Role::of_this_process(Duration::from_secs(60)) else { return };
+    match role.name.as_str() {
+        "kills" => kills::rank(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// How much of something: as the variable says, or else less in a debug build than in a release.
+fn amount(variable: &str, debug: u64, release: u64) -> u64 {
+    let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
+    given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
+}

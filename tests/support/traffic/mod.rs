@@ -1,0 +1,143 @@
+//! Traffic of all kinds of operations between ranks, of which every one is accounted for: by its own end, by what
+//! its other side saw, and by the bytes.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`script`] | what each rank sends each other one, known to both |
+//! | [`lane`] | a thread of a rank with a device of its own: posts, checks, counts |
+//! | [`inbox`] | what came in by itself: active messages and signals |
+
+pub mod inbox;
+pub mod lane;
+pub mod script;
+
+use super::ranks::{Role, die};
+use carrack::buffer::Region;
+use carrack::{Device, Mr, Rank, Rmr, Runtime};
+use inbox::Inbox;
+use lane::Lane;
+use script::{Plan, SLOT, Script};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Puts of a lane to one rank that are under way at a time, in each of its regions.
+pub const SLOTS: usize = 4;
+
+/// A rank that takes part in traffic.
+pub struct Taking {
+    pub runtime: Runtime,
+    plan: Plan,
+    /// A rank that may go without notice.
+    victim: Option<Rank>,
+    devices: Vec<Device>,
+    inboxes: Vec<Arc<Inbox>>,
+    /// Memory that the others map, and memory that they cannot.
+    regions: [Region; 2],
+    _registered: [Mr; 2],
+    /// Those of each rank.
+    theirs: Vec<[Rmr; 2]>,
+    steps: AtomicU64,
+    /// It kills itself when it has begun so many steps.
+    pub dies_at: u64,
+}
+
+/// Where a lane of a rank finds its places in the regions.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    ranks: usize,
+    lanes: usize,
+}
+
+impl Layout {
+    fn new(plan: Plan, ranks: u32) -> Self {
+        Self { ranks: ranks as usize, lanes: plan.lanes as usize }
+    }
+
+    /// The word that one lane of one rank adds to.
+    pub fn word(self, from: u32, lane: u32) -> u64 {
+        8 * (from as usize * self.lanes + lane as usize) as u64
+    }
+
+    pub fn slot(self, from: u32, lane: u32, slot: usize) -> u64 {
+        let words = (8 * self.ranks * self.lanes).next_multiple_of(64);
+        (words + SLOT * ((from as usize * self.lanes + lane as usize) * SLOTS + slot)) as u64
+    }
+
+    fn len(self) -> usize {
+        self.slot(self.ranks as u32, 0, 0) as usize
+    }
+}
+
+impl Taking {
+    /// Makes what it takes; when this returns, all ranks have done so.
+    pub fn part(role: &Role, runtime: Runtime, plan: Plan, victim: Option<Rank>) -> Self {
+        let mut devices = vec![runtime.default_device().clone()];
+        for _ in 1..plan.lanes {
+            devices.push(runtime.device().build().unwrap());
+        }
+        let me = runtime.rank().0;
+        let inboxes: Vec<_> = (0..plan.lanes).map(|lane| Inbox::register(&runtime, plan, lane)).collect();
+        let len = Layout::new(plan, role.size).len();
+        let regions = [runtime.allocate(len).unwrap(), Region::host(len)];
+        let registered = [0, 1].map(|at| runtime.register_memory(&regions[at]).unwrap());
+        let [mapped, other] = [0, 1].map(|at| runtime.get_rmr(&registered[at]).to_bytes());
+        let told = [&(mapped.len() as u32).to_le_bytes(), &mapped[..], &other[..]].concat();
+        role.tells("regions", &told);
+        let theirs = (0..role.size).map(|rank| {
+            let told = role.told("regions", rank);
+            let len = u32::from_le_bytes(*told.first_chunk().unwrap()) as usize;
+            [&told[4..4 + len], &told[4 + len..]].map(|bytes| Rmr::from_bytes(bytes).unwrap())
+        });
+        let theirs = theirs.collect();
+        assert!(victim != Some(Rank(me)), "a victim does not know that it is one");
+        Self {
+            runtime,
+            plan,
+            victim,
+            devices,
+            inboxes,
+            regions,
+            _registered: registered,
+            theirs,
+            steps: AtomicU64::new(0),
+            dies_at: u64::MAX,
+        }
+    }
+
+    /// Steps begun so far, of all lanes.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// Does all that is to be done, and waits for what others have to do with this rank.
+    pub fn run(&self) {
+        std::thread::scope(|scope| {
+            for lane in 0..self.plan.lanes {
+                scope.spawn(move || {
+                    // Else the other lanes wait for this one until they are taken for hanging.
+                    let ended =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Lane::of(self, lane).run()));
+                    if ended.is_err() {
+                        std::process::exit(101);
+                    }
+                });
+            }
+        });
+        let layout = Layout::new(self.plan, self.runtime.size());
+        for from in (0..self.runtime.size()).filter(|&from| Some(Rank(from)) != self.victim) {
+            for lane in (0..self.plan.lanes).filter(|_| Rank(from) != self.runtime.rank()) {
+                let script = Script::new(self.plan, from, self.runtime.rank().0, lane);
+                for (region, mapped) in self.regions.iter().zip([true, false]) {
+                    let word = region.fetch_add(layout.word(from, lane) as usize, 0).unwrap();
+                    assert_eq!(word, script.added(mapped), "rank {from} has added too often or too seldom");
+                }
+            }
+        }
+    }
+
+    fn begun(&self) {
+        if self.steps.fetch_add(1, Ordering::Relaxed) == self.dies_at {
+            die();
+        }
+    }
+}
