@@ -13,6 +13,10 @@ mod support;
 
 #[path = "ordeals/kills.rs"]
 mod kills;
+#[path = "ordeals/soak.rs"]
+mod soak;
+#[path = "ordeals/stop.rs"]
+mod stop;
 
 use std::time::Duration;
 use support::ranks::Role;
@@ -20,9 +24,12 @@ use support::ranks::Role;
 /// What a rank of these tests does. Without a role, nothing.
 #[test]
 fn a_rank_in_its_role() {
-    let Some(role) = Role::of_this_process(Duration::from_secs(60)) else { return };
+    let patience = 90 + stop::seconds() + soak::messages() / 5000;
+    let Some(role) = Role::of_this_process(Duration::from_secs(patience)) else { return };
     match role.name.as_str() {
         "kills" => kills::rank(&role),
+        "soak" => soak::rank(&role),
+        "stop" => stop::rank(&role),
         other => panic!("no role {other}"),
     }
 }

@@ -80,6 +80,14 @@ impl Ranks {
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
     }
 
+    /// Whether a signal has stopped a rank.
+    pub fn is_stopped(&self, rank: Rank) -> bool {
+        let pid = self.children[rank.0 as usize].id();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        // Behind the name, which is in parentheses.
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    }
+
     /// Waits until a rank has said something. Whether it has: it may have ended first.
     pub fn hears(&mut self, what: &str, rank: u32) -> bool {
         let folder = Folder::new(self.folder.clone(), u32::MAX, 0);
