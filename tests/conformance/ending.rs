@@ -5,9 +5,11 @@ use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
+use carrack::settings::KernelCopyChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
-    Completion, Matching, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag, UserContext,
+    Buffer, Completion, Matching, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag,
+    UserContext,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,6 +26,7 @@ over_each_transport!(
     a_receive_from_nobody_in_particular_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     packets_and_buffers_outlive_their_runtime,
+    the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later,
 );
 
 const SOON: Duration = Duration::from_secs(5);
@@ -45,11 +48,11 @@ fn a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error<J: J
         UserContext(context)
     };
     for (policy, buffer) in [
-        (Matching::RankTag, carrack::Buffer::Vec(vec![1; 10])),
-        (Matching::RankTag, carrack::Buffer::Vec(vec![2; 10])),
-        (Matching::TagOnly, carrack::Buffer::BytesMut([3; 10][..].into())),
+        (Matching::RankTag, Buffer::Vec(vec![1; 10])),
+        (Matching::RankTag, Buffer::Vec(vec![2; 10])),
+        (Matching::TagOnly, Buffer::BytesMut([3; 10][..].into())),
         (Matching::RankOnly, region.slice().into()),
-        (Matching::None, carrack::Buffer::Vec(vec![4; 10])),
+        (Matching::None, Buffer::Vec(vec![4; 10])),
     ] {
         let mut recv =
             zero.post_recv(Rank(1), buffer, Tag(1)).matching(policy).user_context(next()).comp(&*sink);
@@ -318,6 +321,34 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
 }
 
 /// Over shared memory only: a loopback link to a device that has closed fails at once (docs/STATUS.md).
+fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>() {
+    for choice in [KernelCopyChoice::Auto, KernelCopyChoice::Off] {
+        let [zero, one] = J::pair_with(J::settings().kernel_copy(choice));
+        let over = Sink::keeping();
+        let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&over);
+        assert!(posted(&[zero.clone(), one.clone()], || send.call()).is_posted());
+        drop(send);
+        let ones = [one.clone()];
+        until(&ones, || one.default_matching_engine().waiting().0 == 1);
+        drop(zero);
+        let status = over.take().pop().expect("it has ended");
+        assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
+        until(&ones, || one.peer_down(Rank(0)).is_some());
+        // The buffer is the sender's again, and holds something else by now: nobody may get that.
+        let Buffer::Vec(mut buffer) = status.buffer else { panic!("another buffer") };
+        buffer.fill(0xee);
+        let (arrived, guarded) = (Sink::keeping(), Guarded::new(100_000, 1));
+        let receive = one.post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived).call().unwrap();
+        let status = match receive {
+            Outcome::Done(status) => status,
+            _ => arrived.one(&ones),
+        };
+        assert_down(status, Rank(0));
+        guarded.assert_untouched();
+        assert_eq!(buffer, vec![0xee; 100_000]);
+    }
+}
+
 #[test]
 fn the_last_message_of_a_rank_that_has_gone_meets_a_receive_that_comes_later() {
     let [zero, one]: [Runtime; 2] = OverShm::ranks(2).try_into().unwrap();

@@ -134,6 +134,11 @@ impl DeviceInner {
             let message = usize::try_from(offer.size).unwrap_or(usize::MAX);
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
+        if let Some(cause) = self.known_route(from).and_then(|route| route.down()) {
+            // It offered before it went. Its bytes are gone with it, and what is at their address now is not known.
+            let error = OpError::PeerDown { rank: from, cause: cause.clone() };
+            return target.fail(from, size, error);
+        }
         if size == 0 {
             finish(Verdict::Done);
             return Some(target.end(from, 0, None));
@@ -161,6 +166,7 @@ impl DeviceInner {
                 self.ask_for_parts(runtime, offer.token, Arriving { from, size, target, staging, got: 0 })
             }
         }
+        self.end_if_gone(from);
         None
     }
 

@@ -267,7 +267,13 @@ impl Pass<'_> {
             Delivery::Am { from, comp, tag, payload } => self.deliver_am(from, comp, tag, payload, comps),
             Delivery::OfferedAm { from, comp, tag, offer } => self.offered_am(from, comp, tag, offer, comps),
             Delivery::Bulk { from, message, payload } => {
-                if let Err(why) = self.bulk(from, message, &payload, comps) {
+                // Of a peer that is gone everything has been ended, maybe while this was on its way, on another thread.
+                let is_gone = |device: &DeviceInner| {
+                    device.known_route(from).is_some_and(|route| route.down().is_some())
+                };
+                if let Err(why) = self.bulk(from, message, &payload, comps)
+                    && !is_gone(self.device)
+                {
                     self.complain(ProgressError::Malformed { from, why });
                 }
                 Ok(())
