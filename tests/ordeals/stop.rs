@@ -42,7 +42,8 @@ pub(crate) fn rank(role: &Role) {
     let kernel_copy = if parts == 1 { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let runtime = role.runtime(OverShm::settings().kernel_copy(kernel_copy));
     let plan = Plan { seed, steps, lanes: 1, large: 20, longest: 200_000 };
-    let taking = Taking::part(role, runtime.clone(), plan, None);
+    let mut taking = Taking::part(role, runtime.clone(), plan, None);
+    taking.patience += Duration::from_secs(seconds());
     std::thread::scope(|scope| {
         if u64::from(role.rank) == stopped {
             scope.spawn(|| {

@@ -9,7 +9,7 @@ use carrack::{
 };
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations of a lane to one peer that are under way at a time.
 const UNDER_WAY: usize = 16;
@@ -68,7 +68,7 @@ struct Flight {
     what: What,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum What {
     Message { owned: bool },
     Put(usize),
@@ -117,6 +117,7 @@ impl<'a> Lane<'a> {
 
     pub(super) fn run(mut self) {
         let mut idle = 0;
+        let mut moved = Instant::now();
         while !(0..self.peers.len()).all(|peer| self.is_over(peer)) {
             let seen = self.inbox.activity.load(Ordering::Relaxed);
             self.moved = self.at.runtime.progress_device(self.device).expect("progress");
@@ -131,7 +132,11 @@ impl<'a> Lane<'a> {
                 self.serve(peer);
             }
             idle = if self.moved { 0 } else { idle + 1 };
+            if self.moved {
+                moved = Instant::now();
+            }
             if idle > 50 {
+                assert!(moved.elapsed() < self.at.patience, "nothing moves: {}", self.state());
                 // Room in a ring wakes nobody: hence the short time.
                 let quiet = || {
                     self.ended.is_empty()
@@ -145,6 +150,27 @@ impl<'a> Lane<'a> {
             }
         }
         assert!(self.flights.is_empty());
+    }
+
+    /// For when it hangs.
+    fn state(&self) -> String {
+        let peers = self.peers.iter().map(|peer| {
+            let whats = self.flights.values().filter(|flight| self.peers[flight.peer].rank == peer.rank);
+            let whats: Vec<_> = whats.map(|flight| (flight.what, flight.step)).collect();
+            format!(
+                "\n{} (down: {:?}): step {}, {} receives, told {}, done {}, gone {}, under way {whats:?}, {:?} of {:?}",
+                peer.rank,
+                self.at.runtime.peer_down(peer.rank),
+                peer.next,
+                peer.receives,
+                peer.told,
+                peer.told_done,
+                peer.gone,
+                self.inbox.from(peer.rank.0),
+                peer.expected,
+            )
+        });
+        format!("rank {} lane {}{}", self.at.runtime.rank().0, self.lane, peers.collect::<String>())
     }
 
     fn is_over(&self, at: usize) -> bool {

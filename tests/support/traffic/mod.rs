@@ -19,6 +19,7 @@ use lane::Lane;
 use script::{Plan, SLOT, Script};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Puts of a lane to one rank that are under way at a time, in each of its regions.
 pub const SLOTS: usize = 4;
@@ -39,6 +40,8 @@ pub struct Taking {
     steps: AtomicU64,
     /// It kills itself when it has begun so many steps.
     pub dies_at: u64,
+    /// Nothing at all happens for so long only when something is wrong.
+    pub patience: Duration,
 }
 
 /// Where a lane of a rank finds its places in the regions.
@@ -101,6 +104,7 @@ impl Taking {
             theirs,
             steps: AtomicU64::new(0),
             dies_at: u64::MAX,
+            patience: Duration::from_secs(20),
         }
     }
 
