@@ -11,6 +11,8 @@
 
 mod support;
 
+#[path = "ordeals/fork.rs"]
+mod fork;
 #[path = "ordeals/kills.rs"]
 mod kills;
 #[path = "ordeals/soak.rs"]
@@ -27,6 +29,8 @@ fn a_rank_in_its_role() {
     let patience = 90 + stop::seconds() + soak::messages() / 5000;
     let Some(role) = Role::of_this_process(Duration::from_secs(patience)) else { return };
     match role.name.as_str() {
+        "exec" => fork::executes(&role),
+        "fork" => fork::rank(&role),
         "kills" => kills::rank(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),

@@ -3,7 +3,7 @@
 use crate::bulk::Bulk;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
-use crate::error::{OpError, ResourceError};
+use crate::error::{OpError, PostError, ResourceError};
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
@@ -12,6 +12,7 @@ use crate::peer::route::{Linked, Route};
 use crate::progress::{Deferred, Landing};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit};
+use carrack_transports::fork::Owner;
 use carrack_transports::mem::{Buffer, HostAllocator, MemRef, PacketPool, PacketSource, SmallBytes};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
@@ -52,6 +53,7 @@ pub(crate) struct DeviceInner {
     pub(crate) landing: Waiting<Vec<Landing>>,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
     closed: AtomicBool,
+    owner: Owner,
 }
 
 /// A list behind a lock, with its length beside it for those who only want to know whether it is empty.
@@ -188,6 +190,7 @@ impl DeviceInner {
             landing: Waiting::default(),
             deferred: Waiting::default(),
             closed: AtomicBool::new(false),
+            owner: Owner::this_process(),
         })
     }
 
@@ -203,9 +206,16 @@ impl DeviceInner {
         self.routes.get(rank.0 as usize)?.get()
     }
 
+    /// Whether nothing can be posted here any more, or not in this process.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.closed.load(Ordering::Relaxed) || !self.owner.is_here()
+    }
+
+    /// Why, when it `is_closed`.
+    #[cold]
+    pub(crate) fn why_closed(&self) -> PostError {
+        if self.owner.is_here() { PostError::Closed } else { PostError::Forked }
     }
 
     /// Puts an operation at the end of its peer's backlog. Gives it back when the limit is reached.

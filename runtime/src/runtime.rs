@@ -16,6 +16,7 @@ use crate::region::Regions;
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::wait::Sleepers;
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
+use carrack_transports::fork::Owner;
 use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::none::NoGpu;
@@ -35,7 +36,7 @@ pub(crate) struct Inner {
     /// Tells runtimes of one process apart.
     pub(crate) id: u64,
     /// The process that started it: a fork has no business here.
-    pid: u32,
+    owner: Owner,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
     pub(crate) settings: Settings,
@@ -114,7 +115,7 @@ impl RuntimeBuilder {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            pid: std::process::id(),
+            owner: Owner::this_process(),
             rank: Rank(rank),
             size,
             drivers,
@@ -369,9 +370,7 @@ impl Inner {
     /// Whether this is another process than the one that started the runtime.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        // The C library keeps no cache of the pid, and a system call for each post is out of the question:
-        // a fork is noticed where something is set up, and where a wait begins.
-        self.pid != std::process::id()
+        !self.owner.is_here()
     }
 }
 

@@ -5,6 +5,7 @@
 //! process. Abstract names have no permissions of their own: whoever accepts must check
 //! [`Channel::peer`] and a secret.
 
+use crate::fork::Owner;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -68,7 +69,7 @@ pub struct Listener(OwnedFd);
 
 /// One end of a connection.
 #[derive(Debug)]
-pub struct Channel(OwnedFd);
+pub struct Channel(OwnedFd, Owner);
 
 /// Who is at the other end, as the kernel says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +103,7 @@ impl Listener {
     /// The next connection, if one is waiting.
     pub fn accept(&self) -> Result<Option<Channel>, Errno> {
         match rustix::net::accept_with(&self.0, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-            Ok(socket) => Ok(Some(Channel(socket))),
+            Ok(socket) => Ok(Some(Channel(socket, Owner::this_process()))),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(error) => Err(error),
         }
@@ -114,7 +115,7 @@ impl Channel {
     pub fn connect(name: &[u8]) -> Result<Self, Errno> {
         let socket = new_socket()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Ok(Self(socket))
+        Ok(Self(socket, Owner::this_process()))
     }
 
     /// Who is at the other end.
@@ -130,8 +131,12 @@ impl Channel {
         rustix::process::pidfd_open(pid, PidfdFlags::empty())
     }
 
-    /// Sends one message. It goes as a whole or not at all; `Errno::AGAIN` when the socket is full.
+    /// Sends one message. It goes as a whole or not at all; `Errno::AGAIN` when the socket is full. `Errno::PERM` in a
+    /// fork, whose words would be taken for its parent's.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        if !self.1.is_here() {
+            return Err(Errno::PERM);
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {

@@ -11,6 +11,7 @@
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
+//! | [`fork`] | whether this is still the process that something belongs to |
 //! | [`sync`] | rings, queues, free lists: model-checked |
 //!
 //! This crate knows links, memory and operations. It knows nothing of tags, matching, protocols or
@@ -25,6 +26,7 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod fd_channel;
+pub mod fork;
 pub mod gpu;
 #[cfg(not(loom))]
 pub mod loopback;

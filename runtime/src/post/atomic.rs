@@ -106,6 +106,9 @@ impl Post<'_, ToFlush> {
         self.check_rank()?;
         self.check_deadline()?;
         let this = &*self;
+        if this.runtime.0.is_forked() {
+            return Err(PostError::Forked);
+        }
         let waits = this.comp.is_none() || !this.allow.posted;
         let bulk = &this.device_inner().bulk;
         let at_once = || !bulk.has_memory_operations(this.rank, bulk.now());

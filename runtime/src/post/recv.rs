@@ -67,7 +67,7 @@ impl Post<'_, Recv<'_>> {
     fn post(&mut self) -> Result<Outcome, PostError> {
         let device = self.device_inner();
         if device.is_closed() {
-            return Err(PostError::Closed);
+            return Err(device.why_closed());
         }
         self.check_deadline()?;
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);

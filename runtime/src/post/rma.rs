@@ -93,7 +93,7 @@ impl<K> Post<'_, K> {
         }
         let at = rmr.at(offset, len).ok_or(PostError::Outside { offset, len, room: rmr.len() })?;
         if device.is_closed() {
-            return Err(PostError::Closed);
+            return Err(device.why_closed());
         }
         // A rank whose memory is used must be heard of when it goes, so there has to be a link.
         let route =

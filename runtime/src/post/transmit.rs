@@ -148,7 +148,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
 fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
     let buffer = sending.buffer.as_mut().ok_or(PostError::Spent)?;
     if out.device.is_closed() {
-        return Err(PostError::Closed);
+        return Err(out.device.why_closed());
     }
     let Some(linked) = out.route.linked() else { return first_use(out, sending) };
     if let Some(path) = out.required.filter(|path| path.name() != linked.transport) {
@@ -255,9 +255,6 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
 
 #[cold]
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
-    if out.runtime.0.is_forked() {
-        return Err(PostError::Forked);
-    }
     match out.route.link(&out.runtime.0, out.device)? {
         Some(_) => attempt(out, sending),
         None => Ok(Attempt::Busy(RetryReason::of(Busy::Connecting))),

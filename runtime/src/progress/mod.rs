@@ -112,6 +112,9 @@ impl Inner {
         if in_handler() {
             return Err(ProgressError::InHandler);
         }
+        if self.is_forked() {
+            return Err(ProgressError::Forked);
+        }
         let mut scratch = SCRATCH.with(Cell::take).unwrap_or_else(|| {
             let batch = Batch::new(self.settings.poll_batch());
             Box::new(Scratch { batch, met: Vec::new(), runtime: 0, comps: Snapshot::default() })

@@ -46,6 +46,10 @@ fn run(inner: &Inner, stop: &AtomicBool) {
 
 impl Drop for ProgressThread {
     fn drop(&mut self) {
+        if self.inner.is_forked() {
+            // The thread is its parent's: here is none to wait for.
+            return std::mem::forget(self.thread.take());
+        }
         self.stop.store(true, Ordering::Release);
         self.inner.sleepers.wake();
         // The last handle may be dropped by a handler, which runs on that very thread: then it ends by itself.

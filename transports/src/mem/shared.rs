@@ -12,6 +12,7 @@
 use super::memfd::{Mapping, check_memfd, sealed_memfd};
 use super::region::host_id;
 use super::{MemKind, Region};
+use crate::fork::Owner;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -29,6 +30,7 @@ pub struct Share {
     fd: Option<OwnedFd>,
     /// The last epoch, and how many registrations stand.
     registrations: Mutex<(u64, u32)>,
+    owner: Owner,
 }
 
 /// How other processes of this machine find the memory.
@@ -67,8 +69,11 @@ impl Share {
         registrations.0
     }
 
-    /// One registration less.
+    /// One registration less. In a fork it is the parent's, and stands.
     pub fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         let mut registrations = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
         registrations.1 = registrations.1.saturating_sub(1);
         if registrations.1 == 0 {
@@ -113,7 +118,8 @@ impl Region {
     fn over(mapping: Mapping, fd: Option<OwnedFd>, len: usize) -> Self {
         // SAFETY: the mapping is longer than this.
         let base: NonNull<u8> = unsafe { mapping.base.add(BYTES) };
-        let share = Arc::new(Share { mapping, fd, registrations: Mutex::new((0, 0)) });
+        let owner = Owner::this_process();
+        let share = Arc::new(Share { mapping, fd, registrations: Mutex::new((0, 0)), owner });
         // SAFETY: the share keeps the `len` bytes at `base` mapped until it is dropped, and gives out no references.
         unsafe { Self::from_parts(base, len, MemKind::Host, host_id(), None, Box::new(share.clone())) }
             .with_share(share)
