@@ -15,6 +15,8 @@ mod support;
 mod fork;
 #[path = "ordeals/kills.rs"]
 mod kills;
+#[path = "ordeals/poor.rs"]
+mod poor;
 #[path = "ordeals/soak.rs"]
 mod soak;
 #[path = "ordeals/stop.rs"]
@@ -31,9 +33,12 @@ fn a_rank_in_its_role() {
     match role.name.as_str() {
         "exec" => fork::executes(&role),
         "fork" => fork::rank(&role),
+        "few" => poor::few(&role),
         "kills" => kills::rank(&role),
+        "no_memory" => poor::no_memory(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),
+        "traffic" => poor::traffic(&role),
         other => panic!("no role {other}"),
     }
 }

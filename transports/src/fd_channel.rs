@@ -166,6 +166,10 @@ impl Channel {
                 fds.extend(rights);
             }
         }
+        if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
+            // There was room for more: this process can have no more descriptors.
+            return Err(Errno::MFILE);
+        }
         if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Errno::MSGSIZE);
         }

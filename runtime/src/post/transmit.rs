@@ -289,7 +289,9 @@ fn refused(rank: Rank, error: SubmitError) -> PostError {
             PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
         }
         SubmitError::Down { cause, .. } => PostError::PeerDown { rank, cause },
-        SubmitError::Address(_) => PostError::Unreachable { rank, why: error.to_string() },
+        SubmitError::Address(_) | SubmitError::Lacking(_) => {
+            PostError::Unreachable { rank, why: error.to_string() }
+        }
     }
 }
 

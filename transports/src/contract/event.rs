@@ -172,6 +172,9 @@ pub enum DownCause {
     /// It would not let this rank in.
     #[error("it refused the connection: {0}")]
     Refused(String),
+    /// This process lacked what a link takes. How the peer is, is not known.
+    #[error("this process lacks what a link to it takes: {0}")]
+    Lacking(String),
 }
 
 /// A message of a few bytes: what most batches hold most of. Plain data, one cache line long, moved as such and

@@ -100,4 +100,7 @@ pub enum SubmitError {
         "an address of {0} bytes is not one of this transport's: the peer runs another version, or its address was damaged"
     )]
     Address(usize),
+    /// This process lacks what a link takes. It may be tried again.
+    #[error("this process lacks what a link takes: {0}; on open files `ulimit -n` is the limit")]
+    Lacking(String),
 }

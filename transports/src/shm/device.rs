@@ -121,6 +121,8 @@ struct Polling {
     inbound: Inbound,
     upkeep: Upkeep,
     listener: Option<Listener>,
+    /// Nobody can be let in for want of something, and that was told.
+    is_shut: bool,
 }
 
 impl ShmDevice {
@@ -147,8 +149,12 @@ impl ShmDevice {
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
-            let polling =
-                Polling { inbound: Inbound::default(), upkeep: Upkeep::default(), listener: Some(listener) };
+            let polling = Polling {
+                inbound: Inbound::default(),
+                upkeep: Upkeep::default(),
+                listener: Some(listener),
+                is_shut: false,
+            };
             Ok(Arc::new(Self {
                 shared,
                 geometry,
@@ -189,8 +195,19 @@ impl ShmDevice {
     }
 
     fn accept(&self, polling: &mut Polling) {
-        let Polling { inbound, listener: Some(listener), .. } = polling else { return };
-        while let Ok(Some(channel)) = listener.accept() {
+        let Polling { inbound, listener: Some(listener), is_shut, .. } = polling else { return };
+        loop {
+            let channel = match listener.accept() {
+                Ok(Some(channel)) => channel,
+                Ok(None) => return *is_shut = false,
+                // Whoever knocks waits, and is let in when there is what it takes.
+                Err(error) => {
+                    if !std::mem::replace(is_shut, true) {
+                        tracing::warn!(%error, "a rank that connects cannot be let in, and waits");
+                    }
+                    return;
+                }
+            };
             match inbound.admit(channel) {
                 Ok(bell) => {
                     // The hello is there already, most likely; if not the epoll set will tell.
@@ -271,19 +288,22 @@ impl Device for ShmDevice {
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
         let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let gone = |why: String| SubmitError::Down { peer, cause: DownCause::Gone(why) };
         let outgoing = Outgoing::new(peer, address, self.geometry)
-            .map_err(|error| gone(format!("no memory for a link to it: {error}")))?;
+            .map_err(|error| SubmitError::Lacking(error.to_string()))?;
         let outgoing = Arc::new(outgoing);
         let index = {
             let mut links = self.shared.outgoing();
             links.push(outgoing.clone());
-            u32::try_from(links.len() - 1).map_err(|_| gone("too many links".into()))?
+            u32::try_from(links.len() - 1).map_err(|_| SubmitError::Lacking("too many links".into()))?
         };
         match outgoing.dial(&self.shared, index) {
             Ok(true) => {}
             Ok(false) => {
                 self.shared.undialled.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(DownCause::Lacking(why)) => {
+                outgoing.close(&DownCause::Closed, false);
+                return Err(SubmitError::Lacking(why));
             }
             Err(cause) => {
                 // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.

@@ -430,6 +430,7 @@ fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSen
         Ok(Received::Nothing) => return Ok(None),
         Ok(Received::Closed) => return Err("it hung up before it said who it is".into()),
         Ok(Received::Message(len, fds)) => (len, fds),
+        Err(error @ Errno::MFILE) => return Err(format!("no descriptor is left for it: {error}")),
         Err(error) => return Err(format!("its socket failed: {error}")),
     };
     let message = Message::decode(&bytes[..len])?;

@@ -107,6 +107,9 @@ impl Outgoing {
         let channel = match Channel::connect(&sender.address.name) {
             Ok(channel) => channel,
             Err(Errno::AGAIN) => return Ok(false),
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                return Err(DownCause::Lacking(error.to_string()));
+            }
             Err(error) => return Err(DownCause::Gone(format!("nobody listens at its address: {error}"))),
         };
         let failed = |what: &str, error: Errno| DownCause::Gone(format!("{what}: {error}"));
@@ -145,6 +148,7 @@ impl Outgoing {
                 DownCause::Gone("its process has ended".into())
             }
             Ok(Received::Closed) => DownCause::Gone("its socket hung up".into()),
+            Err(error @ Errno::MFILE) => DownCause::Lacking(error.to_string()),
             Err(error) => DownCause::Protocol(format!("its socket failed: {error}")),
             Ok(Received::Message(len, fds)) => match Message::decode(&bytes[..len]) {
                 Ok(Message::Welcome { bell, fenced }) if sender.receiver.is_none() => {

@@ -1,0 +1,220 @@
+//! Machines that lack something: the runtime does without it, or says what is missing.
+
+use crate::support::ranks::{Ranks, Role, listing};
+use crate::support::traffic::Taking;
+use crate::support::traffic::script::Plan;
+use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
+use carrack::settings::{GpuChoice, Settings};
+use carrack::{PostError, Rank, Runtime, StartError, Synchronizer, Tag};
+use rand::Rng;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+// ---- what a shell can take away ----------------------------------------------------------------------
+
+/// Traffic between three ranks for which a shell has prepared something. Skipped, with the reason, where it cannot.
+fn works_after(what: &str, preparation: &str) {
+    let _watchdog = Watchdog::over(what);
+    let script = format!("{preparation} && exec \"$@\"");
+    let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"];
+    let folder = std::env::temp_dir();
+    let probe = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").env("TEST_FOLDER", folder).output();
+    match probe {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            return println!("skipped: {what}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Err(error) => return println!("skipped: {what}: unshare: {error}"),
+    }
+    Ranks::start_under(&wrapper, "traffic", 3, &[rng().random(), 0]).succeed();
+}
+
+const TINY_SHM: &str = "mount -t tmpfs -o size=1m tmpfs /dev/shm";
+/// But for the folder by which the ranks of the test find each other.
+const READ_ONLY_TMP: &str = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && mount --bind $TEST_FOLDER $TEST_FOLDER && mount -o remount,bind,rw $TEST_FOLDER";
+const LITTLE_LOCKED: &str = "ulimit -l 64";
+
+#[test]
+fn a_tiny_dev_shm_is_enough() {
+    works_after("a tiny /dev/shm", TINY_SHM);
+}
+
+#[test]
+fn tmp_need_not_be_writable() {
+    works_after("a read-only /tmp", READ_ONLY_TMP);
+}
+
+#[test]
+fn little_memory_that_can_be_locked_is_enough() {
+    works_after("ulimit -l 64", LITTLE_LOCKED);
+}
+
+#[test]
+fn a_machine_that_is_poor_in_all_of_these_is_enough() {
+    works_after("all at once", &[TINY_SHM, READ_ONLY_TMP, LITTLE_LOCKED].join(" && "));
+}
+
+pub(crate) fn traffic(role: &Role) {
+    let [seed, refused] = role.words[..] else { panic!("two words") };
+    refuse(refused as usize);
+    let runtime = role.runtime(OverShm::settings());
+    let plan = Plan { seed, steps: 300, lanes: 1, large: 20, longest: 100_000 };
+    let taking = Taking::part(role, runtime.clone(), plan, None);
+    taking.run();
+    if refused == COPIES {
+        let told = runtime.explain(Duration::from_secs(1));
+        let other = &told[(role.rank as usize + 1) % 3];
+        assert!(other.kinds.iter().any(|kind| kind.way.contains("not permitted")), "{other:?}");
+    }
+    role.meet("over", &runtime, 0..role.size);
+}
+
+// ---- what the kernel can refuse ----------------------------------------------------------------------
+
+const COPIES: u64 = 1;
+const BARRIERS: u64 = 2;
+const PROCESSES: u64 = 3;
+const EVERYTHING: u64 = 4;
+const MEMORY: u64 = 5;
+
+#[test]
+fn a_kernel_that_refuses_copies_between_processes_costs_speed_only() {
+    let _watchdog = Watchdog::over("copies");
+    Ranks::start("traffic", 3, &[rng().random(), COPIES]).succeed();
+}
+
+#[test]
+fn a_kernel_that_refuses_barriers_for_other_processes_costs_speed_only() {
+    let _watchdog = Watchdog::over("barriers");
+    Ranks::start("traffic", 3, &[rng().random(), BARRIERS]).succeed();
+}
+
+#[test]
+fn a_kernel_without_descriptors_of_processes_is_enough() {
+    let _watchdog = Watchdog::over("processes");
+    Ranks::start("traffic", 3, &[rng().random(), PROCESSES]).succeed();
+}
+
+#[test]
+fn a_kernel_that_refuses_all_of_these_is_enough() {
+    let _watchdog = Watchdog::over("everything");
+    Ranks::start("traffic", 3, &[rng().random(), EVERYTHING]).succeed();
+}
+
+#[test]
+fn a_kernel_that_gives_no_shared_memory_is_named_as_the_reason() {
+    let _watchdog = Watchdog::over("memory");
+    Ranks::start("no_memory", 2, &[]).succeed();
+}
+
+/// The system calls that this thread is refused from now on, with EPERM.
+fn refuse(which: usize) {
+    let copies = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
+    let refused = match which as u64 {
+        COPIES => copies.to_vec(),
+        BARRIERS => vec![libc::SYS_membarrier],
+        PROCESSES => vec![libc::SYS_pidfd_open],
+        EVERYTHING => [&copies[..], &[libc::SYS_membarrier, libc::SYS_pidfd_open]].concat(),
+        MEMORY => vec![libc::SYS_memfd_create],
+        _ => return,
+    };
+    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    // The system call's number is the first word of what the filter sees.
+    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    for call in refused {
+        filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1));
+        filter.push(step(
+            libc::BPF_RET | libc::BPF_K,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(),
+            0,
+            0,
+        ));
+    }
+    filter.push(step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls read what they are given, which is there; the second takes rights away from this
+    // thread, and those that it starts, only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// Without shared memory there is no way to another process, and within one there is.
+pub(crate) fn no_memory(role: &Role) {
+    refuse(MEMORY as usize);
+    let start =
+        |settings| Runtime::builder().settings(built(settings)).bootstrap(Box::new(role.bootstrap())).start();
+    let error = start(OverShm::settings()).unwrap_err();
+    assert!(matches!(error, StartError::NoTransport(_)), "{error}");
+    assert!(error.to_string().contains("shm") && error.to_string().contains("no shared memory"), "{error}");
+    let runtime = start(Settings::builder().gpu(GpuChoice::None)).unwrap();
+    role.says("here");
+    role.told("here", 1 - role.rank);
+    assert!(runtime.post_send(Rank(role.rank), b"me", Tag(1)).call().unwrap().is_done());
+    let error = runtime.post_send(Rank(1 - role.rank), b"you", Tag(1)).call().unwrap_err();
+    assert!(
+        matches!(&error, PostError::Unreachable { why, .. } if why.contains("no shared memory")),
+        "{error}"
+    );
+    let error = runtime.allocate(100).unwrap_err();
+    assert!(error.to_string().contains("cannot be had"), "{error}");
+    role.meet("over", &runtime, 0..2);
+}
+
+// ---- few descriptors ---------------------------------------------------------------------------------
+
+#[test]
+fn whoever_runs_out_of_descriptors_is_told_so_and_nothing_hangs() {
+    let _watchdog = Watchdog::over("descriptors");
+    Ranks::start("few", 1, &[]).succeed();
+}
+
+/// Two ranks in one process, with ever more descriptors to be had, until it works.
+pub(crate) fn few(_: &Role) {
+    let whole = getrlimit(Resource::Nofile);
+    for spare in 0.. {
+        let used = listing("/proc/self/fd").len() as u64;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(used - 1 + spare), ..whole }).unwrap();
+        let outcome = attempt();
+        setrlimit(Resource::Nofile, whole).unwrap();
+        match outcome {
+            Ok(()) => {
+                assert!(spare > 5, "it was not poor");
+                return;
+            }
+            Err(error) => {
+                eprintln!("with {spare} descriptors: {error}");
+                let right = error.contains("open files") && !error.contains("is gone: its process");
+                assert!(right, "with {spare} descriptors: {error}");
+            }
+        }
+        assert!(spare < 100);
+    }
+}
+
+fn attempt() -> Result<(), String> {
+    let text = |error: &dyn std::error::Error| error.to_string();
+    let ranks = Runtime::in_process_with(2, &built(OverShm::settings())).map_err(|error| text(&error))?;
+    let arrived = Synchronizer::new(1);
+    let mut receive = ranks[1].post_recv(Rank(0), vec![0; 100], Tag(1)).comp(&arrived);
+    assert!(receive.call().map_err(|error| text(&error))?.is_posted());
+    let start = Instant::now();
+    let mut sent = false;
+    while !arrived.test() {
+        for rank in &ranks {
+            rank.progress().map_err(|error| text(&error))?;
+        }
+        if !sent {
+            let send = ranks[0].post_send(Rank(1), &pattern(1, 100)[..], Tag(1)).call();
+            sent = send.map_err(|error| text(&error))?.is_done();
+        }
+        if start.elapsed() > Duration::from_secs(5) {
+            return Err("it hangs".into());
+        }
+    }
+    let status = arrived.take().unwrap().remove(0).ok().map_err(|error| text(&error))?;
+    assert_eq!(status.bytes().unwrap(), pattern(1, 100));
+    Ok(())
+}
