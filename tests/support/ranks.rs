@@ -207,6 +207,11 @@ impl Role {
         self.bootstrap().put(&said(what, self.rank), bytes).unwrap();
     }
 
+    /// Whether some rank has said something so far.
+    pub fn has_said(&self, what: &str, by: u32) -> bool {
+        self.bootstrap().get(&said(what, by)).unwrap().is_some()
+    }
+
     /// What some rank has told, once it has.
     pub fn told(&self, what: &str, by: u32) -> Vec<u8> {
         let folder = self.bootstrap();
