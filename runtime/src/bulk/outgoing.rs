@@ -122,7 +122,8 @@ impl Stream {
                 Err(error) => return Some(Err(error)),
             }
         }
-        None
+        // Found out now and not at the next step: the verdict on a put may come in between.
+        (self.sent == self.offered.bytes.len()).then_some(Ok(()))
     }
 }
 
