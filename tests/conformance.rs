@@ -7,6 +7,7 @@
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
+//! | `buffers` | lists, packets filled in place, bytes on loan |
 //! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
 //! | `groups` | barrier, broadcast, allgather of some ranks or all |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
@@ -23,6 +24,8 @@ mod support;
 
 #[path = "conformance/awaiting.rs"]
 mod awaiting;
+#[path = "conformance/buffers.rs"]
+mod buffers;
 #[path = "conformance/contract.rs"]
 mod contract;
 #[path = "conformance/control.rs"]

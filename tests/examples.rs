@@ -61,3 +61,11 @@ fn processes_that_exchange_rows_with_their_neighbours_compute_what_one_does_alon
         assert_eq!(right, ranks as usize, "{lines:?}");
     }
 }
+
+#[test]
+fn four_processes_await_each_others_blocks_and_sums() {
+    for ranks in [1, 4] {
+        let lines = run("futures", ranks);
+        assert_eq!(lines.iter().filter(|line| line.contains("all right")).count() as u32, ranks, "{lines:?}");
+    }
+}

@@ -13,7 +13,7 @@ use crate::progress::{Deferred, Landing};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit};
 use carrack_transports::fork::Owner;
-use carrack_transports::mem::{Buffer, HostAllocator, MemRef, PacketPool, PacketSource, SmallBytes};
+use carrack_transports::mem::{Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, SmallBytes};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -113,6 +113,12 @@ impl Device {
     /// Where active messages land.
     pub fn packet_pool(&self) -> &PacketPool {
         &self.0.pool
+    }
+
+    /// A packet of host memory, of so many bytes, to be filled in place and posted; it comes back in the status, to be
+    /// used again. `None` when none is left, or none is so long.
+    pub fn take_packet(&self, len: usize) -> Option<Packet> {
+        self.0.host_pool.take_with_len(len)
     }
 }
 

@@ -112,6 +112,12 @@ pub enum PostError {
     /// Outcomes were forbidden such that none is left.
     #[error("allow_posted(false) cannot be kept inside a completion handler, which may not call progress")]
     WouldBlock,
+    /// A list of buffers holds something that cannot be gathered.
+    #[error("a list of buffers cannot hold {0}: send it as a message of its own")]
+    Pieces(&'static str),
+    /// There is no memory to gather a list of buffers in.
+    #[error("there is no host memory for the {0} bytes of a list of buffers")]
+    NoMemory(usize),
     /// The memory cannot be sent from or received into.
     #[error("{0}")]
     Memory(CopyError),

@@ -2,6 +2,7 @@
 
 pub mod raw;
 
+pub use carrack_transports::contract::Loan;
 pub use carrack_transports::mem::{Buffer, Region, RegionSlice};
 
 use bytes::{Bytes, BytesMut};
@@ -65,4 +66,12 @@ macro_rules! owned {
     )+};
 }
 
-owned!(Buffer, Vec<u8>, Bytes, BytesMut, RegionSlice, Packet);
+owned!(Buffer, Vec<u8>, Bytes, BytesMut, RegionSlice, Packet, Vec<Buffer>);
+
+/// Fresh host memory, or `None` when there is not so much.
+pub(crate) fn fresh(size: usize) -> Option<Buffer> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).ok()?;
+    bytes.resize(size, 0);
+    Some(Buffer::Vec(bytes))
+}

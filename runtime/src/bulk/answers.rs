@@ -1,7 +1,8 @@
 //! What progress does about the messages that large ones need.
 
+use super::Target;
 use super::wire::{Offer, Request, Verdict, decode_landing};
-use super::{Target, fresh};
+use crate::buffer::fresh;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::error::ProgressError;

@@ -2,6 +2,7 @@
 
 use super::wire::{Offer, Verdict, encode_landing};
 use super::{Bulk, Ended};
+use crate::buffer::fresh;
 use crate::comp::{Completion, Status};
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
@@ -106,14 +107,6 @@ impl Target {
             Self::Nowhere => Some(self.end(from, size, None)),
         }
     }
-}
-
-/// Fresh host memory, or `None` when there is not so much.
-pub(crate) fn fresh(size: usize) -> Option<Buffer> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(size).ok()?;
-    bytes.resize(size, 0);
-    Some(Buffer::Vec(bytes))
 }
 
 impl DeviceInner {

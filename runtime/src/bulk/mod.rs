@@ -23,7 +23,7 @@ mod pending;
 pub(crate) mod wire;
 
 pub(crate) use flush::Flush;
-pub(crate) use incoming::{Arriving, Pull, Target, fresh};
+pub(crate) use incoming::{Arriving, Pull, Target};
 pub(crate) use outgoing::{Offered, Stream};
 
 use crate::comp::{Completion, Status};

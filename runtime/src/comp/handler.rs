@@ -7,12 +7,16 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Handler(Arc<dyn Completion>);
 
-struct Function<F>(F);
+struct Function<F, const LOANS: bool>(F);
 
-impl<F: Fn(Status) + Send + Sync> Completion for Function<F> {
+impl<F: Fn(Status) + Send + Sync, const LOANS: bool> Completion for Function<F, LOANS> {
     fn signal(&self, status: Status) -> Result<(), Status> {
         (self.0)(status);
         Ok(())
+    }
+
+    fn takes_loans(&self) -> bool {
+        LOANS
     }
 
     fn describe(&self) -> String {
@@ -23,7 +27,12 @@ impl<F: Fn(Status) + Send + Sync> Completion for Function<F> {
 impl Handler {
     /// Around `function`.
     pub fn new(function: impl Fn(Status) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Function(function)))
+        Self(Arc::new(Function::<_, false>(function)))
+    }
+
+    /// As `new`, for a function that also takes bytes on loan: see [`Completion::takes_loans`].
+    pub fn of_loans(function: impl Fn(Status) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Function::<_, true>(function)))
     }
 }
 

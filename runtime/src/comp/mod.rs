@@ -44,6 +44,13 @@ pub trait Completion: Send + Sync {
         None
     }
 
+    /// Whether active messages may be seen where their sender has put them, as [`Buffer::Loan`], and not only in a packet of
+    /// their own: saves a copy for those who copy the bytes on anyway. The place is the sender's again when the status's
+    /// buffer is dropped; whoever keeps it makes the sender wait.
+    fn takes_loans(&self) -> bool {
+        false
+    }
+
     /// A word on what this is, for messages to the user.
     fn describe(&self) -> String {
         "a completion object of the user's".into()

@@ -4,7 +4,7 @@
 //! all). It is first in, first out, and while it is not empty nothing overtakes it: so messages to a
 //! peer keep their order, whatever they wait for.
 
-use crate::bulk::fresh;
+use crate::buffer::fresh;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};

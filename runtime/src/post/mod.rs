@@ -13,6 +13,7 @@ mod am;
 mod atomic;
 mod operation;
 mod options;
+mod pieces;
 mod recv;
 mod rma;
 mod send;

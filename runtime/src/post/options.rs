@@ -162,6 +162,13 @@ pub(super) struct Sending<'a> {
     pub(super) after: Option<Event>,
 }
 
+impl Sending<'_> {
+    /// Itself, and leaves a spent one.
+    pub(super) fn take(&mut self) -> Self {
+        Self { buffer: self.buffer.take(), after: self.after.take() }
+    }
+}
+
 impl<'a, K> Post<'a, K> {
     pub(super) fn new(runtime: &'a Runtime, rank: Rank, tag: Tag, kind: K) -> Self {
         Self {

@@ -2,6 +2,7 @@
 
 use super::PostRecv;
 use super::options::{Kind, Match, Outcome, Post};
+use super::pieces::{Carries, take_list_of};
 use super::rma::Begun;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
@@ -48,7 +49,10 @@ impl<'a> PostRecv<'a> {
 
 impl Kind for Recv<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        post.call_recv()
+        match post.in_pieces() {
+            Some(called) => called,
+            None => post.call_recv(),
+        }
     }
 
     fn ticket(&self) -> Option<Ticket> {
@@ -209,5 +213,21 @@ pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Stat
 pub(super) fn defer_if_full(device: &DeviceInner, signalled: Result<(), SignalError>) {
     if let Err(SignalError::Full(comp, status)) = signalled {
         device.defer_status(comp, *status);
+    }
+}
+
+impl Carries for Recv<'_> {
+    const SENDS: bool = false;
+
+    fn take_list(&mut self) -> Option<Vec<Buffer>> {
+        take_list_of(self.buffer.as_mut()?)
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        self.buffer = Some(buffer);
+    }
+
+    fn take(&mut self) -> Self {
+        Self { buffer: self.buffer.take(), matching: self.matching, ticket: None }
     }
 }

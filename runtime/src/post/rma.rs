@@ -1,6 +1,7 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
 use super::options::{Kind, Outcome, Path, Post, RetryReason};
+use super::pieces::{Carries, take_list, take_list_of};
 use super::recv::{defer_if_full, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
@@ -35,6 +36,7 @@ pub struct Get<'a> {
 }
 
 /// Where in another rank's memory, and whom there to tell.
+#[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) rmr: &'a Rmr,
     pub(super) offset: u64,
@@ -231,7 +233,10 @@ impl PostPut<'_> {
 
 impl Kind for Put<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        post.call_put()
+        match post.in_pieces() {
+            Some(called) => called,
+            None => post.call_put(),
+        }
     }
 }
 
@@ -354,7 +359,10 @@ impl PostGet<'_> {
 
 impl Kind for Get<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        post.call_get()
+        match post.in_pieces() {
+            Some(called) => called,
+            None => post.call_get(),
+        }
     }
 }
 
@@ -417,5 +425,37 @@ impl Post<'_, Get<'_>> {
             *given = Some(buffer);
             error
         })
+    }
+}
+
+impl Carries for Put<'_> {
+    const SENDS: bool = true;
+
+    fn take_list(&mut self) -> Option<Vec<Buffer>> {
+        take_list(&mut self.buffer)
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        self.buffer = Some(SendBuffer::Owned(buffer));
+    }
+
+    fn take(&mut self) -> Self {
+        Self { buffer: self.buffer.take(), place: self.place }
+    }
+}
+
+impl Carries for Get<'_> {
+    const SENDS: bool = false;
+
+    fn take_list(&mut self) -> Option<Vec<Buffer>> {
+        take_list_of(self.buffer.as_mut()?)
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        self.buffer = Some(buffer);
+    }
+
+    fn take(&mut self) -> Self {
+        Self { buffer: self.buffer.take(), place: self.place }
     }
 }

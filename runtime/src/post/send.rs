@@ -2,8 +2,9 @@
 
 use super::PostSend;
 use super::options::{Kind, Match, Outcome, Post, Sending};
+use super::pieces::{Carries, take_list};
 use super::transmit::{Outgoing, transmit, transmit_short};
-use crate::buffer::SendBuffer;
+use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::matching::{Engines, Matching, MatchingEngine};
 use crate::names::{Rank, Tag};
@@ -77,7 +78,26 @@ impl Post<'_, Send<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
+        if let Some(called) = self.in_pieces() {
+            return called;
+        }
         let outgoing = Outgoing::of(self, header)?;
         transmit(&outgoing, &mut self.kind.sending)
+    }
+}
+
+impl Carries for Send<'_> {
+    const SENDS: bool = true;
+
+    fn take_list(&mut self) -> Option<Vec<Buffer>> {
+        take_list(&mut self.sending.buffer)
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        self.sending.buffer = Some(SendBuffer::Owned(buffer));
+    }
+
+    fn take(&mut self) -> Self {
+        Self { sending: self.sending.take(), matching: self.matching }
     }
 }

@@ -355,6 +355,7 @@ impl Pass<'_> {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
             Payload::Aside(bytes) => Buffer::Vec(bytes),
+            Payload::Loan(loan) if comp.takes_loans() => Buffer::Loan(loan),
             Payload::Loan(loan) => match self.copy_out(&loan) {
                 Some(buffer) => buffer,
                 None => return wait(Payload::Loan(loan)),

@@ -120,6 +120,16 @@ impl Loan {
         self.len == 0
     }
 
+    /// The bytes, in place.
+    ///
+    /// # Safety
+    /// The sender does not write them while they are used: no safe code of this crate's does, before the loan is dropped; another
+    /// program with the job's secret could.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped and readable, as promised when it was made; that nobody writes is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len()) }
+    }
+
     /// The bytes, for the copy function.
     pub fn view(&self) -> MemRef<'_> {
         // SAFETY: promised when it was made; the lender is kept alive by this loan.

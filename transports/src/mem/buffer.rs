@@ -1,6 +1,7 @@
 //! What an operation holds while it runs.
 
 use super::{CopyError, MemKind, MemMut, MemRef, Packet, RegionSlice, copy::copy_and_wait};
+use crate::contract::Loan;
 use bytes::{Bytes, BytesMut};
 use std::fmt;
 
@@ -77,6 +78,12 @@ pub enum Buffer {
     Region(RegionSlice),
     /// A packet of a pool, of any kind of memory; returns to its pool when dropped.
     Packet(Packet),
+    /// A message's bytes where its sender has put them, for a completion object that takes loans: never seen as a slice,
+    /// since the sender could still write them. Dropped soon, because the sender has only so many places.
+    Loan(Loan),
+    /// Several buffers that make up one message. It has no view in one piece: whoever moves its bytes takes its
+    /// buffers one by one.
+    List(Vec<Self>),
 }
 
 impl Buffer {
@@ -91,6 +98,8 @@ impl Buffer {
             Self::BytesMut(bytes) => bytes.len(),
             Self::Region(slice) => slice.len(),
             Self::Packet(packet) => packet.len(),
+            Self::Loan(loan) => loan.len(),
+            Self::List(list) => list.iter().map(Self::len).sum(),
         }
     }
 
@@ -120,7 +129,7 @@ impl Buffer {
             Self::Vec(bytes) => Some(bytes),
             Self::Bytes(bytes) => Some(bytes),
             Self::BytesMut(bytes) => Some(bytes),
-            Self::Region(_) => None,
+            Self::Region(_) | Self::Loan(_) | Self::List(_) => None,
             Self::Packet(packet) => packet.as_slice(),
         }
     }
@@ -129,11 +138,26 @@ impl Buffer {
     /// they lie there.
     pub fn to_vec(&self) -> Result<Vec<u8>, CopyError> {
         let mut bytes = vec![0; self.len()];
-        copy_and_wait(MemMut::host(&mut bytes), self.view())?;
+        self.copy_to(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// The bytes, for the copy function.
+    /// Copies the bytes from the beginning into `to`, as far as that is long, from wherever they lie. Waits for a GPU's
+    /// engine if they lie there. How many that are.
+    pub fn copy_to(&self, to: &mut [u8]) -> Result<usize, CopyError> {
+        if let Self::List(list) = self {
+            let mut done = 0;
+            for piece in list {
+                done += piece.copy_to(&mut to[done..])?;
+            }
+            return Ok(done);
+        }
+        let len = self.len().min(to.len());
+        copy_and_wait(MemMut::host(&mut to[..len]), self.view().part(0, len))?;
+        Ok(len)
+    }
+
+    /// The bytes, for the copy function. Of a list: none.
     #[inline]
     pub fn view(&self) -> MemRef<'_> {
         match self {
@@ -144,6 +168,8 @@ impl Buffer {
             Self::BytesMut(bytes) => MemRef::host(bytes),
             Self::Region(slice) => slice.view(),
             Self::Packet(packet) => packet.view(),
+            Self::Loan(loan) => loan.view(),
+            Self::List(_) => MemRef::host(&[]),
         }
     }
 
@@ -154,7 +180,7 @@ impl Buffer {
             Self::Empty => Some(MemMut::host(&mut [])),
             Self::Small(bytes) => Some(MemMut::host(bytes.as_mut_slice())),
             Self::Vec(bytes) => Some(MemMut::host(bytes)),
-            Self::Bytes(_) => None,
+            Self::Bytes(_) | Self::Loan(_) | Self::List(_) => None,
             Self::BytesMut(bytes) => Some(MemMut::host(bytes)),
             Self::Region(slice) => Some(slice.view_mut()),
             Self::Packet(packet) => Some(packet.view_mut()),
@@ -183,6 +209,12 @@ impl From<BytesMut> for Buffer {
 impl From<RegionSlice> for Buffer {
     fn from(slice: RegionSlice) -> Self {
         Self::Region(slice)
+    }
+}
+
+impl From<Vec<Self>> for Buffer {
+    fn from(list: Vec<Self>) -> Self {
+        Self::List(list)
     }
 }
 
