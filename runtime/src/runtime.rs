@@ -134,7 +134,7 @@ impl RuntimeBuilder {
             settings,
             down: Mutex::default(),
             sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
-            boards: Boards::new(size),
+            boards: Boards::new(Rank(rank), size),
             bootstrap,
         };
         let mut runtime = Runtime(Arc::new(inner), None);

@@ -17,7 +17,16 @@ impl Group {
     /// See [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
         let call = Call::begin(self, What::Barrier, Rank(0));
-        call.block(barrier(&call))
+        let steps = (0..).map_while(|step| Some((step, partners(&call, step)?)));
+        let mut here = Ok(());
+        for (step, (to, from)) in steps {
+            call.tell(to, step, 0);
+            here = call.hear_tick(from, step);
+            if here.is_err() {
+                break;
+            }
+        }
+        call.conclude(here)
     }
 
     /// As [`barrier`](Self::barrier), to be awaited. It takes its place among the group's operations when this is called.
@@ -27,14 +36,19 @@ impl Group {
     }
 }
 
-async fn barrier(call: &Call<'_>) -> Result<(), CollectiveError> {
+/// Whom a member tells in a step, and whom it hears. `None`: there is no such step.
+fn partners(call: &Call<'_>, step: u32) -> Option<(u32, u32)> {
     let (place, count) = (u64::from(call.place()), u64::from(call.count()));
+    let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;
+    // Both are below the number of members, which is a u32.
+    Some((((place + distance) % count) as u32, ((place + count - distance) % count) as u32))
+}
+
+async fn barrier(call: &Call<'_>) -> Result<(), CollectiveError> {
     let mut step = 0;
-    while 1 << step < count {
-        let distance = 1 << step;
-        // Both are below the number of members, which is a u32.
-        call.tell(((place + distance) % count) as u32, step, 0);
-        call.hear(((place + count - distance) % count) as u32, step).await?;
+    while let Some((to, from)) = partners(call, step) {
+        call.tell(to, step, 0);
+        call.hear(from, step).await?;
         step += 1;
     }
     Ok(())

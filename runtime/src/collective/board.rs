@@ -4,6 +4,7 @@ use super::group::Members;
 use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
@@ -14,6 +15,7 @@ const NOTES: usize = 1 << 16;
 
 /// A runtime's boards, by the names of their groups.
 pub(crate) struct Boards {
+    me: Rank,
     world: Arc<Board>,
     others: Mutex<HashMap<u32, Arc<Board>>>,
 }
@@ -21,10 +23,21 @@ pub(crate) struct Boards {
 /// Where notes for one group wait: also for one that this rank has not made yet.
 pub(crate) struct Board {
     pub(super) name: u32,
+    me: Rank,
     members: OnceLock<Members>,
     hash: OnceLock<u64>,
     state: Mutex<State>,
+    /// For each step of a barrier, one more than the number of the last whose note has come: a barrier's notes say nothing but
+    /// this, so they need no list. What is not as expected goes into the list all the same.
+    barriers: [AtomicU64; STEPS],
+    /// Grows with all else that those who wait may want to know.
+    stirred: AtomicU64,
+    /// How many wait with a waker.
+    sleepers: AtomicU32,
 }
+
+/// Steps of a barrier: there are no more than 2^32 ranks.
+const STEPS: usize = 32;
 
 #[derive(Default)]
 struct State {
@@ -130,10 +143,10 @@ impl Note {
 }
 
 impl Boards {
-    pub(crate) fn new(ranks: u32) -> Self {
-        let world = Board::new(0);
+    pub(crate) fn new(me: Rank, ranks: u32) -> Self {
+        let world = Board::new(0, me);
         world.found(Members::All(ranks));
-        Self { world: Arc::new(world), others: Mutex::default() }
+        Self { me, world: Arc::new(world), others: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Arc<Board>>> {
@@ -150,7 +163,7 @@ impl Boards {
         if others.len() >= BOARDS && !others.contains_key(&name) {
             return None;
         }
-        Some(others.entry(name).or_insert_with(|| Arc::new(Board::new(name))).clone())
+        Some(others.entry(name).or_insert_with(|| Arc::new(Board::new(name, self.me))).clone())
     }
 
     /// A note has come.
@@ -163,6 +176,15 @@ impl Boards {
         }
         let board = self.board(name).ok_or("it names more groups than there can be")?;
         board.pin(note)
+    }
+
+    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each barrier. Whether it is one.
+    #[inline]
+    pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
+        match name {
+            0 => self.world.tick(note),
+            _ => self.lock().get(&name).is_some_and(|board| board.tick(note)),
+        }
     }
 
     /// Something else has happened that those who wait may want to know: a rank is gone.
@@ -191,8 +213,17 @@ impl Boards {
 }
 
 impl Board {
-    fn new(name: u32) -> Self {
-        Self { name, members: OnceLock::new(), hash: OnceLock::new(), state: Mutex::default() }
+    fn new(name: u32, me: Rank) -> Self {
+        Self {
+            name,
+            me,
+            members: OnceLock::new(),
+            hash: OnceLock::new(),
+            state: Mutex::default(),
+            barriers: Default::default(),
+            stirred: AtomicU64::new(0),
+            sleepers: AtomicU32::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -201,7 +232,9 @@ impl Board {
 
     /// Makes it the board of these members. Whether it is.
     pub(super) fn found(&self, members: Members) -> bool {
-        *self.members.get_or_init(|| members.clone()) == members
+        let is_so = *self.members.get_or_init(|| members.clone()) == members;
+        self.hash();
+        is_so
     }
 
     pub(super) fn members(&self) -> &Members {
@@ -222,6 +255,24 @@ impl Board {
         number
     }
 
+    /// A note has come that says nothing but that a member is there. Whether that is all there is to it.
+    #[inline]
+    fn tick(&self, note: &Note) -> bool {
+        let (Some(members), Some(&hash)) = (self.members.get(), self.hash.get()) else { return false };
+        let count = members.count();
+        let meaning = Meaning { hash, count, what: What::Barrier, root: Rank(0) };
+        let Some(heard) = self.barriers.get(note.step as usize) else { return false };
+        if note.meaning != meaning || members.before(self.me, note.step) != Some(note.from) {
+            return false;
+        }
+        // Two threads may deliver two of them in any order.
+        heard.fetch_max(note.number + 1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            self.wake();
+        }
+        true
+    }
+
     fn pin(&self, note: Note) -> Result<(), String> {
         let mut state = self.lock();
         if note.number < state.begun && !state.active.iter().any(|active| active.number == note.number) {
@@ -232,15 +283,31 @@ impl Board {
             return Err(format!("it is {NOTES} notes ahead in group {}", self.name));
         }
         state.notes.push(note);
-        let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.wake();
         Ok(())
     }
 
     fn wake(&self) {
-        let wakers = std::mem::take(&mut self.lock().wakers);
+        self.stirred.fetch_add(1, Ordering::AcqRel);
+        let wakers = {
+            let mut state = self.lock();
+            self.sleepers.store(0, Ordering::SeqCst);
+            std::mem::take(&mut state.wakers)
+        };
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether the note of a barrier's step has come.
+    #[inline]
+    pub(super) fn has_ticked(&self, number: u64, step: u32) -> bool {
+        self.barriers.get(step as usize).is_some_and(|heard| heard.load(Ordering::SeqCst) > number)
+    }
+
+    /// Changes when there is something else to look at.
+    #[inline]
+    pub(super) fn stirred(&self) -> u64 {
+        self.stirred.load(Ordering::Acquire)
     }
 
     /// Who is waited for in an operation.
@@ -270,6 +337,7 @@ impl Board {
                 }
                 if !state.wakers.iter().any(|other| other.will_wake(waker)) {
                     state.wakers.push(waker.clone());
+                    self.sleepers.store(state.wakers.len() as u32, Ordering::SeqCst);
                 }
                 None
             }
@@ -286,7 +354,17 @@ impl Board {
     /// A note from a rank on an operation that has not begun here.
     fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
-        state.notes.iter().find(|note| note.from == from && note.number >= state.begun).copied()
+        let listed = state.notes.iter().find(|note| note.from == from && note.number >= state.begun).copied();
+        let begun = state.begun;
+        drop(state);
+        listed.or_else(|| {
+            let members = self.members.get()?;
+            let step = (0..STEPS as u32)
+                .find(|&step| members.before(self.me, step) == Some(from) && self.has_ticked(begun, step))?;
+            let meaning =
+                Meaning { hash: self.hash(), count: members.count(), what: What::Barrier, root: Rank(0) };
+            Some(Note { from, number: begun, step, meaning, word: 0 })
+        })
     }
 }
 

@@ -118,11 +118,16 @@ impl<'a> Call<'a> {
     pub(super) async fn hear(&self, from: u32, step: u32) -> Result<u64, CollectiveError> {
         let from = self.rank(from);
         let heard = poll_fn(|context| {
+            if self.has_ticked(step) {
+                return Poll::Ready(Ok(0));
+            }
             let is_meant = |note: &Note| note.from == from && note.step == step;
             let speaks_against = |note: &Note| note.meaning != self.meaning;
             match self.board.take(self.number, Some(from), is_meant, speaks_against, context.waker()) {
                 Some(note) if note.meaning == self.meaning => Poll::Ready(Ok(note.word)),
                 Some(note) => Poll::Ready(Err(self.contradiction(&note))),
+                // A note of a barrier may have come before the waker was there.
+                None if self.has_ticked(step) => Poll::Ready(Ok(0)),
                 None => match self.gone(from) {
                     Some(cause) => Poll::Ready(Err(self.down(from, cause))),
                     None => Poll::Pending,
@@ -130,6 +135,23 @@ impl<'a> Call<'a> {
             }
         });
         heard.await
+    }
+
+    /// Of a barrier: whether the note of a step has come.
+    #[inline]
+    fn has_ticked(&self, step: u32) -> bool {
+        self.meaning.what == What::Barrier && self.board.has_ticked(self.number, step)
+    }
+
+    /// As `hear`, of a barrier's note, on a thread that does nothing else: looks at one word while nothing else stirs.
+    pub(super) fn hear_tick(&self, from: u32, step: u32) -> Result<(), CollectiveError> {
+        let stirred = self.board.stirred();
+        let done = || self.has_ticked(step) || self.board.stirred() != stirred;
+        // A rank that is known to be gone stirs nothing any more: after a short while everything is looked at.
+        if self.runtime.wait_for(Duration::from_millis(1), done).is_ok() && self.has_ticked(step) {
+            return Ok(());
+        }
+        self.drive(self.hear(from, step)).map(drop)
     }
 
     /// Sends bytes to a member that waits for them.
@@ -271,15 +293,29 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Ends the operation on a thread that does nothing else.
+    pub(super) fn conclude<T>(&self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
+        if result.is_ok() && self.told_late.borrow().is_empty() {
+            self.is_over.set(true);
+            return result;
+        }
+        self.block(async { result })
+    }
+
     /// Blocks on the operation. A member that is in another group's operation, of which this rank knows nothing, while this one waits
     /// for it is taken for a mistake after a while.
     pub(super) fn block<T>(
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,
     ) -> Result<T, CollectiveError> {
+        self.drive(self.run(work))
+    }
+
+    /// Blocks on a part of the operation.
+    fn drive<T>(&self, work: impl Future<Output = Result<T, CollectiveError>>) -> Result<T, CollectiveError> {
         let patience = Duration::from_secs(self.runtime.settings().mismatch_seconds() as u64);
         let begun = Instant::now();
-        let work = pin!(self.run(work));
+        let work = pin!(work);
         let strayed = || {
             if patience.is_zero() || begun.elapsed() < patience {
                 return None;

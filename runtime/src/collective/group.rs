@@ -47,6 +47,14 @@ impl Members {
         }
     }
 
+    /// The rank whose note a rank waits for in a step of a barrier: 2^step places before it.
+    pub(super) fn before(&self, me: Rank, step: u32) -> Option<Rank> {
+        let count = u64::from(self.count());
+        let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;
+        // Below the number of members, which is a u32.
+        Some(self.at(((u64::from(self.place(me)?) + count - distance) % count) as u32))
+    }
+
     /// Tells lists of members apart: FNV-1a over the ranks.
     pub(super) fn hash(&self) -> u64 {
         (0..self.count()).fold(0xcbf2_9ce4_8422_2325, |hash, place| {

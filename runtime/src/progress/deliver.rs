@@ -4,6 +4,7 @@ use super::land::Landing;
 use super::signal::{SignalError, guarded, panicked, signal};
 use super::{Meeting, Met, Pass, Scratch};
 use crate::bulk::wire::Offer;
+use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
@@ -113,6 +114,15 @@ impl Pass<'_> {
                             full = Some(Deferred::Status(comp.clone(), status));
                             return;
                         }
+                        continue;
+                    }
+                    if let Some((group, number)) = Message::note(*header) {
+                        let from = self.device.rank_of(*from);
+                        let note = Note::decode(from, number, bytes.as_slice());
+                        if !note.is_some_and(|note| self.inner.boards.tick(group, &note)) {
+                            return;
+                        }
+                        next += 1;
                         continue;
                     }
                     match Found::decode(*header) {

@@ -99,6 +99,13 @@ impl Message {
         header.0[0] & 0xffff_ffff == AM
     }
 
+    /// The group and the number of a note.
+    #[inline(always)]
+    pub(crate) fn note(header: Header) -> Option<(u32, u64)> {
+        let [word, number] = header.0;
+        (word & 0xffff_ffff == NOTE).then_some(((word >> 32) as u32, number))
+    }
+
     /// Whether it is a message to be matched, whole.
     #[inline(always)]
     pub(crate) fn is_send(header: Header) -> bool {
