@@ -1,0 +1,183 @@
+//! What a rank says about large messages and about memory: offers, clearances, parts, ends and requests, near to right
+//! and with the wrong numbers, while operations of all kinds are under way. Whatever it says, each of these ends once.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use carrack::bootstrap::{Bootstrap, InProcess};
+use carrack::buffer::Region;
+use carrack::packet::{HostAllocator, PacketPool};
+use carrack::settings::{Settings, TransportChoice};
+use carrack::{Counter, Outcome, PostError, Rank, Rmr, Runtime, Tag};
+use carrack_transports::contract::{AddressBlob, Batch, Header, Identity, Op, PeerId, Transport};
+use carrack_transports::loopback::Loopback;
+use carrack_transports::mem::MemRef;
+use libfuzzer_sys::fuzz_target;
+use std::sync::Arc;
+
+/// Bytes of the region that the others may reach.
+const ROOM: usize = 20_000;
+
+/// A number that is likely to mean something.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Word {
+    Small(u8),
+    Len(u16),
+    Any(u64),
+}
+
+impl Word {
+    fn get(self) -> u64 {
+        match self {
+            Self::Small(number) => number.into(),
+            Self::Len(number) => number.into(),
+            Self::Any(number) => number,
+        }
+    }
+}
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// One of the messages, with so many words after its header.
+    Say {
+        kind: u8,
+        comp: u8,
+        second: Word,
+        words: [Word; 5],
+        count: u8,
+    },
+    /// A part, with so many bytes.
+    Part {
+        landing: u8,
+        offset: Word,
+        len: u16,
+    },
+    /// A request for the region that there is, but for its place.
+    Request {
+        kind: u8,
+        token: Word,
+        offset: Word,
+        first: Word,
+        second: Word,
+    },
+    Send {
+        len: u16,
+    },
+    Receive {
+        tag: u8,
+        room: u16,
+    },
+    Put {
+        len: u16,
+        number: Word,
+    },
+    Get {
+        len: u16,
+        number: Word,
+    },
+    Add {
+        number: Word,
+    },
+    Flush,
+    Progress,
+}
+
+fuzz_target!(|steps: Vec<Step>| {
+    let _ = play(steps);
+});
+
+fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
+    let [mine, theirs] = <[InProcess; 2]>::try_from(InProcess::job(2)?).map_err(|_| "two ranks")?;
+    let settings =
+        Settings::builder().transports([TransportChoice::Loopback]).build_from_vars([("", ""); 0])?;
+    let runtime = Runtime::builder().settings(settings).bootstrap(Box::new(mine)).start()?;
+    let ended = Counter::new();
+    let told = Counter::new();
+    runtime.register_comp(&told)?;
+    let region = Region::host(ROOM);
+    let registered = runtime.register_memory(&region)?;
+    let rmr = runtime.get_rmr(&registered).to_bytes();
+    let number = u64::from_le_bytes(*rmr[4..].first_chunk().ok_or("a number")?);
+
+    let loopback = Loopback::new(8 << 10);
+    let identity = Identity { me: PeerId(1), ranks: 2, secret: *theirs.job().as_bytes() };
+    let domain = loopback.open(&loopback.devices()?.remove(0), identity)?;
+    let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 16)))?;
+    // Where this rank's messages go, so that they are sent and not kept back: a count of one, the transport's name
+    // and its length, the address and its length.
+    let address = device.address();
+    let name = b"loopback";
+    let mut published = vec![1, name.len() as u8];
+    published.extend(name);
+    published.extend((address.0.len() as u16).to_le_bytes());
+    published.extend(&address.0);
+    theirs.put("device/1/0", &published)?;
+    let published = theirs.get("device/0/0")?.ok_or("an address")?;
+    let link = device.connect(&AddressBlob(published[1 + 1 + name.len() + 2..].to_vec()), PeerId(0))?;
+    let say = |header: [u64; 2], bytes: &[u8]| {
+        let _ = link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) });
+    };
+    let flat = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    // A region of rank 1's by any number, of more bytes than are ever asked for.
+    let remote = |number: u64| {
+        let bytes = [&1_u32.to_le_bytes()[..], &flat(&[number, 0, 1 << 20])].concat();
+        Rmr::from_bytes(&bytes)
+    };
+    let mut posted = 0;
+    let mut count = |outcome: Result<Outcome, PostError>| {
+        posted += u64::from(outcome.is_ok_and(|outcome| outcome.is_posted()));
+    };
+
+    for step in steps {
+        match step {
+            Step::Say { kind, comp, second, words, count } => {
+                // From the offer of an active message on.
+                let kind = 3 + u64::from(kind % 11);
+                let mut words = words.map(Word::get);
+                if kind == 3 {
+                    // Memory for whatever it offers is taken at once.
+                    words[0] %= 1 << 16;
+                }
+                let header = kind | u64::from(comp % 4) << 32;
+                let header = if kind == 4 { kind | 3 << 8 } else { header };
+                say([header, second.get()], &flat(&words[..usize::from(count % 6)]));
+            }
+            Step::Part { landing, offset, len } => {
+                let bytes = vec![9; usize::from(len) % 8193];
+                say([6 | offset.get() << 8, landing.into()], &bytes);
+            }
+            Step::Request { kind, token, offset, first, second } => {
+                let kind = 9 + u64::from(kind % 3);
+                let words = [token.get(), number, offset.get(), first.get(), second.get()];
+                say([kind, u64::from(kind == 11 && second.get() % 2 == 0)], &flat(&words));
+            }
+            Step::Send { len } => {
+                let bytes = vec![1; 8193 + usize::from(len)];
+                count(runtime.post_send(Rank(1), bytes, Tag(1)).comp(&ended).call());
+            }
+            Step::Receive { tag, room } => {
+                let buffer = vec![0; room.into()];
+                count(runtime.post_recv(Rank(1), buffer, Tag(u64::from(tag % 4))).comp(&ended).call());
+            }
+            Step::Put { len, number } => {
+                let rmr = remote(number.get())?;
+                count(runtime.post_put(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).call());
+            }
+            Step::Get { len, number } => {
+                let rmr = remote(number.get())?;
+                count(runtime.post_get(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).call());
+            }
+            Step::Add { number } => {
+                let rmr = remote(number.get())?;
+                count(runtime.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&ended).call());
+            }
+            Step::Flush => count(runtime.post_flush(Rank(1)).comp(&ended).call()),
+            Step::Progress => {
+                let _ = runtime.progress().map_err(|error| error.to_string());
+                let _ = device.poll(&mut Batch::new(8), &mut |batch| batch.drain().for_each(drop));
+            }
+        }
+    }
+    drop((registered, runtime));
+    assert_eq!(ended.get() + ended.failed(), posted, "an operation has not ended, or has twice");
+    Ok(())
+}

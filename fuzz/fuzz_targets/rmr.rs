@@ -1,0 +1,39 @@
+//! The name of a remote region, as another rank has sent it, and what operations make of it.
+#![no_main]
+
+use carrack::settings::{Settings, TransportChoice};
+use carrack::{Rank, Rmr, Runtime};
+use libfuzzer_sys::fuzz_target;
+use std::sync::OnceLock;
+
+/// Two ranks, of which the second is there and says nothing.
+fn ranks() -> Option<&'static Vec<Runtime>> {
+    static RANKS: OnceLock<Option<Vec<Runtime>>> = OnceLock::new();
+    let start = || {
+        let settings = Settings::builder().transports([TransportChoice::Loopback]);
+        Runtime::in_process_with(2, &settings.build_from_vars([("", ""); 0]).ok()?).ok()
+    };
+    RANKS.get_or_init(start).as_ref()
+}
+
+fuzz_target!(|input: (&[u8], u64, u64)| {
+    let (bytes, offset, len) = input;
+    let Ok(rmr) = Rmr::from_bytes(bytes) else { return };
+    let again = Rmr::from_bytes(&rmr.to_bytes());
+    assert_eq!(
+        again.map(|again| (again.owner(), again.len(), format!("{again:?}"))),
+        Ok((rmr.owner(), rmr.len(), format!("{rmr:?}")))
+    );
+    if let Some(part) = rmr.slice(offset, len) {
+        assert!(part.len() == len && offset.checked_add(len).is_some_and(|end| end <= rmr.len()));
+    }
+    let Some([zero, _]) = ranks().map(Vec::as_slice) else { return };
+    // What can be had at once is copied or refused; what its owner would have to do is none of this target's business.
+    let rank = Rank(rmr.owner().0 % 2);
+    for bytes in [&[][..], &[1; 100]] {
+        let mut put = zero.post_put(rank, bytes, &rmr, offset);
+        if rmr.owner() != rank || offset.checked_add(bytes.len() as u64).is_none_or(|end| end > rmr.len()) {
+            assert!(put.call().is_err());
+        }
+    }
+});
