@@ -100,8 +100,8 @@ fn goes_on(role: &Role, runtime: &Runtime, theirs: &[Rmr; 2]) {
     for rmr in theirs {
         assert!(done(runtime.post_fetch_add(Rank(1 - role.rank), rmr, 8, 7).call().unwrap()).error.is_none());
     }
-    runtime.barrier().unwrap();
     assert!(runtime.peer_down(Rank(1 - role.rank)).is_none());
+    runtime.barrier().unwrap();
 }
 
 fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {

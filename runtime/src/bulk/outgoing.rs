@@ -161,15 +161,11 @@ impl Bulk {
         let payload = offer.encode();
         let op = Op::AmCopied { header: Message::offering(header), bytes: MemRef::host(payload.as_slice()) };
         match linked.link.submit(op) {
-            Ok(Submit::Busy(busy)) => {
-                self.take_back(offer.token, bytes, original);
-                Ok(Submit::Busy(busy))
-            }
-            Ok(_) => Ok(Submit::Posted),
-            Err(error) => {
-                self.take_back(offer.token, bytes, original);
-                Err(error)
-            }
+            Ok(Submit::Busy(busy)) if self.take_back(offer.token, bytes, original) => Ok(Submit::Busy(busy)),
+            Err(error) if self.take_back(offer.token, bytes, original) => Err(error),
+            // It has gone; or it was ended on another thread, with its buffer and for its completion object: once is
+            // enough.
+            _ => Ok(Submit::Posted),
         }
     }
 
@@ -181,10 +177,11 @@ impl Bulk {
         ended
     }
 
-    fn take_back(&self, token: u64, bytes: &mut Buffer, original: &mut Option<Buffer>) {
-        if let Some(offered) = self.take_offered(token, None) {
-            (*bytes, *original) = (offered.bytes, offered.original);
-        }
+    /// Whether it was still there.
+    fn take_back(&self, token: u64, bytes: &mut Buffer, original: &mut Option<Buffer>) -> bool {
+        let Some(offered) = self.take_offered(token, None) else { return false };
+        (*bytes, *original) = (offered.bytes, offered.original);
+        true
     }
 
     fn take_offered(&self, token: u64, by: Option<Rank>) -> Option<Offered> {
