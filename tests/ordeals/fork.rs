@@ -63,12 +63,10 @@ pub(crate) fn rank(role: &Role) {
     let runtime = role.runtime(OverShm::settings());
     let [mapped, owned] = [runtime.allocate(64).unwrap(), Region::host(64)];
     let registered = [&mapped, &owned].map(|region| runtime.register_memory(region).unwrap());
-    let [one, two] = [0, 1].map(|at| {
-        let all = runtime.allgather(&runtime.get_rmr(&registered[at]).to_bytes());
-        all.map(|all| Rmr::from_bytes(&all[1 - role.rank as usize]).unwrap())
+    let theirs = [0, 1].map(|at| {
+        let all = runtime.allgather(&runtime.get_rmr(&registered[at]).to_bytes()).unwrap();
+        Rmr::from_bytes(&all[1 - role.rank as usize]).unwrap()
     });
-    // The regions' names are of different lengths, but each of them has one length on all ranks.
-    let theirs = [one.unwrap(), two.unwrap()];
     exchange(role, &runtime, 0);
     if role.rank == 0 {
         // Of the last handle that there is the child's copy is dropped, when it leaves as programs do.
