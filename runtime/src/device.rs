@@ -261,6 +261,10 @@ impl DeviceInner {
         header: Header,
         payload: SmallBytes,
     ) {
+        if !self.owner.is_here() {
+            // It would be taken for the parent's.
+            return;
+        }
         if let Some(linked) = linked.filter(|_| route.is_open()) {
             let op = Op::AmCopied { header, bytes: MemRef::host(payload.as_slice()) };
             if let Ok(Submit::Done | Submit::Posted) = linked.link.submit(op) {

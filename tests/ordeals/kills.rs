@@ -42,7 +42,7 @@ pub(crate) fn rank(role: &Role) {
     let before = listing("/proc/self/fd").len();
     let kernel_copy = if parts == 1 { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let runtime = role.runtime(OverShm::settings().kernel_copy(kernel_copy));
-    let plan = Plan { seed, steps: STEPS, lanes: lanes as u32, large: 25, longest: 200_000 };
+    let plan = Plan { seed, steps: STEPS, lanes: lanes as u32, large: 25, longest: 300_000, room: 270_000 };
     let mut taking = Taking::part(role, runtime.clone(), plan, (!is_victim).then_some(victim));
     if is_victim {
         match by_clock {

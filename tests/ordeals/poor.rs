@@ -59,7 +59,7 @@ pub(crate) fn traffic(role: &Role) {
     let [seed, refused] = role.words[..] else { panic!("two words") };
     refuse(refused as usize);
     let runtime = role.runtime(OverShm::settings());
-    let plan = Plan { seed, steps: 300, lanes: 1, large: 20, longest: 100_000 };
+    let plan = Plan { seed, steps: 300, lanes: 1, large: 20, longest: 100_000, room: 16_384 };
     let taking = Taking::part(role, runtime.clone(), plan, None);
     taking.run();
     if refused == COPIES {

@@ -29,7 +29,7 @@ pub(crate) fn rank(role: &Role) {
     let runtime = role.runtime(OverShm::settings());
     let others = u64::from(RANKS - 1) * u64::from(LANES);
     let steps = messages() / (u64::from(RANKS) * others);
-    let plan = Plan { seed: role.words[0], steps, lanes: LANES, large: 2, longest: 40_000 };
+    let plan = Plan { seed: role.words[0], steps, lanes: LANES, large: 2, longest: 40_000, room: 16_384 };
     let taking = Taking::part(role, runtime.clone(), plan, None);
     let early = std::thread::scope(|scope| {
         let early = scope.spawn(|| {

@@ -41,7 +41,7 @@ pub(crate) fn rank(role: &Role) {
     let steps = amount("TEST_STOP_STEPS", 2000, 20_000);
     let kernel_copy = if parts == 1 { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let runtime = role.runtime(OverShm::settings().kernel_copy(kernel_copy));
-    let plan = Plan { seed, steps, lanes: 1, large: 20, longest: 200_000 };
+    let plan = Plan { seed, steps, lanes: 1, large: 20, longest: 300_000, room: 270_000 };
     let mut taking = Taking::part(role, runtime.clone(), plan, None);
     taking.patience += Duration::from_secs(seconds());
     std::thread::scope(|scope| {

@@ -16,7 +16,7 @@ use carrack::buffer::Region;
 use carrack::{Device, Mr, Rank, Rmr, Runtime};
 use inbox::Inbox;
 use lane::Lane;
-use script::{Plan, SLOT, Script};
+use script::{Plan, Script};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -49,11 +49,12 @@ pub struct Taking {
 pub struct Layout {
     ranks: usize,
     lanes: usize,
+    room: usize,
 }
 
 impl Layout {
     fn new(plan: Plan, ranks: u32) -> Self {
-        Self { ranks: ranks as usize, lanes: plan.lanes as usize }
+        Self { ranks: ranks as usize, lanes: plan.lanes as usize, room: plan.room }
     }
 
     /// The word that one lane of one rank adds to.
@@ -63,7 +64,7 @@ impl Layout {
 
     pub fn slot(self, from: u32, lane: u32, slot: usize) -> u64 {
         let words = (8 * self.ranks * self.lanes).next_multiple_of(64);
-        (words + SLOT * ((from as usize * self.lanes + lane as usize) * SLOTS + slot)) as u64
+        (words + self.room * ((from as usize * self.lanes + lane as usize) * SLOTS + slot)) as u64
     }
 
     fn len(self) -> usize {

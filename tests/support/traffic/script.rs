@@ -38,10 +38,10 @@ pub struct Plan {
     pub large: u64,
     /// The longest.
     pub longest: usize,
+    /// The longest put.
+    pub room: usize,
 }
 
-/// Room for a put.
-pub const SLOT: usize = 16 << 10;
 /// Longest message in one piece.
 const PACKET: u64 = 8192;
 
@@ -93,7 +93,7 @@ impl Script {
         let large = below(100) < self.plan.large;
         let small = below(100);
         let (room, shortest) = match kind {
-            Kind::Put { .. } => (SLOT as u64, 1),
+            Kind::Put { .. } => (self.plan.room as u64, 1),
             _ => (self.plan.longest as u64, 0),
         };
         let size = match small {
@@ -136,7 +136,7 @@ impl Script {
 
 #[test]
 fn a_script_has_steps_of_all_kinds_and_sizes_and_they_can_be_told_apart() {
-    let plan = Plan { seed: 5, steps: 2000, lanes: 1, large: 10, longest: 50_000 };
+    let plan = Plan { seed: 5, steps: 2000, lanes: 1, large: 10, longest: 50_000, room: 20_000 };
     let script = Script::new(plan, 0, 1, 0);
     let steps: Vec<Step> = (0..plan.steps).map(|at| script.step(at)).collect();
     let count = |which: &dyn Fn(&Step) -> bool| steps.iter().filter(|step| which(step)).count();
@@ -145,7 +145,7 @@ fn a_script_has_steps_of_all_kinds_and_sizes_and_they_can_be_told_apart() {
     for kind in [Kind::Send, Kind::Am, Kind::Flush, Kind::Put { mapped: true }, Kind::Add { mapped: false }] {
         assert!(count(&|step| step.kind == kind) > 10, "{kind:?}");
     }
-    assert!(count(&|step| matches!(step.kind, Kind::Put { .. }) && !(1..=SLOT).contains(&step.size)) == 0);
+    assert!(count(&|step| matches!(step.kind, Kind::Put { .. }) && !(1..=20_000).contains(&step.size)) == 0);
     assert_ne!(script.arrivals(), Script::new(plan, 1, 0, 0).arrivals());
     assert_ne!(script.added(true), Script::new(plan, 0, 1, 1).added(true));
 }
