@@ -4,6 +4,7 @@
 //! that has passed does progress look at everything that waits: an operation which is over in time, as nearly all are, costs
 //! one look at the clock when it is posted and leaves nothing behind.
 
+use crate::chores::{Chore, Chores};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -44,41 +45,54 @@ impl Deadline {
 }
 
 /// The earliest deadline of a runtime's operations.
-pub(crate) struct Deadlines(AtomicU64);
+pub(crate) struct Deadlines {
+    earliest: AtomicU64,
+    chores: Chores,
+}
 
 impl Deadlines {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(u64::MAX))
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self { earliest: AtomicU64::new(u64::MAX), chores: chores.clone() }
     }
 
     /// Notes one more, of an operation that now waits.
     #[inline]
     pub(crate) fn note(&self, deadline: Deadline) {
         if deadline.is_some() {
-            self.0.fetch_min(deadline.0, Ordering::AcqRel);
+            self.earliest.fetch_min(deadline.0, Ordering::AcqRel);
+            self.chores.set(Chore::Deadlines, true);
         }
     }
 
     /// Whether there is any.
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != u64::MAX
+        self.earliest.load(Ordering::SeqCst) != u64::MAX
     }
 
     /// The time, if the earliest deadline has passed. The caller looks at everything that waits, and notes
     /// what is left; nobody else does meanwhile.
     pub(crate) fn due(&self) -> Option<Deadline> {
-        let earliest = self.0.load(Ordering::Acquire);
+        let earliest = self.earliest.load(Ordering::Acquire);
+        if earliest == u64::MAX {
+            // First the bit, then a look: one that is noted in between sets it again.
+            self.chores.set(Chore::Deadlines, false);
+            self.chores.set(Chore::Deadlines, self.any());
+            return None;
+        }
         let now = Deadline::now();
-        let due = earliest != u64::MAX && Deadline(earliest).has_passed(now);
-        let mine =
-            due && self.0.compare_exchange(earliest, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let due = Deadline(earliest).has_passed(now);
+        let mine = due
+            && self
+                .earliest
+                .compare_exchange(earliest, u64::MAX, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok();
         mine.then_some(now)
     }
 
     /// How long one may sleep.
     pub(crate) fn limit(&self, longest: Duration) -> Duration {
-        match Deadline(self.0.load(Ordering::Acquire)) {
+        match Deadline(self.earliest.load(Ordering::Acquire)) {
             Deadline::NEVER => longest,
             earliest => earliest.span(Deadline::now()).min(longest),
         }
@@ -91,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_earliest_deadline_is_due_once() {
-        let deadlines = Deadlines::new();
+        let deadlines = Deadlines::new(&Chores::default());
         assert!(!deadlines.any() && deadlines.due().is_none());
         deadlines.note(Deadline::after(Duration::from_secs(1000)));
         deadlines.note(Deadline::NEVER);

@@ -1,6 +1,7 @@
 //! Devices: resources that a thread can have for itself.
 
 use crate::bulk::Bulk;
+use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::{OpError, PostError, ResourceError};
@@ -16,8 +17,8 @@ use carrack_transports::fork::Owner;
 use carrack_transports::mem::{Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, SmallBytes};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Operations that links can hold at a time, of one device.
 const OUTSTANDING: usize = 256;
@@ -41,8 +42,7 @@ pub(crate) struct DeviceInner {
     /// Host packets, for staging and for messages that wait. The same pool when that is host memory.
     pub(crate) host_pool: PacketPool,
     /// Ranks whose backlog is not empty.
-    busy: Mutex<Vec<Rank>>,
-    busy_count: AtomicU32,
+    busy: Waiting<Vec<Rank>>,
     /// Operations that links hold.
     pub(crate) outstanding: Slab<Outstanding>,
     /// Large messages.
@@ -52,39 +52,10 @@ pub(crate) struct DeviceInner {
     pub(crate) deaf: Deaf,
     pub(crate) landing: Waiting<Vec<Landing>>,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
+    /// What of all this is not empty.
+    pub(crate) chores: Chores,
     closed: AtomicBool,
     owner: Owner,
-}
-
-/// A list behind a lock, with its length beside it for those who only want to know whether it is empty.
-#[derive(Default)]
-pub(crate) struct Waiting<T> {
-    list: Mutex<T>,
-    count: AtomicU32,
-}
-
-impl<T> Waiting<T> {
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
-    }
-
-    #[inline]
-    pub(crate) fn count(&self) -> u32 {
-        self.count.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.list.try_lock().ok()
-    }
-
-    pub(crate) fn set_count(&self, count: usize) {
-        self.count.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
-    }
 }
 
 /// One transport's part of a device.
@@ -180,6 +151,7 @@ impl DeviceInner {
             .bootstrap
             .put(&address::key(runtime.rank.0, index), &address::encode(&addresses))
             .map_err(|error| ResourceError::Publish(error.to_string()))?;
+        let chores = Chores::default();
         Ok(Self {
             index,
             lanes: lanes.into(),
@@ -187,14 +159,14 @@ impl DeviceInner {
             lands_on_host: pool.kind().is_host(),
             pool,
             host_pool,
-            busy: Mutex::default(),
-            busy_count: AtomicU32::new(0),
+            busy: Waiting::for_progress(&chores, Chore::Backlogs),
             outstanding: Slab::new(OUTSTANDING),
-            bulk: Bulk::new(settings.offers()),
-            holds: Holds::new(),
+            bulk: Bulk::new(settings.offers(), &chores),
+            holds: Holds::new(&chores),
             deaf: Deaf::default(),
-            landing: Waiting::default(),
-            deferred: Waiting::default(),
+            landing: Waiting::for_progress(&chores, Chore::Landings),
+            deferred: Waiting::for_progress(&chores, Chore::Deferred),
+            chores,
             closed: AtomicBool::new(false),
             owner: Owner::this_process(),
         })
@@ -237,11 +209,11 @@ impl DeviceInner {
         backlog.push_back(parked);
         route.set_waiting(backlog.len());
         if backlog.len() == 1 {
-            let mut busy = self.busy();
+            let mut busy = self.busy.lock();
             if !busy.contains(&route.rank) {
                 busy.push(route.rank);
             }
-            self.busy_count.store(u32::try_from(busy.len()).unwrap_or(u32::MAX), Ordering::Release);
+            self.busy.set_count(busy.len());
         }
         Ok(())
     }
@@ -287,29 +259,26 @@ impl DeviceInner {
 
     /// Whether anything waits that no descriptor tells of.
     pub(crate) fn has_chores(&self) -> bool {
-        self.has_backlogs() || self.bulk.has_chores() || !self.landing.is_empty() || !self.deferred.is_empty()
-    }
-
-    fn busy(&self) -> MutexGuard<'_, Vec<Rank>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        // Ranks that hold are told to go on by whoever receives, and makes progress then.
+        self.chores.there().but(Chore::Holds).any()
     }
 
     /// Whether any backlog is not empty.
     #[inline]
     pub(crate) fn has_backlogs(&self) -> bool {
-        self.busy_count.load(Ordering::Acquire) != 0
+        !self.busy.is_empty()
     }
 
     /// The ranks whose backlog is not empty.
     pub(crate) fn busy_ranks(&self) -> Vec<Rank> {
-        self.busy().clone()
+        self.busy.lock().clone()
     }
 
     /// A backlog was emptied, says the caller who holds its lock.
     pub(crate) fn not_busy(&self, rank: Rank) {
-        let mut busy = self.busy();
+        let mut busy = self.busy.lock();
         busy.retain(|&other| other != rank);
-        self.busy_count.store(u32::try_from(busy.len()).unwrap_or(u32::MAX), Ordering::Release);
+        self.busy.set_count(busy.len());
     }
 
     /// Everything that waited for a peer which is gone.

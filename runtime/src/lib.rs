@@ -52,6 +52,7 @@
 pub mod bootstrap;
 pub mod buffer;
 mod bulk;
+mod chores;
 mod collective;
 pub mod comp;
 mod deadline;

@@ -1,5 +1,6 @@
 //! What a rank waits for: for whoever wonders why nothing moves.
 
+use crate::chores::Chore;
 use crate::device::{Device, DeviceInner};
 use crate::error::WaitError;
 use crate::names::{Rank, Tag};
@@ -149,13 +150,21 @@ impl Inner {
         }
     }
 
-    /// Prints what is pending, if somebody has asked for it by SIGUSR1.
+    /// Prints what is pending: somebody has asked for it by SIGUSR1.
     #[cold]
     pub(crate) fn dump(&self) {
-        if self.dump.take() {
-            // One write, so that the dumps of several ranks do not mix.
-            eprint!("{}", self.pending());
+        // The signal has set all bits. First they go, then those come back that should: one that is set in between stays.
+        self.chores.take_all();
+        let (deadlines, retries, suspects) = (self.deadlines.any(), self.retries.any(), self.suspects.any());
+        for (chore, is_there) in
+            [(Chore::Deadlines, deadlines), (Chore::Retries, retries), (Chore::Suspects, suspects)]
+        {
+            if is_there {
+                self.chores.set(chore, true);
+            }
         }
+        // One write, so that the dumps of several ranks do not mix.
+        eprint!("{}", self.pending());
     }
 }
 

@@ -1,6 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
+use crate::chores::Chores;
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Registry};
 use crate::deadline::Deadlines;
@@ -48,13 +49,15 @@ pub(crate) struct Inner {
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
     pub(crate) regions: Arc<Regions>,
+    /// What of the following is there.
+    pub(crate) chores: Chores,
     pub(crate) deadlines: Deadlines,
     /// Messages that wait for their receives.
     pub(crate) unexpected: Unexpected,
     pub(crate) suspects: Suspects,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
-    pub(crate) dump: DumpRequest,
+    _dump: DumpRequest,
     /// Ranks that are known to be gone.
     down: Mutex<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Sleepers,
@@ -113,6 +116,7 @@ impl RuntimeBuilder {
             return Err(StartError::NoTransport(unavailable));
         }
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let chores = Chores::default();
         let inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             owner: Owner::this_process(),
@@ -126,11 +130,12 @@ impl RuntimeBuilder {
             engines: Engines::new(),
             comps: Registry::new(),
             regions: Arc::default(),
-            deadlines: Deadlines::new(),
+            deadlines: Deadlines::new(&chores),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
-            suspects: Suspects::default(),
-            retries: Retries::default(),
-            dump: DumpRequest::listen(settings.dump().is_on()),
+            suspects: Suspects::new(&chores),
+            retries: Retries::new(&chores),
+            _dump: DumpRequest::listen(settings.dump().is_on(), &chores),
+            chores,
             settings,
             down: Mutex::default(),
             sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,

@@ -26,8 +26,8 @@ pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Pull, Target};
 pub(crate) use outgoing::{Offered, Stream};
 
+use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
-use crate::device::Waiting;
 use crate::error::OpError;
 use crate::names::Rank;
 use std::collections::HashMap;
@@ -55,13 +55,13 @@ pub(crate) struct Bulk {
 type Ended = (Option<Arc<dyn Completion>>, Status);
 
 impl Bulk {
-    pub(crate) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize, chores: &Chores) -> Self {
         Self {
-            offered: Waiting::default(),
-            streams: Waiting::default(),
-            arriving: Waiting::default(),
-            pulls: Waiting::default(),
-            flushes: Waiting::default(),
+            offered: Waiting::new(),
+            streams: Waiting::for_progress(chores, Chore::Streams),
+            arriving: Waiting::new(),
+            pulls: Waiting::for_progress(chores, Chore::Pulls),
+            flushes: Waiting::for_progress(chores, Chore::Flushes),
             next: AtomicU64::new(1),
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
         }
@@ -76,12 +76,6 @@ impl Bulk {
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.offered.count() + self.arriving.count() >= self.limit
-    }
-
-    /// Whether progress has something to do for it that no message tells of.
-    #[inline]
-    pub(crate) fn has_chores(&self) -> bool {
-        !self.streams.is_empty() || !self.pulls.is_empty() || !self.flushes.is_empty()
     }
 
     /// Ends what goes to or comes from a rank, or from and to anybody.

@@ -10,7 +10,8 @@
 //! What comes before a sender hears of it is bounded by the ring, and by [`DEAF`]: after that much, a sender has to
 //! make progress before it sends more.
 
-use crate::device::{DeviceInner, Waiting};
+use crate::chores::{Chore, Chores, Waiting};
+use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
@@ -84,13 +85,8 @@ impl Unexpected {
 pub(crate) struct Holds(Waiting<Vec<(Rank, bool)>>);
 
 impl Holds {
-    pub(crate) fn new() -> Self {
-        Self(Waiting::default())
-    }
-
-    #[inline(always)]
-    pub(crate) fn any(&self) -> bool {
-        !self.0.is_empty()
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Holds))
     }
 
     /// Notes a rank, which progress will tell.

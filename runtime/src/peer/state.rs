@@ -1,11 +1,10 @@
 //! What is known of a rank's life.
 
+use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, DownCause, Event};
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What is known of a rank's life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,31 +20,22 @@ pub enum PeerState {
 }
 
 /// Ranks that are silent.
-#[derive(Default)]
-pub(crate) struct Suspects {
-    ranks: Mutex<HashSet<Rank>>,
-    count: AtomicU32,
-}
+pub(crate) struct Suspects(Waiting<HashSet<Rank>>);
 
 impl Suspects {
-    fn lock(&self) -> MutexGuard<'_, HashSet<Rank>> {
-        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn changed(&self, ranks: &HashSet<Rank>) {
-        self.count.store(u32::try_from(ranks.len()).unwrap_or(u32::MAX), Ordering::Release);
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Suspects))
     }
 
     /// Whether there are any.
-    #[inline(always)]
     pub(crate) fn any(&self) -> bool {
-        self.count.load(Ordering::Relaxed) != 0
+        !self.0.is_empty()
     }
 
     /// Somebody has been heard of.
     #[cold]
     pub(crate) fn heard(&self, batch: &mut Batch) {
-        let mut ranks = self.lock();
+        let mut ranks = self.0.lock();
         for message in batch.small_mut() {
             ranks.remove(&Rank(message.from.0));
         }
@@ -54,7 +44,7 @@ impl Suspects {
                 ranks.remove(&Rank(from.0));
             }
         }
-        self.changed(&ranks);
+        self.0.set_count(ranks.len());
     }
 }
 
@@ -63,11 +53,11 @@ impl Inner {
     #[cold]
     pub(crate) fn suspect(&self, rank: Rank) {
         if rank.0 < self.size && rank != self.rank {
-            let mut ranks = self.suspects.lock();
+            let mut ranks = self.suspects.0.lock();
             if ranks.insert(rank) {
                 tracing::warn!(%rank, "it is silent: an operation with it was not over by its deadline");
             }
-            self.suspects.changed(&ranks);
+            self.suspects.0.set_count(ranks.len());
         }
     }
 }
@@ -77,7 +67,7 @@ impl Runtime {
     pub fn peer_state(&self, rank: Rank) -> PeerState {
         match self.peer_down(rank) {
             Some(cause) => PeerState::Down(cause),
-            None if self.0.suspects.lock().contains(&rank) => PeerState::Suspect,
+            None if self.0.suspects.0.lock().contains(&rank) => PeerState::Suspect,
             None => PeerState::Up,
         }
     }

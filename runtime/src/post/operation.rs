@@ -4,8 +4,8 @@
 //! long as some thread makes progress; [`Runtime::block_on`] does both on this one.
 
 use super::options::{Allow, Kind, Outcome, Post};
+use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
-use crate::device::Waiting;
 use crate::error::{AwaitError, PostError, ProgressError, WaitError};
 use crate::matching::Ticket;
 use crate::progress::in_handler;
@@ -171,10 +171,13 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
 }
 
 /// Futures whose operation has to be posted again.
-#[derive(Default)]
 pub(crate) struct Retries(Waiting<Vec<Waker>>);
 
 impl Retries {
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Retries))
+    }
+
     /// Has a future polled again by the next progress.
     pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.0.lock();

@@ -25,6 +25,7 @@ pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
 pub(crate) use thread::ProgressThread;
 
 use crate::bulk::wire::Offer;
+use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::{Device, DeviceInner};
 use crate::error::ProgressError;
@@ -130,11 +131,14 @@ impl Inner {
         if moved {
             self.sleepers.wake();
         }
-        if self.dump.is_there() {
-            self.dump();
-        }
-        if self.retries.any() {
-            self.retries.wake();
+        let chores = self.chores.there();
+        if chores.any() {
+            if chores.is_signalled() {
+                self.dump();
+            }
+            if chores.has(Chore::Retries) {
+                self.retries.wake();
+            }
         }
         match error {
             None => Ok(moved),
@@ -146,21 +150,11 @@ impl Inner {
 impl Pass<'_> {
     #[inline]
     fn run(&mut self, scratch: &mut Scratch) {
-        if self.inner.deadlines.any() {
+        if self.inner.chores.there().has(Chore::Deadlines) {
             self.expire();
         }
-        if self.device.has_backlogs() {
-            self.move_backlogs();
-        }
-        if !self.device.landing.is_empty() {
-            self.move_landings();
-        }
-        if self.device.bulk.has_chores() {
-            self.move_streams();
-            self.move_pulls();
-            self.move_flushes();
-        }
-        if !self.device.deferred.is_empty() && !self.retry_deferred(&mut scratch.comps) {
+        let chores = self.device.chores.there();
+        if chores.any() && !self.upkeep(chores, &mut scratch.comps) {
             return;
         }
         self.device.deaf.listens();
@@ -168,7 +162,7 @@ impl Pass<'_> {
             let Scratch { batch, met, .. } = &mut *scratch;
             let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
             if polled == Polled::Some {
-                if self.inner.suspects.any() {
+                if self.inner.chores.there().has(Chore::Suspects) {
                     self.inner.suspects.heard(batch);
                 }
                 self.moved = true;
@@ -176,9 +170,30 @@ impl Pass<'_> {
                 self.deliver_all(scratch);
             }
         }
-        if self.device.holds.any() {
+    }
+
+    /// Does what is there to be done beside the transports. Whether they may be looked at.
+    #[cold]
+    fn upkeep(&mut self, chores: chores::Found, comps: &mut Snapshot) -> bool {
+        if chores.has(Chore::Backlogs) {
+            self.move_backlogs();
+        }
+        if chores.has(Chore::Landings) {
+            self.move_landings();
+        }
+        if chores.has(Chore::Streams) {
+            self.move_streams();
+        }
+        if chores.has(Chore::Pulls) {
+            self.move_pulls();
+        }
+        if chores.has(Chore::Flushes) {
+            self.move_flushes();
+        }
+        if chores.has(Chore::Holds) {
             self.move_holds();
         }
+        !chores.has(Chore::Deferred) || self.retry_deferred(comps)
     }
 
     /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it

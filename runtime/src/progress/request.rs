@@ -1,42 +1,28 @@
 //! Requests from outside: a signal that asks what is pending.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::chores::Chores;
 
-/// Whether somebody has sent SIGUSR1.
-pub(crate) struct DumpRequest {
-    asked: Arc<AtomicBool>,
-    handler: Option<signal_hook::SigId>,
-}
+/// Listens to SIGUSR1, which sets all bits of the runtime's chores.
+pub(crate) struct DumpRequest(Option<signal_hook::SigId>);
 
 impl DumpRequest {
     /// Listens to the signal, beside whoever listened to it before.
-    pub(crate) fn listen(wanted: bool) -> Self {
-        let asked = Arc::new(AtomicBool::new(false));
-        let listen = || signal_hook::flag::register(signal_hook::consts::SIGUSR1, asked.clone());
-        let handler = wanted.then(listen).and_then(|listening| match listening {
+    pub(crate) fn listen(wanted: bool, chores: &Chores) -> Self {
+        let signal = signal_hook::consts::SIGUSR1;
+        let listen = || signal_hook::flag::register_usize(signal, chores.word(), usize::MAX);
+        Self(wanted.then(listen).and_then(|listening| match listening {
             Ok(handler) => Some(handler),
             Err(error) => {
                 tracing::warn!(%error, "SIGUSR1 cannot be listened to");
                 None
             }
-        });
-        Self { asked, handler }
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_there(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn take(&self) -> bool {
-        self.asked.swap(false, Ordering::AcqRel)
+        }))
     }
 }
 
 impl Drop for DumpRequest {
     fn drop(&mut self) {
-        if let Some(handler) = self.handler {
+        if let Some(handler) = self.0 {
             signal_hook::low_level::unregister(handler);
         }
     }
