@@ -79,10 +79,10 @@ impl Found {
         Self(self.0 & !(chore as usize))
     }
 
-    /// Whether a signal has set bits that no chore has.
+    /// Whether a signal has set all bits: then also the highest, which no chore has.
     #[inline(always)]
     pub(crate) fn is_signalled(self) -> bool {
-        self.0 == usize::MAX
+        self.0 > isize::MAX as usize
     }
 }
 

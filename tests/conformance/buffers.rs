@@ -73,8 +73,8 @@ fn a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else<J: Job>() 
             let list: Vec<Buffer> =
                 vec![guarded[0].slice().into(), Buffer::Vec(Vec::new()), guarded[1].slice().into()];
             let arrived = Sink::keeping();
-            let recv = |list| {
-                let recv = ranks[1].post_recv(Rank(0), Buffer::List(list), Tag(1)).comp(&arrived);
+            let recv = |list: Vec<Buffer>| {
+                let recv = ranks[1].post_recv(Rank(0), list, Tag(1)).comp(&arrived);
                 assert!(recv.allow_done(false).call().unwrap().is_posted());
             };
             let mut list = Some(list);
@@ -129,7 +129,7 @@ fn lists_are_put_and_got_as_one_piece<J: Job>() {
 
 fn a_list_that_cannot_be_gathered_is_refused_and_given_back<J: Job>() {
     let ranks = J::pair();
-    let within = vec![Buffer::List(vec![Buffer::Vec(vec![1])])];
+    let within = vec![Buffer::from(vec![Buffer::Vec(vec![1])])];
     let mut send = ranks[0].post_send(Rank(1), within, Tag(1));
     for _ in 0..2 {
         assert!(matches!(send.call(), Err(PostError::Pieces(_))), "and it still holds them");

@@ -3,7 +3,7 @@
 pub mod raw;
 
 pub use carrack_transports::contract::Loan;
-pub use carrack_transports::mem::{Buffer, Region, RegionSlice};
+pub use carrack_transports::mem::{Buffer, Buffers, Region, RegionSlice};
 
 use bytes::{Bytes, BytesMut};
 use carrack_transports::mem::{MemKind, MemRef, Packet};

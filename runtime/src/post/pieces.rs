@@ -37,7 +37,10 @@ pub(super) fn take_list(place: &mut Option<SendBuffer<'_>>) -> Option<Vec<Buffer
 /// Takes the buffers out of a list.
 pub(super) fn take_list_of(buffer: &mut Buffer) -> Option<Vec<Buffer>> {
     match buffer {
-        Buffer::List(list) => Some(std::mem::take(list)),
+        Buffer::List(_) => match std::mem::take(buffer) {
+            Buffer::List(list) => Some(list.into_vec()),
+            _ => None,
+        },
         _ => None,
     }
 }
@@ -66,7 +69,7 @@ impl Spread {
                 done += len;
             }
         }
-        status.buffer = Buffer::List(list);
+        status.buffer = list.into();
         status
     }
 }
@@ -123,7 +126,7 @@ impl<K: Carries> Post<'_, K> {
         let whole = match gather(&mut list, K::SENDS) {
             Ok(whole) => whole,
             Err(error) => {
-                self.kind.give(Buffer::List(list));
+                self.kind.give(list.into());
                 return Err(error);
             }
         };
@@ -158,7 +161,7 @@ impl<K: Carries> Post<'_, K> {
             other => {
                 self.kind = post.kind;
                 if let Some(list) = spread.list.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                    self.kind.give(Buffer::List(list));
+                    self.kind.give(list.into());
                 }
                 other
             }

@@ -4,6 +4,7 @@ use super::{Header, OpToken, PeerId};
 use crate::gpu::GpuError;
 use crate::mem::{Buffer, CopyError, MemRef, Packet, Place, SmallBytes};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ pub struct Loan {
     ptr: *const u8,
     len: u32,
     piece: u32,
-    lender: Arc<dyn Lender>,
+    lender: ManuallyDrop<Arc<dyn Lender>>,
 }
 
 // SAFETY: the bytes are only read by the copy function, from any thread; the lender is Send and Sync.
@@ -107,7 +108,7 @@ impl Loan {
     /// # Safety
     /// `len` bytes at `ptr` are host memory that stays mapped while `lender` lives.
     pub unsafe fn new(ptr: *const u8, len: u32, piece: u32, lender: Arc<dyn Lender>) -> Self {
-        Self { ptr, len, piece, lender }
+        Self { ptr, len, piece, lender: ManuallyDrop::new(lender) }
     }
 
     /// Length in bytes.
@@ -138,8 +139,12 @@ impl Loan {
 }
 
 impl Drop for Loan {
+    // All of it in a function of its own: see `mem::Buffers`.
+    #[inline(never)]
     fn drop(&mut self) {
         self.lender.give_back(self.piece);
+        // SAFETY: dropped here only, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.lender) };
     }
 }
 

@@ -4,6 +4,7 @@ use super::{CopyError, MemKind, MemMut, MemRef, Packet, RegionSlice, copy::copy_
 use crate::contract::Loan;
 use bytes::{Bytes, BytesMut};
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 /// Up to [`SmallBytes::MAX`] bytes held in place, so that a small message needs no packet and no
 /// allocation.
@@ -83,7 +84,54 @@ pub enum Buffer {
     Loan(Loan),
     /// Several buffers that make up one message. It has no view in one piece: whoever moves its bytes takes its
     /// buffers one by one.
-    List(Vec<Self>),
+    List(Buffers),
+}
+
+/// Several buffers.
+///
+/// Dropped by a function of its own: what most buffers are, a few bytes in place, is dropped for nothing, and inlined loops
+/// over the others would cost it a dozen instructions.
+pub struct Buffers(ManuallyDrop<Vec<Buffer>>);
+
+impl Drop for Buffers {
+    #[inline(never)]
+    fn drop(&mut self) {
+        // SAFETY: dropped here only, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
+
+impl Buffers {
+    /// The buffers.
+    pub fn into_vec(mut self) -> Vec<Buffer> {
+        std::mem::take(&mut *self.0)
+    }
+}
+
+impl From<Vec<Buffer>> for Buffers {
+    fn from(list: Vec<Buffer>) -> Self {
+        Self(ManuallyDrop::new(list))
+    }
+}
+
+impl std::ops::Deref for Buffers {
+    type Target = [Buffer];
+
+    fn deref(&self) -> &[Buffer] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Buffers {
+    fn deref_mut(&mut self) -> &mut [Buffer] {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
 }
 
 impl Buffer {
@@ -147,7 +195,7 @@ impl Buffer {
     pub fn copy_to(&self, to: &mut [u8]) -> Result<usize, CopyError> {
         if let Self::List(list) = self {
             let mut done = 0;
-            for piece in list {
+            for piece in list.iter() {
                 done += piece.copy_to(&mut to[done..])?;
             }
             return Ok(done);
@@ -214,7 +262,7 @@ impl From<RegionSlice> for Buffer {
 
 impl From<Vec<Self>> for Buffer {
     fn from(list: Vec<Self>) -> Self {
-        Self::List(list)
+        Self::List(list.into())
     }
 }
 

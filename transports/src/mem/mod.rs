@@ -26,7 +26,7 @@ pub mod shared;
 pub mod transfer;
 pub mod view;
 
-pub use buffer::{Buffer, SmallBytes};
+pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
 pub use kind::{GpuUuid, MemKind};
 pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};

@@ -85,10 +85,19 @@ impl<T> BiasedLock<T> {
     }
 
     /// The value, if nobody has it at the moment.
+    ///
+    /// A thread that loses time and again steps aside for longer and longer before it is told so: each change of hands
+    /// costs more than many short sections of one holder.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
-        self.try_lock_as(this_thread())
+        let guard = self.try_lock_as(this_thread());
+        match &guard {
+            Some(BiasedGuard { biased: true, .. }) => {}
+            Some(_) => contention::won(),
+            None => contention::lost(),
+        }
+        guard
     }
 
     /// The value, once nobody else has it. Only for shutting down and setting up.
@@ -96,7 +105,7 @@ impl<T> BiasedLock<T> {
     pub fn lock(&self) -> BiasedGuard<'_, T> {
         let mut tries = 0_u32;
         loop {
-            if let Some(guard) = self.try_lock() {
+            if let Some(guard) = self.try_lock_as(this_thread()) {
                 return guard;
             }
             tries += 1;
@@ -209,6 +218,38 @@ impl<T> Drop for BiasedGuard<'_, T> {
 impl<T> fmt::Debug for BiasedGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("BiasedGuard")
+    }
+}
+
+/// How a thread fares that meets others at locks.
+#[cfg(not(loom))]
+mod contention {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// More with each loss, less with each win, sixteen of which make up for one loss.
+        static LOSSES: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Spins of the first step aside, and how often they are doubled at most: from below a microsecond to some ten. Eight
+    /// threads that send through one link: 2.8 M/s without, 5.5 with 64 spins each time, 16.6 with 1024
+    /// (docs/measurements.md).
+    const SPINS: u32 = 16;
+    const DOUBLINGS: u32 = 6;
+
+    const LOSS: u32 = 16;
+
+    pub(super) fn won() {
+        LOSSES.set(LOSSES.get().saturating_sub(1));
+    }
+
+    #[cold]
+    pub(super) fn lost() {
+        let losses = LOSSES.get();
+        for _ in 0..SPINS << (losses / LOSS).min(DOUBLINGS) {
+            std::hint::spin_loop();
+        }
+        LOSSES.set((losses + LOSS).min(LOSS * (DOUBLINGS + 1)));
     }
 }
 
