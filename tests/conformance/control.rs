@@ -6,8 +6,8 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::KernelCopyChoice;
 use carrack::{
-    Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr, Runtime, Tag,
-    UserContext,
+    Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr, Runtime,
+    Tag, UserContext,
 };
 use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,7 @@ crate::over_each_transport!(
     an_operation_that_is_over_in_time_knows_nothing_of_its_deadline,
     a_peer_is_suspect_while_it_is_silent,
     messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget,
+    a_hundred_thousand_messages_wait_for_a_rank_that_is_late,
     a_receiver_that_takes_another_message_first_is_no_deadlock,
     a_sender_that_does_not_listen_is_told_to,
     too_many_offers_are_a_retry_and_go_on_when_some_are_taken,
@@ -346,6 +347,45 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     // And then messages go whole again.
     settle(&ranks);
     assert!(posted(&ranks, || ranks[0].post_send(Rank(1), b"whole", Tag(1)).call()).is_done());
+}
+
+fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
+    let count = 100_000_u64;
+    let ranks = J::pair();
+    let budget = ranks[1].settings().unexpected();
+    let (over, size) = (Counter::new(), |at: u64| [8, 60, 1000][at as usize % 3]);
+    let payload = random(&mut rng(), 1000);
+    let mut offered = 0;
+    for at in 0..count {
+        let mut bytes = payload[..size(at)].to_vec();
+        bytes[..8].copy_from_slice(&at.to_le_bytes());
+        // One key for all: they have to come in order.
+        let mut send = ranks[0].post_send(Rank(1), bytes, Tag(1)).comp(&over);
+        offered += u64::from(posted(&ranks, || send.call()).is_posted());
+    }
+    until(&ranks, || ranks[1].default_matching_engine().waiting().0 as u64 == count);
+    let kept = ranks[1].unexpected_bytes();
+    assert!(kept < budget + (2 << 20), "{kept} B are kept, of a budget of {budget}");
+    assert!(offered > count / 2, "{offered} were offered: the others fill the budget");
+    // It is late, and then takes them all.
+    let arrived = Sink::keeping();
+    let mut next = 0;
+    for at in 0..count {
+        let recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&arrived).allow_done(false);
+        assert!(recv.user_context(UserContext(at)).call().unwrap().is_posted());
+        if at % 64 == 63 || at + 1 == count {
+            until(&ranks, || arrived.count() as u64 == at + 1 - next);
+            for status in arrived.take() {
+                let at = status.user_context.0;
+                let bytes = status.bytes().unwrap();
+                assert_eq!((status.size, &bytes[..8]), (size(at), &at.to_le_bytes()[..]), "message {at}");
+                assert_eq!(bytes[8..], payload[8..size(at)]);
+                next += 1;
+            }
+        }
+    }
+    until(&ranks, || over.get() == offered);
+    assert_eq!((next, over.failed(), ranks[1].unexpected_bytes()), (count, 0, 0));
 }
 
 fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {

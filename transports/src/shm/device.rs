@@ -353,6 +353,7 @@ impl Device for ShmDevice {
     }
 
     fn close(&self) {
+        self.shared.page.closed().store(1, Ordering::SeqCst);
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }

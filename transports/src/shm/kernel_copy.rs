@@ -1,14 +1,18 @@
 //! The kernel's cross-memory copy: one copy from process to process, no memory shared.
 
+use super::segment::BellPage;
 use crate::contract::{PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
 use rustix::io::Errno;
-use std::sync::Once;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
 
 /// The memory of the process with this number.
 #[derive(Debug)]
 pub(super) struct KernelCopy {
     pid: libc::pid_t,
+    /// Where its device says that it has closed: its buffers may be in other use from then on.
+    page: Option<Arc<BellPage>>,
 }
 
 /// Which way the bytes go.
@@ -19,8 +23,8 @@ enum Way {
 }
 
 impl KernelCopy {
-    pub(super) fn of(pid: libc::pid_t) -> Self {
-        Self { pid }
+    pub(super) fn of(pid: libc::pid_t, page: Option<Arc<BellPage>>) -> Self {
+        Self { pid, page }
     }
 
     fn copy(&self, way: Way, local: *mut u8, len: usize, addr: u64) -> Result<(), PeerMemoryError> {
@@ -54,7 +58,13 @@ impl KernelCopy {
                 },
             }
         }
-        Ok(())
+        // After the bytes: if it has not closed by now, they were what it had offered.
+        match &self.page {
+            Some(page) if page.closed().load(Ordering::SeqCst) != 0 => {
+                Err(PeerMemoryError::Failed("it has closed its device meanwhile".into()))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -95,7 +105,7 @@ mod tests {
     #[test]
     fn memory_is_read_and_written_and_an_address_that_is_not_mapped_is_an_error() {
         let mut there = vec![7_u8; 10_000];
-        let this = KernelCopy::of(std::process::id().cast_signed());
+        let this = KernelCopy::of(std::process::id().cast_signed(), None);
         let mut here = vec![0; 9000];
         match this.read(there.as_ptr() as u64 + 100, MemMut::host(&mut here)) {
             Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
@@ -107,5 +117,20 @@ mod tests {
         assert!(matches!(this.read(8, MemMut::host(&mut here)), Err(PeerMemoryError::Failed(_))));
         assert!(matches!(this.write(u64::MAX - 4, MemRef::host(&here)), Err(PeerMemoryError::Failed(_))));
         assert!(this.read(8, MemMut::host(&mut [])).is_ok());
+    }
+
+    #[test]
+    fn what_is_copied_while_its_owner_closes_is_not_taken_for_its_bytes() {
+        let (page, _fd) = BellPage::create().unwrap();
+        let (page, there) = (Arc::new(page), vec![7_u8; 100]);
+        let this = KernelCopy::of(std::process::id().cast_signed(), Some(page.clone()));
+        let mut here = vec![0; 100];
+        match this.read(there.as_ptr() as u64, MemMut::host(&mut here)) {
+            Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
+            done => done.unwrap(),
+        }
+        page.closed().store(1, Ordering::SeqCst);
+        let error = this.read(there.as_ptr() as u64, MemMut::host(&mut here)).unwrap_err();
+        assert!(error.to_string().contains("closed"), "{error}");
     }
 }

@@ -50,7 +50,7 @@ struct Sender {
 /// What the receiver's welcome brought.
 #[derive(Debug)]
 struct Receiver {
-    page: BellPage,
+    page: Arc<BellPage>,
     wake: OwnedFd,
     bell: u32,
     /// Whether a real fence is needed before asking for the receiver's attention.
@@ -195,7 +195,8 @@ impl Outgoing {
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
         }
-        Ok(Arc::new(KernelCopy::of(peer.pid)))
+        let page = sender.receiver.as_ref().map(|receiver| receiver.page.clone());
+        Ok(Arc::new(KernelCopy::of(peer.pid, page)))
     }
 
     #[cold]
@@ -280,7 +281,7 @@ impl Receiver {
             .try_into()
             .map_err(|fds: Vec<_>| format!("its welcome came with {} descriptors", fds.len()))?;
         let fenced = fenced || !shared.barrier.reachable;
-        Ok(Self { page: BellPage::open(&page)?, wake, bell, fenced })
+        Ok(Self { page: Arc::new(BellPage::open(&page)?), wake, bell, fenced })
     }
 
     #[cold]

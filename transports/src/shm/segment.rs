@@ -249,7 +249,7 @@ unsafe impl Slots for SegmentSlots {
     }
 }
 
-/// The page by which senders wake a receiver: its bells, and whether it sleeps.
+/// The page by which senders wake a receiver: its bells, and whether it sleeps; and by which they see it close.
 #[derive(Debug)]
 pub struct BellPage(Mapping);
 
@@ -257,6 +257,7 @@ pub struct BellPage(Mapping);
 struct BellPageLayout {
     bells: Bells,
     asleep: AtomicU32,
+    closed: AtomicU32,
 }
 
 impl BellPage {
@@ -287,6 +288,11 @@ impl BellPage {
     /// Not 0 while the receiver sleeps: the sender that turns it to 0 must write the receiver's eventfd.
     pub fn asleep(&self) -> &AtomicU32 {
         &self.layout().asleep
+    }
+
+    /// Not 0 from when its device closes: before that gives buffers back which others may be copying from.
+    pub fn closed(&self) -> &AtomicU32 {
+        &self.layout().closed
     }
 }
 
