@@ -406,6 +406,7 @@ fn receive(
             let Some(bytes) = segment.chunk(chunk, len) else {
                 return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
             };
+            segment.will_read(bytes.as_ptr(), bytes.len());
             // Whoever takes it in needs a packet for it: one too long for any would wait for ever, and all
             // other peers' messages behind it.
             if bytes.len() > packets.packet_size() {

@@ -142,6 +142,20 @@ impl Segment {
         })
     }
 
+    /// Asks for the first lines of bytes that will be read soon, all at once: the sender's cache has them, and a copy asks
+    /// for the later ones by itself.
+    pub(super) fn will_read(&self, ptr: *const u8, len: usize) {
+        const FIRST: usize = 1024;
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        for at in (0..len.min(FIRST)).step_by(64) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads and writes nothing that a program can see.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.wrapping_add(at).cast()) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = (ptr, len);
+    }
+
     /// For the receiver: the first `len` bytes of a chunk. `None` when the sender named what is not there.
     pub fn chunk(&self, chunk: u32, len: u32) -> Option<MemRef<'_>> {
         let there = chunk < self.geometry.chunks && len <= self.geometry.chunk_size;
