@@ -1,12 +1,17 @@
 //! What progress has to look at beside its transports, in one word: so that a look which finds nothing costs one load, whatever
 //! there could be.
 
+use crate::wait::Sleepers;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A bit for each sort of thing that may be there to be done. Shared by all who put something there.
 #[derive(Clone, Default)]
-pub(crate) struct Chores(Arc<AtomicUsize>);
+pub(crate) struct Chores {
+    there: Arc<AtomicUsize>,
+    /// Threads that may sleep while there is nothing.
+    sleepers: Option<Arc<Sleepers>>,
+}
 
 /// A sort of thing that may be there to be done.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,28 +39,41 @@ pub(crate) enum Chore {
 }
 
 impl Chores {
+    /// Whose sleepers are woken when there is something.
+    pub(crate) fn waking(sleepers: &Arc<Sleepers>) -> Self {
+        Self { there: Arc::default(), sleepers: Some(sleepers.clone()) }
+    }
+
     /// What there is.
     #[inline(always)]
     pub(crate) fn there(&self) -> Found {
-        Found(self.0.load(Ordering::Acquire))
+        Found(self.there.load(Ordering::Acquire))
     }
 
     /// Notes whether there is something, says whoever holds the lock on it.
     pub(crate) fn set(&self, chore: Chore, is_there: bool) {
-        match is_there {
-            true => self.0.fetch_or(chore as usize, Ordering::AcqRel),
-            false => self.0.fetch_and(!(chore as usize), Ordering::AcqRel),
-        };
+        if !is_there {
+            self.there.fetch_and(!(chore as usize), Ordering::SeqCst);
+        } else if self.there.fetch_or(chore as usize, Ordering::SeqCst) & chore as usize == 0 {
+            self.wake();
+        }
+    }
+
+    /// Wakes threads that sleep, to look at what there is.
+    pub(crate) fn wake(&self) {
+        if let Some(sleepers) = &self.sleepers {
+            sleepers.wake();
+        }
     }
 
     /// The word, for a signal handler that sets all its bits.
     pub(crate) fn word(&self) -> Arc<AtomicUsize> {
-        self.0.clone()
+        self.there.clone()
     }
 
     /// Takes all bits, those included that no chore has: whoever does so puts back what is true.
     pub(crate) fn take_all(&self) {
-        self.0.store(0, Ordering::SeqCst);
+        self.there.store(0, Ordering::SeqCst);
     }
 }
 
@@ -122,6 +140,14 @@ impl<T> Waiting<T> {
 
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.list.try_lock().ok()
+    }
+
+    /// Puts its bit right, which somebody may have taken or set without its lock.
+    pub(crate) fn correct(&self) {
+        let _list = self.lock();
+        if let Some((chores, chore)) = &self.chore {
+            chores.set(*chore, !self.is_empty());
+        }
     }
 
     /// Notes how many there are, says whoever holds the lock.

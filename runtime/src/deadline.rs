@@ -59,8 +59,12 @@ impl Deadlines {
     #[inline]
     pub(crate) fn note(&self, deadline: Deadline) {
         if deadline.is_some() {
-            self.earliest.fetch_min(deadline.0, Ordering::AcqRel);
+            let before = self.earliest.fetch_min(deadline.0, Ordering::SeqCst);
             self.chores.set(Chore::Deadlines, true);
+            if deadline.0 < before {
+                // Whoever sleeps would sleep too long.
+                self.chores.wake();
+            }
         }
     }
 
@@ -77,7 +81,9 @@ impl Deadlines {
         if earliest == u64::MAX {
             // First the bit, then a look: one that is noted in between sets it again.
             self.chores.set(Chore::Deadlines, false);
-            self.chores.set(Chore::Deadlines, self.any());
+            if self.any() {
+                self.chores.set(Chore::Deadlines, true);
+            }
             return None;
         }
         let now = Deadline::now();

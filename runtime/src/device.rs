@@ -151,7 +151,7 @@ impl DeviceInner {
             .bootstrap
             .put(&address::key(runtime.rank.0, index), &address::encode(&addresses))
             .map_err(|error| ResourceError::Publish(error.to_string()))?;
-        let chores = Chores::default();
+        let chores = Chores::waking(&runtime.sleepers);
         Ok(Self {
             index,
             lanes: lanes.into(),
@@ -225,13 +225,15 @@ impl DeviceInner {
         self.deferred.set_count(deferred.len());
     }
 
-    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room; then what `late` gives
+    /// is told.
     pub(crate) fn send_control(
         &self,
         route: &Route,
         linked: Option<&Linked>,
         header: Header,
         payload: SmallBytes,
+        late: impl FnOnce() -> Option<Arc<dyn Completion>>,
     ) {
         if !self.owner.is_here() {
             // It would be taken for the parent's.
@@ -248,7 +250,7 @@ impl DeviceInner {
             rank: route.rank,
             tag: Tag::default(),
             user_context: UserContext::default(),
-            comp: None,
+            comp: late(),
             deadline: Deadline::NEVER,
             size: payload.as_slice().len(),
             stage: Stage::Ready(Buffer::Small(payload)),

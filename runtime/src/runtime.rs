@@ -60,7 +60,7 @@ pub(crate) struct Inner {
     _dump: DumpRequest,
     /// Ranks that are known to be gone.
     down: Mutex<HashMap<Rank, DownCause>>,
-    pub(crate) sleepers: Sleepers,
+    pub(crate) sleepers: Arc<Sleepers>,
     pub(crate) boards: Boards,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
@@ -116,7 +116,9 @@ impl RuntimeBuilder {
             return Err(StartError::NoTransport(unavailable));
         }
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let chores = Chores::default();
+        let sleepers = Sleepers::new().map_err(|error| StartError::System(error.to_string()))?;
+        let sleepers = Arc::new(sleepers);
+        let chores = Chores::waking(&sleepers);
         let inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             owner: Owner::this_process(),
@@ -138,7 +140,7 @@ impl RuntimeBuilder {
             chores,
             settings,
             down: Mutex::default(),
-            sleepers: Sleepers::new().map_err(|error| StartError::System(error.to_string()))?,
+            sleepers,
             boards: Boards::new(Rank(rank), size),
             bootstrap,
         };

@@ -121,7 +121,7 @@ impl Inner {
         }
     }
 
-    fn progress_everything(&self) -> Result<bool, ProgressError> {
+    pub(crate) fn progress_everything(&self) -> Result<bool, ProgressError> {
         let mut moved = self.progress(&self.default_device().0)?;
         let devices = self.devices();
         if devices.len() > 1 {

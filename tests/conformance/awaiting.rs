@@ -20,6 +20,7 @@ crate::over_each_transport!(
     a_future_fails_as_its_operation_does,
     a_full_backlog_makes_a_future_wait_and_not_fail,
     a_future_is_woken_by_whoever_makes_progress,
+    a_future_that_wakes_itself_does_not_keep_progress_from_being_made,
     blocking_on_a_future_in_a_handler_is_an_error,
     a_progress_thread_delivers_while_nobody_calls_progress,
     a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes,
@@ -180,6 +181,19 @@ fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
         sent(std::slice::from_ref(zero), || zero.post_send(Rank(1), b"wake", Tag(2)).call());
         assert_eq!(waiting.join().unwrap().unwrap().unwrap().bytes().unwrap(), b"wake");
     });
+}
+
+fn a_future_that_wakes_itself_does_not_keep_progress_from_being_made<J: Job>() {
+    let ranks = J::pair();
+    let arrived = Counter::new();
+    let recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&arrived).call().unwrap();
+    assert!(recv.is_posted());
+    sent(&ranks[..1], || ranks[0].post_send(Rank(1), b"x", Tag(1)).call());
+    let spins = std::future::poll_fn(|context| {
+        context.waker().wake_by_ref();
+        if arrived.get() == 1 { Poll::Ready(()) } else { Poll::Pending }
+    });
+    ranks[1].block_on(spins).unwrap();
 }
 
 fn blocking_on_a_future_in_a_handler_is_an_error<J: Job>() {

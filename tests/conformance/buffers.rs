@@ -94,6 +94,14 @@ fn a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else<J: Job>() 
             guarded[1].assert_holds(&payload[size / 2..]);
         }
     }
+    // One that waits can be cancelled.
+    let over = Sink::keeping();
+    let mut recv = ranks[1].post_recv(Rank(0), vec![Buffer::Vec(vec![1; 4])], Tag(77)).comp(&over);
+    assert!(recv.call().unwrap().is_posted());
+    assert!(ranks[1].cancel(&recv.ticket().unwrap()).unwrap());
+    let status = over.one(&ranks);
+    assert!(matches!(&status.buffer, Buffer::List(list) if list[0].as_slice() == Some(&[1; 4])));
+    assert!(matches!(status.ok(), Err(OpError::Cancelled)));
     // One that is too short in all.
     let guarded = Guarded::new(3, 1);
     let list = vec![guarded.slice().into(), Buffer::Vec(vec![7])];

@@ -16,6 +16,7 @@ crate::over_each_transport!(
     a_group_that_makes_no_sense_is_refused,
     members_that_mean_different_lists_hear_of_it_by_name,
     members_that_call_different_operations_hear_of_it_by_name,
+    a_member_in_a_barrier_and_one_that_awaits_a_broadcast_hear_of_each_other,
     members_that_wait_in_different_groups_hear_of_it_by_name,
     a_member_that_gives_up_does_not_leave_the_others_waiting,
     a_member_that_goes_fails_the_collective_on_all_others,
@@ -208,6 +209,21 @@ fn members_that_call_different_operations_hear_of_it_by_name<J: Job>() {
     let text =
         all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
     assert!(text.contains("barrier over all ranks") && text.contains("allgather over all ranks"), "{text}");
+}
+
+fn a_member_in_a_barrier_and_one_that_awaits_a_broadcast_hear_of_each_other<J: Job>() {
+    for size in [2, 3] {
+        let all = errors::<J>(size, J::settings(), |rank| match rank.rank().0 {
+            0 => rank.barrier(),
+            _ => rank.world().broadcast(Rank(0), b"").map(|_| ()),
+        });
+        let text =
+            all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
+        assert!(
+            text.contains("barrier over all ranks") && text.contains("broadcast over all ranks"),
+            "{text}"
+        );
+    }
 }
 
 fn members_that_wait_in_different_groups_hear_of_it_by_name<J: Job>() {

@@ -111,8 +111,8 @@ impl Pass<'_> {
                     Note::decode(from, number, small).ok_or("it tells a group nothing that makes sense")?;
                 self.inner.boards.pin(group, note)
             }
-            Message::Hold { on } => {
-                self.hold(from, on);
+            Message::Hold { on, turn } => {
+                self.hold(from, on, turn);
                 Ok(())
             }
             Message::Atomic { swap } => {

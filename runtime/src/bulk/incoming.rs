@@ -396,6 +396,18 @@ impl DeviceInner {
     /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room. It is never
     /// refused, and its number is bounded by that of the operations which it answers.
     pub(crate) fn control(&self, runtime: &Inner, to: Rank, message: Message, payload: SmallBytes) {
+        self.control_or_later(runtime, to, message, payload, || None);
+    }
+
+    /// As `control`; if it has to wait, what `late` gives is told when it is on its way, or never will be.
+    pub(crate) fn control_or_later(
+        &self,
+        runtime: &Inner,
+        to: Rank,
+        message: Message,
+        payload: SmallBytes,
+        late: impl FnOnce() -> Option<Arc<dyn Completion>>,
+    ) {
         let Some(route) = self.route(to) else { return };
         if route.down().is_some() {
             return;
@@ -404,7 +416,7 @@ impl DeviceInner {
             Some(linked) => Some(linked),
             None => route.link(runtime, self).ok().flatten(),
         };
-        self.send_control(route, linked, message.encode(), payload);
+        self.send_control(route, linked, message.encode(), payload, late);
     }
 
     /// After something with a peer was noted here: if the peer went meanwhile, on another thread, that thread may have

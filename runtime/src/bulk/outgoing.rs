@@ -27,6 +27,8 @@ pub(crate) struct Offered {
     original: Option<Buffer>,
     /// What it is about.
     matter: Matter,
+    /// Its operation has ended without it: the bytes stay for the peer.
+    is_late: bool,
 }
 
 /// What a message between ranks is about: decides when it is over.
@@ -72,6 +74,7 @@ impl Offered {
         let Outstanding { rank, tag, size, user_context, .. } = *operation;
         let comp = operation.comp.take();
         operation.deadline = Deadline::NEVER;
+        self.is_late = true;
         let gone = Outstanding { rank, tag, size, user_context, comp, deadline: Deadline::NEVER };
         Some(gone.end(Buffer::Empty, Some(OpError::TimedOut(rank))))
     }
@@ -152,6 +155,7 @@ impl Bulk {
             bytes: std::mem::take(bytes),
             original: original.take(),
             matter: Matter::Message,
+            is_late: false,
         };
         // First: the answer may come on another thread before this call returns.
         let mut all = self.offered.lock();
@@ -180,6 +184,10 @@ impl Bulk {
     /// Whether it was still there.
     fn take_back(&self, token: u64, bytes: &mut Buffer, original: &mut Option<Buffer>) -> bool {
         let Some(offered) = self.take_offered(token, None) else { return false };
+        if offered.is_late {
+            // Whoever posted it has been told already.
+            return false;
+        }
         (*bytes, *original) = (offered.bytes, offered.original);
         true
     }
@@ -237,7 +245,7 @@ impl Bulk {
         let matter = Matter::Memory(request.token);
         let deadline = operation.deadline;
         let mut all = self.offered.lock();
-        all.insert(request.token, Offered { operation, bytes, original: None, matter });
+        all.insert(request.token, Offered { operation, bytes, original: None, matter, is_late: false });
         self.offered.set_count(all.len());
         drop(all);
         runtime.deadlines.note(deadline);
@@ -257,7 +265,7 @@ impl Bulk {
     ) {
         let (size, user_context) = (bytes.len(), UserContext::default());
         let operation = Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
-        let offered = Offered { operation, bytes, original: None, matter: Matter::Answer };
+        let offered = Offered { operation, bytes, original: None, matter: Matter::Answer, is_late: false };
         let mut streams = self.streams.lock();
         streams.push(Stream { offered, landing, sent: 0 });
         self.streams.set_count(streams.len());

@@ -266,7 +266,8 @@ impl Board {
             return false;
         }
         // Two threads may deliver two of them in any order.
-        heard.fetch_max(note.number + 1, Ordering::SeqCst);
+        let Some(number) = note.number.checked_add(1) else { return false };
+        heard.fetch_max(number, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.wake();
         }
@@ -296,6 +297,17 @@ impl Board {
             std::mem::take(&mut state.wakers)
         };
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The note of a member that is in a barrier, where this one's operation of that number is none.
+    pub(super) fn barrier_instead(&self, number: u64) -> Option<Note> {
+        // A member further on has a higher number there: that one has passed this operation.
+        let ticked = |heard: &AtomicU64| heard.load(Ordering::SeqCst) == number + 1;
+        let step = self.barriers.iter().position(ticked)? as u32;
+        let members = self.members.get()?;
+        let meaning =
+            Meaning { hash: self.hash(), count: members.count(), what: What::Barrier, root: Rank(0) };
+        Some(Note { from: members.before(self.me, step)?, number, step, meaning, word: 0 })
     }
 
     /// Whether the note of a barrier's step has come.

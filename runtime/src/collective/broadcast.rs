@@ -17,7 +17,7 @@ impl Group {
     /// See [`CollectiveError`].
     pub fn broadcast(&self, root: Rank, bytes: &[u8]) -> Result<Vec<u8>, CollectiveError> {
         let call = self.begin_broadcast(root)?;
-        call.block(broadcast(&call, root, Bytes::copy_from_slice(bytes)))
+        call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
     /// As [`broadcast`](Self::broadcast), to be awaited. It takes its place among the group's operations when this is called.

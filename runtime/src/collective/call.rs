@@ -2,16 +2,18 @@
 
 use super::board::{Board, Meaning, Note, What};
 use super::group::Group;
+use crate::comp::{Completion, Status};
 use crate::error::{AwaitError, CollectiveError, OpError, PostError};
 use crate::matching::Engines;
 use crate::names::{Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::DownCause;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::task::Poll;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// One collective operation in progress, at one member.
@@ -23,14 +25,36 @@ pub(super) struct Call<'a> {
     is_over: Cell<bool>,
     /// Bytes that this member contributes, where all contribute the same number.
     contributes: Cell<u64>,
-    /// Ranks whose notes may still wait for room here.
-    told_late: RefCell<Vec<Rank>>,
+    /// Notes that still wait for room here, if there ever were any.
+    late: OnceCell<Arc<Late>>,
 }
 
 /// In the lowest byte of a failure's word: that the rank to blame is gone.
 const GONE: u64 = 1;
 /// That it contributes another number of bytes: that number above, and the sender's own in place of the list's hash.
 const UNEVEN: u64 = 2;
+
+/// Notes that wait for room: how many, and whom to tell when there are none left.
+#[derive(Default)]
+struct Late(Mutex<(usize, Option<Waker>)>);
+
+impl Completion for Late {
+    fn signal(&self, _: Status) -> Result<(), Status> {
+        let waker = {
+            let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            late.0 = late.0.saturating_sub(1);
+            if late.0 == 0 { late.1.take() } else { None }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "the notes of a collective".into()
+    }
+}
 
 impl<'a> Call<'a> {
     pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Self {
@@ -44,7 +68,7 @@ impl<'a> Call<'a> {
             meaning,
             is_over: Cell::new(false),
             contributes: Cell::new(0),
-            told_late: RefCell::default(),
+            late: OnceCell::new(),
         }
     }
 
@@ -87,28 +111,29 @@ impl<'a> Call<'a> {
         let note = Note { from: inner.rank, number: self.number, step, meaning, word };
         let message = Message::Note { group: self.board.name, number: self.number };
         let device = &inner.default_device().0;
-        device.control(inner, to, message, note.encode());
-        if device.known_route(to).is_some_and(|route| !route.is_open()) {
-            self.told_late.borrow_mut().push(to);
-        }
+        device.control_or_later(inner, to, message, note.encode(), || {
+            let late = self.late.get_or_init(|| Arc::new(Late::default()));
+            late.0.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
+            Some(late.clone())
+        });
     }
 
     /// Waits until the notes are on their way: a member that leaves, and makes no progress any more, must not take
     /// them with it.
     async fn told(&self, limit: Duration) {
+        let Some(late) = self.late.get() else { return };
         let begun = Instant::now();
-        let inner = &self.runtime.0;
-        let device = &inner.default_device().0;
         poll_fn(|context| {
-            let waits = |rank: &Rank| {
-                device.known_route(*rank).is_some_and(|route| !route.is_open() && route.down().is_none())
-            };
-            let mut late = self.told_late.borrow_mut();
-            late.retain(waits);
-            if late.is_empty() || begun.elapsed() >= limit {
+            let mut late = late.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if late.0 == 0 || begun.elapsed() >= limit {
                 return Poll::Ready(());
             }
-            inner.retries.add(context.waker());
+            late.1 = Some(context.waker().clone());
+            drop(late);
+            if limit < Duration::MAX {
+                // The clock wakes nobody.
+                self.runtime.0.retries.add(context.waker());
+            }
             Poll::Pending
         })
         .await;
@@ -123,14 +148,18 @@ impl<'a> Call<'a> {
             }
             let is_meant = |note: &Note| note.from == from && note.step == step;
             let speaks_against = |note: &Note| note.meaning != self.meaning;
+            if let Some(note) = self.barrier_instead() {
+                return Poll::Ready(Err(self.contradiction(&note)));
+            }
             match self.board.take(self.number, Some(from), is_meant, speaks_against, context.waker()) {
                 Some(note) if note.meaning == self.meaning => Poll::Ready(Ok(note.word)),
                 Some(note) => Poll::Ready(Err(self.contradiction(&note))),
                 // A note of a barrier may have come before the waker was there.
                 None if self.has_ticked(step) => Poll::Ready(Ok(0)),
-                None => match self.gone(from) {
-                    Some(cause) => Poll::Ready(Err(self.down(from, cause))),
-                    None => Poll::Pending,
+                None => match (self.barrier_instead(), self.gone(from)) {
+                    (Some(note), _) => Poll::Ready(Err(self.contradiction(&note))),
+                    (None, Some(cause)) => Poll::Ready(Err(self.down(from, cause))),
+                    (None, None) => Poll::Pending,
                 },
             }
         });
@@ -141,6 +170,11 @@ impl<'a> Call<'a> {
     #[inline]
     fn has_ticked(&self, step: u32) -> bool {
         self.meaning.what == What::Barrier && self.board.has_ticked(self.number, step)
+    }
+
+    /// The note of a member that is in a barrier, where this operation is none.
+    fn barrier_instead(&self) -> Option<Note> {
+        if self.meaning.what == What::Barrier { None } else { self.board.barrier_instead(self.number) }
     }
 
     /// As `hear`, of a barrier's note, on a thread that does nothing else: looks at one word while nothing else stirs.
@@ -170,7 +204,8 @@ impl<'a> Call<'a> {
                 return Poll::Ready(Ok(done));
             }
             let speaks_against = |note: &Note| note.meaning != self.meaning;
-            match self.board.take(self.number, None, |_| false, speaks_against, context.waker()) {
+            let note = self.board.take(self.number, None, |_| false, speaks_against, context.waker());
+            match note.or_else(|| self.barrier_instead()) {
                 Some(note) => Poll::Ready(Err(self.contradiction(&note))),
                 None => Poll::Pending,
             }
@@ -295,7 +330,7 @@ impl<'a> Call<'a> {
 
     /// Ends the operation on a thread that does nothing else.
     pub(super) fn conclude<T>(&self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
-        if result.is_ok() && self.told_late.borrow().is_empty() {
+        if result.is_ok() && self.late.get().is_none() {
             self.is_over.set(true);
             return result;
         }

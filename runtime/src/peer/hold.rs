@@ -17,7 +17,7 @@ use crate::progress::Pass;
 use crate::protocol::header::Message;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::SmallBytes;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a message takes in the matching table, beside its payload.
 const ENTRY: usize = 128;
@@ -82,20 +82,24 @@ impl Unexpected {
 }
 
 /// Ranks that a device has told to hold, or is about to.
-pub(crate) struct Holds(Waiting<Vec<(Rank, bool)>>);
+pub(crate) struct Holds {
+    ranks: Waiting<Vec<(Rank, bool)>>,
+    /// Counts what ranks are told, under the lock of the list: two threads may send it in any order.
+    turns: AtomicU64,
+}
 
 impl Holds {
     pub(crate) fn new(chores: &Chores) -> Self {
-        Self(Waiting::for_progress(chores, Chore::Holds))
+        Self { ranks: Waiting::for_progress(chores, Chore::Holds), turns: AtomicU64::new(1) }
     }
 
     /// Notes a rank, which progress will tell.
     #[cold]
     pub(crate) fn add(&self, rank: Rank) {
-        let mut ranks = self.0.lock();
+        let mut ranks = self.ranks.lock();
         if !ranks.iter().any(|&(other, _)| other == rank) {
             ranks.push((rank, false));
-            self.0.set_count(ranks.len());
+            self.ranks.set_count(ranks.len());
         }
     }
 }
@@ -129,8 +133,9 @@ impl Pass<'_> {
     /// Tells ranks to hold; or, when there is room again, to go on.
     #[cold]
     pub(crate) fn move_holds(&self) {
-        let holds = &self.device.holds.0;
+        let Holds { ranks: holds, turns } = &self.device.holds;
         let Some(mut ranks) = holds.try_lock() else { return };
+        let turn = turns.fetch_add(1, Ordering::Relaxed);
         let on = !self.inner.unexpected.is_low();
         let told: Vec<Rank> = if on {
             ranks
@@ -144,14 +149,14 @@ impl Pass<'_> {
         };
         drop(ranks);
         for rank in told {
-            self.device.control(self.inner, rank, Message::Hold { on }, SmallBytes::empty());
+            self.device.control(self.inner, rank, Message::Hold { on, turn }, SmallBytes::empty());
         }
     }
 
     /// A peer has told this rank to hold, or to go on.
-    pub(crate) fn hold(&self, from: Rank, on: bool) {
+    pub(crate) fn hold(&self, from: Rank, on: bool, turn: u64) {
         if let Some(route) = self.device.route(from) {
-            route.set_held(on);
+            route.hold(on, turn);
         }
     }
 }

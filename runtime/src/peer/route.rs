@@ -22,6 +22,8 @@ pub(crate) struct Route {
     backlog: Mutex<VecDeque<Parked>>,
     /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without a lock by each post.
     hurdles: AtomicU32,
+    /// The last turn of the peer's word on offers.
+    held_turn: Mutex<u64>,
 }
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
@@ -70,6 +72,7 @@ impl Route {
             down: OnceLock::new(),
             backlog: Mutex::default(),
             hurdles: AtomicU32::new(0),
+            held_turn: Mutex::new(0),
         }
     }
 
@@ -110,7 +113,16 @@ impl Route {
         self.hurdles.load(Ordering::Acquire) & HELD != 0
     }
 
-    pub(crate) fn set_held(&self, held: bool) {
+    /// The peer has said that it wants offers, or not any more; heed the last word, in whatever order they come.
+    pub(crate) fn hold(&self, on: bool, turn: u64) {
+        let mut last = self.held_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if turn > *last {
+            *last = turn;
+            self.set_held(on);
+        }
+    }
+
+    fn set_held(&self, held: bool) {
         match held {
             true => self.hurdles.fetch_or(HELD, Ordering::AcqRel),
             false => self.hurdles.fetch_and(!HELD, Ordering::AcqRel),
@@ -245,5 +257,11 @@ mod tests {
         route.set_held(false);
         route.set_waiting(0);
         assert!(route.is_clear());
+        // Two words that cross: the later one counts.
+        route.hold(false, 2);
+        route.hold(true, 1);
+        assert!(route.is_clear());
+        route.hold(true, 3);
+        assert!(route.is_held());
     }
 }

@@ -27,9 +27,8 @@ impl Suspects {
         Self(Waiting::for_progress(chores, Chore::Suspects))
     }
 
-    /// Whether there are any.
-    pub(crate) fn any(&self) -> bool {
-        !self.0.is_empty()
+    pub(crate) fn correct(&self) {
+        self.0.correct();
     }
 
     /// Somebody has been heard of.

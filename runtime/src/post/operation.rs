@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An operation to be awaited: what a [`Post`] turns into.
 ///
@@ -192,6 +192,10 @@ impl Retries {
         !self.0.is_empty()
     }
 
+    pub(crate) fn correct(&self) {
+        self.0.correct();
+    }
+
     /// Something may have changed.
     #[cold]
     pub(crate) fn wake(&self) {
@@ -248,19 +252,28 @@ impl Runtime {
         let ring = Arc::new(Ring { woken: AtomicBool::new(true), runtime: Arc::downgrade(&self.0) });
         let waker = Waker::from(ring.clone());
         let mut future = std::pin::pin!(future);
+        let mut asked = Instant::now();
         loop {
             if ring.woken.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
             {
                 return Ok(Ok(output));
             }
+            if ring.woken.load(Ordering::Acquire) {
+                // It has woken itself: what it waits for may need progress all the same.
+                if let Err(error) = self.0.progress_everything() {
+                    tracing::warn!(%error, "while waiting for a future");
+                }
+            }
+            if every < Duration::MAX && asked.elapsed() >= every {
+                if let Some(reason) = gives_up() {
+                    return Ok(Err(reason));
+                }
+                asked = Instant::now();
+            }
             match self.wait_for(every, || ring.woken.load(Ordering::Acquire)) {
                 Ok(()) => {}
-                Err(WaitError::TimedOut(_)) => {
-                    if let Some(reason) = gives_up() {
-                        return Ok(Err(reason));
-                    }
-                }
+                Err(WaitError::TimedOut(_)) => {}
                 Err(error @ WaitError::Progress(ProgressError::Forked)) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "while waiting for a future");

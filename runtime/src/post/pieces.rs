@@ -8,6 +8,7 @@ use super::options::{Allow, Kind, Outcome, Post};
 use crate::buffer::{Buffer, SendBuffer, fresh};
 use crate::comp::{Completion, Status};
 use crate::error::PostError;
+use crate::matching::Ticket;
 use carrack_transports::mem::copy::copy_now;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,6 +25,11 @@ pub trait Carries: Kind {
 
     /// The operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
+
+    /// Keeps what names it to `cancel`.
+    fn keep(&mut self, ticket: Option<Ticket>) {
+        let _ = ticket;
+    }
 }
 
 /// Takes a buffer that is to be sent out of its place, if it is a list.
@@ -157,7 +163,10 @@ impl<K: Carries> Post<'_, K> {
                 }
                 self.outcome(super::rma::Begun::Over(status))
             }
-            Ok(Outcome::Posted) => Ok(Outcome::Posted),
+            Ok(Outcome::Posted) => {
+                self.kind.keep(post.kind.ticket());
+                Ok(Outcome::Posted)
+            }
             other => {
                 self.kind = post.kind;
                 if let Some(list) = spread.list.lock().unwrap_or_else(PoisonError::into_inner).take() {

@@ -230,4 +230,8 @@ impl Carries for Recv<'_> {
     fn take(&mut self) -> Self {
         Self { buffer: self.buffer.take(), matching: self.matching, ticket: None }
     }
+
+    fn keep(&mut self, ticket: Option<Ticket>) {
+        self.ticket = ticket;
+    }
 }

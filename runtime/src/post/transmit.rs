@@ -372,6 +372,9 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
     loop {
         match transmit(&inner, sending)? {
             Outcome::Retry(_) if !out.allow.retry => {
+                if out.deadline.is_some() && out.deadline.has_passed(Deadline::now()) {
+                    return Err(PostError::TimedOut(out.rank));
+                }
                 if let Err(error) = out.runtime.0.progress(out.device) {
                     tracing::warn!(%error, "while waiting to send");
                 }

@@ -102,6 +102,7 @@ impl Pass<'_> {
         let mut full = None;
         let messages = batch.small_mut();
         while next < messages.len() {
+            let begun = next;
             let guarded = guarded(|| {
                 while let Some(SmallArrival { from, header, bytes }) = messages.get(next) {
                     if Message::is_am(*header) {
@@ -142,7 +143,8 @@ impl Pass<'_> {
                 }
             });
             let Err(panic) = guarded else { break };
-            // The message that the handler panicked on is gone; those behind it are not.
+            // The message that users' code panicked on is gone; those behind it are not.
+            next = next.max(begun + 1);
             let from = messages.get(next - 1).map_or(self.inner.rank, |last| self.device.rank_of(last.from));
             self.complain(panicked(from, panic.as_ref()));
         }

@@ -40,8 +40,8 @@ pub(crate) enum Message {
     Get { comp: RemoteComp, tag: Tag },
     /// Asks for an atomic operation.
     Atomic { swap: bool },
-    /// Messages that are to be matched are to be offered; or not any more.
-    Hold { on: bool },
+    /// Messages that are to be matched are to be offered; or not any more. A later turn overrules earlier ones.
+    Hold { on: bool, turn: u64 },
     /// A member of a group tells another something about its operation of that number.
     Note { group: u32, number: u64 },
 }
@@ -83,7 +83,7 @@ impl Message {
             Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
             Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
             Self::Note { group, number } => Header([NOTE | u64::from(group) << 32, number]),
-            Self::Hold { on } => Header([HOLD, u64::from(on)]),
+            Self::Hold { on, turn } => Header([HOLD, turn << 1 | u64::from(on)]),
         }
     }
 
@@ -144,7 +144,7 @@ impl Message {
             OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),
             NOTE if policy == 0 && engine == 0 => Ok(Self::Note { group: comp.0, number: tag.0 }),
-            HOLD if word == HOLD && tag.0 <= 1 => Ok(Self::Hold { on: tag.0 == 1 }),
+            HOLD if word == HOLD => Ok(Self::Hold { on: tag.0 & 1 == 1, turn: tag.0 >> 1 }),
             ATOMIC if word == ATOMIC && tag.0 <= 1 => Ok(Self::Atomic { swap: tag.0 == 1 }),
             _ => Err(format!("a header of {word:#018x}")),
         }

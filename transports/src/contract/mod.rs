@@ -48,9 +48,10 @@ mod memory;
 mod op;
 mod peer_memory;
 
+pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
-pub use event::{Armed, Batch, DownCause, Event, Lender, Loan, OpFailure, Payload, Polled, SmallArrival};
+pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
 pub use memory::{Exported, Imported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 pub use peer_memory::{PeerMemory, PeerMemoryError};

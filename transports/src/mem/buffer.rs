@@ -1,7 +1,7 @@
 //! What an operation holds while it runs.
 
+use super::Loan;
 use super::{CopyError, MemKind, MemMut, MemRef, Packet, RegionSlice, copy::copy_and_wait};
-use crate::contract::Loan;
 use bytes::{Bytes, BytesMut};
 use std::fmt;
 use std::mem::ManuallyDrop;

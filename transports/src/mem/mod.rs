@@ -8,6 +8,7 @@
 //! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
 //! | [`shared`] | host memory that other processes of the job can map |
 //! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
+//! | [`loan`] | bytes that lie with their sender: [`Loan`] |
 //! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`], [`PacketAllocator`] |
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
@@ -18,6 +19,7 @@
 pub mod buffer;
 pub mod copy;
 pub mod kind;
+pub mod loan;
 pub(crate) mod memfd;
 pub mod packet;
 pub mod pool;
@@ -29,6 +31,7 @@ pub mod view;
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
 pub use kind::{GpuUuid, MemKind};
+pub use loan::{Lender, Loan};
 pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Region, RegionSlice};
