@@ -152,6 +152,16 @@ fn collectives_can_be_awaited_several_at_a_time<J: Job>() {
     });
 }
 
+/// Futures go to whatever thread an executor has: this is about whether it compiles.
+#[allow(dead_code)]
+fn futures_can_be_sent(group: &Group, rank: &Runtime) {
+    fn is_send(_: impl Send) {}
+    is_send(group.barrier_async());
+    is_send(group.broadcast_async(Rank(0), vec![1]));
+    is_send(group.allgather_async(b"x"));
+    is_send(rank.post_send(Rank(0), b"x", carrack::Tag(1)).into_future());
+}
+
 fn a_group_that_makes_no_sense_is_refused<J: Job>() {
     let ranks = J::pair();
     let make = |name, members: &[u32]| ranks[0].group(name, &ranks_of(members));

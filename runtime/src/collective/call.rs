@@ -9,10 +9,10 @@ use crate::names::{Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::DownCause;
-use std::cell::{Cell, OnceCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -22,11 +22,11 @@ pub(super) struct Call<'a> {
     board: &'a Board,
     number: u64,
     meaning: Meaning,
-    is_over: Cell<bool>,
+    is_over: AtomicBool,
     /// Bytes that this member contributes, where all contribute the same number.
-    contributes: Cell<u64>,
+    contributes: AtomicU64,
     /// Notes that still wait for room here, if there ever were any.
-    late: OnceCell<Arc<Late>>,
+    late: OnceLock<Arc<Late>>,
 }
 
 /// In the lowest byte of a failure's word: that the rank to blame is gone.
@@ -66,15 +66,15 @@ impl<'a> Call<'a> {
             board,
             number,
             meaning,
-            is_over: Cell::new(false),
-            contributes: Cell::new(0),
-            late: OnceCell::new(),
+            is_over: AtomicBool::new(false),
+            contributes: AtomicU64::new(0),
+            late: OnceLock::new(),
         }
     }
 
     /// How many bytes this member contributes.
     pub(super) fn contributes(&self, bytes: usize) {
-        self.contributes.set(bytes as u64);
+        self.contributes.store(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn what(&self) -> &'static str {
@@ -275,7 +275,7 @@ impl<'a> Call<'a> {
                 self.down(root, DownCause::Gone(format!("the {what} failed there, says {rank}")))
             }
             Meaning { what: What::Failed, root, hash, .. } if note.word & 0xff == UNEVEN => {
-                let (ours, theirs) = (self.contributes.get(), note.word >> 8);
+                let (ours, theirs) = (self.contributes.load(Ordering::Relaxed), note.word >> 8);
                 // Whichever of the two differs from this one.
                 let (rank, theirs) = if theirs == ours { (rank, hash) } else { (root, theirs) };
                 let fits = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -309,7 +309,7 @@ impl<'a> Call<'a> {
         if let Err(error) = &result {
             self.give_up(self.blame(error));
         }
-        self.is_over.set(true);
+        self.is_over.store(true, Ordering::Relaxed);
         // Of a failure those who have not even started will hear in some other way.
         self.told(if result.is_ok() { Duration::MAX } else { Duration::from_secs(1) }).await;
         result
@@ -318,7 +318,8 @@ impl<'a> Call<'a> {
     #[cold]
     fn give_up(&self, (root, word): (Rank, u64)) {
         let me = self.runtime.rank();
-        let hash = if word & 0xff == UNEVEN { self.contributes.get() } else { self.meaning.hash };
+        let hash =
+            if word & 0xff == UNEVEN { self.contributes.load(Ordering::Relaxed) } else { self.meaning.hash };
         let meaning = Meaning { what: What::Failed, root, hash, ..self.meaning };
         for place in 0..self.count() {
             let to = self.rank(place);
@@ -331,7 +332,7 @@ impl<'a> Call<'a> {
     /// Ends the operation on a thread that does nothing else.
     pub(super) fn conclude<T>(&self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
         if result.is_ok() && self.late.get().is_none() {
-            self.is_over.set(true);
+            self.is_over.store(true, Ordering::Relaxed);
             return result;
         }
         self.block(async { result })
@@ -364,7 +365,7 @@ impl<'a> Call<'a> {
             Ok(Ok(result)) => result,
             Ok(Err(strayed)) => {
                 self.give_up((self.runtime.rank(), 0));
-                self.is_over.set(true);
+                self.is_over.store(true, Ordering::Relaxed);
                 let _ = self.runtime.block_on(self.told(Duration::from_secs(1)));
                 Err(strayed)
             }
@@ -376,7 +377,7 @@ impl<'a> Call<'a> {
 /// A future that is dropped in the midst of it leaves the others waiting: they are told.
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if !self.is_over.get() {
+        if !self.is_over.load(Ordering::Relaxed) {
             self.give_up((self.runtime.rank(), 0));
         }
         self.board.forget(self.number);

@@ -1,7 +1,7 @@
 //! Active messages.
 
 use super::PostAm;
-use super::options::{Kind, Outcome, Post, Sending};
+use super::options::{Kind, Outcome, Post, Sending, Tells};
 use super::pieces::{Carries, take_list};
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::{Buffer, SendBuffer};
@@ -32,22 +32,16 @@ impl Runtime {
 }
 
 impl PostAm<'_> {
-    /// The tag that the receiver's status carries: all 64 bits are the user's.
-    pub fn tag(mut self, tag: Tag) -> Self {
-        self.tag = tag;
-        self
-    }
-
-    /// The completion object at the receiver, if not the one that was named first.
-    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
-        self.kind.comp = comp;
-        self
-    }
-
     /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
     pub fn after(mut self, event: &Event) -> Self {
         self.kind.sending.after = Some(event.clone());
         self
+    }
+}
+
+impl Tells for Am<'_> {
+    fn tell(&mut self, comp: RemoteComp) {
+        self.comp = comp;
     }
 }
 

@@ -5,7 +5,7 @@ use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
 use crate::error::PostError;
 use crate::matching::{Matching, MatchingEngine, Ticket};
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Busy;
 use carrack_transports::gpu::Event;
@@ -132,6 +132,29 @@ impl<K: Kind> Post<'_, K> {
     #[inline]
     pub fn call(&mut self) -> Result<Outcome, PostError> {
         K::post(self)
+    }
+}
+
+/// A kind of operation that tells a completion object of the other rank: with an active message, or by the signal of a put or
+/// get.
+pub trait Tells: Kind {
+    /// Names the object.
+    #[doc(hidden)]
+    fn tell(&mut self, comp: RemoteComp);
+}
+
+impl<K: Tells> Post<'_, K> {
+    /// The tag that the other rank is told: all 64 bits are the user's.
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// The completion object of the other rank that is told: of an active message, when it comes, and if it is not the one that
+    /// was named first; of a put, when every byte is visible there; of a get, when the bytes have been read.
+    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
+        self.kind.tell(comp);
+        self
     }
 }
 

@@ -1,6 +1,6 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
-use super::options::{Kind, Outcome, Path, Post, RetryReason};
+use super::options::{Kind, Outcome, Path, Post, RetryReason, Tells};
 use super::pieces::{Carries, take_list, take_list_of};
 use super::recv::{defer_if_full, wait_for};
 use super::transmit::own;
@@ -217,17 +217,9 @@ pub(super) fn begin_or_wait(
     }
 }
 
-impl PostPut<'_> {
-    /// The tag that the signal carries: all 64 bits are the user's.
-    pub fn tag(mut self, tag: Tag) -> Self {
-        self.tag = tag;
-        self
-    }
-
-    /// The completion object at the owner that is told when every byte is visible there: a put with signal.
-    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
-        self.kind.place.signal = Some(comp);
-        self
+impl Tells for Put<'_> {
+    fn tell(&mut self, comp: RemoteComp) {
+        self.place.signal = Some(comp);
     }
 }
 
@@ -343,17 +335,9 @@ fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
     }
 }
 
-impl PostGet<'_> {
-    /// The tag that the signal carries: all 64 bits are the user's.
-    pub fn tag(mut self, tag: Tag) -> Self {
-        self.tag = tag;
-        self
-    }
-
-    /// The completion object at the owner that is told when the bytes have been read: a get with signal.
-    pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
-        self.kind.place.signal = Some(comp);
-        self
+impl Tells for Get<'_> {
+    fn tell(&mut self, comp: RemoteComp) {
+        self.place.signal = Some(comp);
     }
 }
 
