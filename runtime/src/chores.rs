@@ -28,6 +28,8 @@ pub(crate) enum Chore {
     Flushes = 1 << 4,
     /// What could not be delivered.
     Deferred = 1 << 5,
+    /// Large messages that others copy from here.
+    Helps = 1 << 10,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
     /// Of the whole runtime: deadlines.

@@ -1,7 +1,7 @@
 //! What progress does about the messages that large ones need.
 
 use super::Target;
-use super::wire::{Offer, Request, Verdict, decode_landing};
+use super::wire::{HelpWanted, Offer, Request, Verdict, decode_landing};
 use crate::buffer::fresh;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
@@ -89,6 +89,11 @@ impl Pass<'_> {
                 let ended = ended.or_else(|| bulk.refuse(from, token, verdict.error(from)?));
                 let (comp, status) = ended.ok_or_else(unknown)?;
                 self.signal_or_defer(comp.as_ref(), status);
+                Ok(())
+            }
+            Message::Help { token } => {
+                let wanted = HelpWanted::decode(small).ok_or("it wants help with nothing")?;
+                self.asked_to_help(from, token, wanted);
                 Ok(())
             }
             Message::Signal { comp, tag } => {

@@ -1,5 +1,6 @@
 //! The receiver's side.
 
+use super::share::{MOST, Others, Share};
 use super::wire::{Offer, Verdict, encode_landing};
 use super::{Bulk, Ended};
 use crate::buffer::fresh;
@@ -11,13 +12,10 @@ use crate::names::{Rank, Tag, UserContext};
 use crate::progress::{Deferred, Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{Payload, PeerMemory, PeerMemoryError};
+use carrack_transports::contract::{DownCause, Payload, PeerMemory, PeerMemoryError};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, SmallBytes, Transfer};
 use std::sync::Arc;
-
-/// Bytes that the kernel copies in one call of progress, before others have their turn: 50 to 100 µs.
-const PIECE: usize = 1 << 20;
 
 /// Where a large message goes.
 pub(crate) enum Target {
@@ -52,10 +50,24 @@ pub(crate) struct Pull {
     pub(super) from: Rank,
     pub(super) size: usize,
     pub(super) target: Target,
-    staging: Option<Buffer>,
+    pub(super) staging: Option<Buffer>,
     offer: Offer,
     memory: Arc<dyn PeerMemory>,
     done: usize,
+    /// Its sender may help.
+    pub(super) share: Option<Share>,
+    /// It cannot be copied. Told once the sender has stopped helping.
+    failed: Option<PeerMemoryError>,
+}
+
+/// What a step of a pull came to.
+enum Step {
+    /// So many bytes.
+    Copied(usize),
+    /// All that is missing is with the sender.
+    Waits,
+    Over,
+    Failed(PeerMemoryError),
 }
 
 impl Arriving {
@@ -151,8 +163,22 @@ impl DeviceInner {
         }
         match self.peer_memory(runtime, from, offer.addr) {
             Some(memory) => {
+                let mut pull = Pull {
+                    from,
+                    size,
+                    target,
+                    staging,
+                    offer,
+                    memory,
+                    done: 0,
+                    share: None,
+                    failed: None,
+                };
+                if let (Some(place), Some(linked)) = (pull.place(), self.route(from).and_then(|r| r.linked())) {
+                    pull.share = self.ask_for_help(runtime, linked, from, offer.token, place);
+                }
                 let mut pulls = self.bulk.pulls.lock();
-                pulls.push(Pull { from, size, target, staging, offer, memory, done: 0 });
+                pulls.push(pull);
                 self.bulk.pulls.set_count(pulls.len());
             }
             None => {
@@ -324,71 +350,181 @@ impl Pass<'_> {
         }
     }
 
-    /// Lets the kernel copy what was offered.
+    /// Lets the kernel copy what was offered, in the order in which it was, as much as is copied at a time.
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
         let bulk = &self.device.bulk;
-        let mut turn = {
+        let turn = {
             let Some(mut pulls) = bulk.pulls.try_lock() else { return };
             let turn = std::mem::take(&mut *pulls);
             bulk.pulls.set_count(0);
             turn
         };
-        for mut pull in turn.drain(..) {
-            self.moved = true;
-            match pull.step() {
-                Ok(false) => {
-                    let mut pulls = bulk.pulls.lock();
-                    pulls.push(pull);
-                    bulk.pulls.set_count(pulls.len());
+        let mut budget = MOST;
+        let (mut left, mut begun) = (Vec::new(), Vec::new());
+        for mut pull in turn {
+            loop {
+                if budget == 0 {
+                    left.push(pull);
+                    break;
                 }
-                Ok(true) => {
-                    let Pull { from, size, target, staging, offer, .. } = pull;
-                    // A put's end is told when it has arrived, whichever way it came.
-                    if !matches!(target, Target::Put { .. }) {
-                        let message = Message::Finish { token: offer.token };
-                        self.device.control(self.inner, from, message, Verdict::Done.encode());
+                match pull.step() {
+                    Step::Copied(len) => {
+                        self.moved = true;
+                        budget = budget.saturating_sub(len);
+                        if budget == 0 {
+                            begun.push(pull);
+                            break;
+                        }
                     }
-                    self.arrived(from, size, target, staging);
-                }
-                Err(PeerMemoryError::Refused(why)) => {
-                    let Pull { from, size, target, staging, offer, .. } = pull;
-                    if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
-                        linked.refuse_peer_memory(why);
+                    Step::Waits => {
+                        self.expire_pull(&mut pull);
+                        left.push(pull);
+                        break;
                     }
-                    let arriving = Arriving { from, size, target, staging, got: 0 };
-                    self.device.ask_for_parts(self.inner, offer.token, arriving);
-                }
-                Err(PeerMemoryError::Failed(why)) => {
-                    let Pull { from, size, target, offer, .. } = pull;
-                    let message = Message::Finish { token: offer.token };
-                    self.device.control(self.inner, from, message, Verdict::Failed.encode());
-                    if let Some((comp, status)) =
-                        target.fail(from, size, OpError::Transfer { rank: from, why })
-                    {
-                        self.signal_or_defer(comp.as_ref(), status);
+                    Step::Over => {
+                        self.pulled(pull);
+                        break;
+                    }
+                    Step::Failed(why) => {
+                        self.not_pulled(pull, why);
+                        break;
                     }
                 }
             }
+        }
+        // Before those that have come meanwhile; and what was begun behind the others, which have not had their turn.
+        let mut pulls = bulk.pulls.lock();
+        pulls.splice(0..0, left.into_iter().chain(begun));
+        bulk.pulls.set_count(pulls.len());
+    }
+
+    /// All bytes of a message have been copied.
+    fn pulled(&mut self, pull: Pull) {
+        self.moved = true;
+        let Pull { from, size, target, staging, offer, .. } = pull;
+        // A put's end is told when it has arrived, whichever way it came.
+        if !matches!(target, Target::Put { .. }) {
+            let message = Message::Finish { token: offer.token };
+            self.device.control(self.inner, from, message, Verdict::Done.encode());
+        }
+        self.arrived(from, size, target, staging);
+    }
+
+    fn not_pulled(&mut self, pull: Pull, why: PeerMemoryError) {
+        self.moved = true;
+        let Pull { from, size, target, staging, offer, .. } = pull;
+        match why {
+            PeerMemoryError::Refused(why) => {
+                if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
+                    linked.refuse_peer_memory(why);
+                }
+                let arriving = Arriving { from, size, target, staging, got: 0 };
+                self.device.ask_for_parts(self.inner, offer.token, arriving);
+            }
+            PeerMemoryError::Failed(why) => {
+                let message = Message::Finish { token: offer.token };
+                self.device.control(self.inner, from, message, Verdict::Failed.encode());
+                let error = OpError::Transfer { rank: from, why };
+                if let Some((comp, status)) = target.fail(from, size, error) {
+                    self.signal_or_defer(comp.as_ref(), status);
+                }
+            }
+        }
+    }
+
+    /// A message that waits for its sender's help may be late. Its memory stays here until the sender is done with it.
+    fn expire_pull(&mut self, pull: &mut Pull) {
+        let deadline = pull.target.deadline();
+        if !deadline.is_some() || !deadline.has_passed(Deadline::now()) {
+            return;
+        }
+        let buffer = pull.target.buffer().map(std::mem::take);
+        let target = std::mem::replace(&mut pull.target, Target::Nowhere);
+        pull.staging = pull.staging.take().or(buffer);
+        self.moved = true;
+        self.inner.suspect(pull.from);
+        if let Some((comp, status)) = target.fail(pull.from, pull.size, OpError::TimedOut(pull.from)) {
+            self.signal_or_defer(comp.as_ref(), status);
         }
     }
 }
 
 impl Pull {
-    /// Copies a piece. Whether it was the last.
-    fn step(&mut self) -> Result<bool, PeerMemoryError> {
-        let buffer = match &mut self.staging {
+    /// Where its bytes go.
+    fn buffer(&mut self) -> Option<&mut Buffer> {
+        match &mut self.staging {
+            Some(staging) => Some(staging),
+            None => self.target.buffer(),
+        }
+    }
+
+    /// The same, for its sender.
+    fn place(&mut self) -> Option<(*const u8, usize)> {
+        let size = self.size;
+        let place = self.buffer()?.view_mut()?;
+        place.place().is_host().then(|| (place.as_mut_ptr().cast_const(), size))
+    }
+
+    /// Copies a piece.
+    fn step(&mut self) -> Step {
+        let left = (self.done, MOST.min(self.size - self.done));
+        let next = match &self.share {
+            None => (left.1 > 0).then_some(left),
+            Some(share) => match share.take() {
+                Some(piece) => Some(piece),
+                None => match share.others() {
+                    Others::Waiting => return Step::Waits,
+                    Others::Settled => None,
+                    Others::Failed(from) => {
+                        // As if nobody had helped.
+                        (self.done, self.share) = (from, None);
+                        return self.step();
+                    }
+                },
+            },
+        };
+        if let Some(why) = self.failed.take() {
+            return Step::Failed(why);
+        }
+        let Some((begin, len)) = next else { return Step::Over };
+        match self.copy(begin, len) {
+            Ok(()) => {
+                self.done = begin + len;
+                Step::Copied(len)
+            }
+            Err(why) => match &self.share {
+                Some(share) if !share.close() => {
+                    self.failed = Some(why);
+                    Step::Waits
+                }
+                _ => Step::Failed(why),
+            },
+        }
+    }
+
+    fn copy(&mut self, begin: usize, len: usize) -> Result<(), PeerMemoryError> {
+        // An address that runs over is the sender's nonsense, and no memory's.
+        let addr = self.offer.addr.wrapping_add(begin as u64);
+        let room = match &mut self.staging {
             Some(staging) => Some(staging),
             None => self.target.buffer(),
         };
-        let piece = PIECE.min(self.size - self.done);
-        let room = buffer
+        let room = room
             .and_then(Buffer::view_mut)
             .ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
-        // An address that runs over is the sender's nonsense, and no memory's.
-        self.memory.read(self.offer.addr.wrapping_add(self.done as u64), room.part(self.done, piece))?;
-        self.done += piece;
-        Ok(self.done == self.size)
+        self.memory.read(addr, room.part(begin, len))
+    }
+
+    /// Ends it without its bytes. Memory that its sender may still be writing is given to nobody: a sender that is known to be
+    /// dead writes no more.
+    pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
+        let is_dead = matches!(error, OpError::PeerDown { cause: DownCause::Gone(_), .. });
+        if !is_dead && self.share.as_ref().is_some_and(|share| !share.close()) {
+            tracing::warn!(rank = self.from.0, size = self.size, "a buffer is lost: its sender was writing to it");
+            std::mem::forget(self.buffer().map(std::mem::take));
+        }
+        self.target.fail(self.from, self.size, error)
     }
 }
 

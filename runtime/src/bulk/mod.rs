@@ -10,6 +10,13 @@
 //!   part (landing, offset) ──────────►  until all are there
 //! ```
 //!
+//! With both sides' kernels at it (see `share`):
+//!
+//! ```text
+//!   ◄──────────────────────── help (token, where to, who copies what)
+//!   writes pieces from the back         reads pieces from the front
+//! ```
+//!
 //! An offer travels in the place of its message: it is matched, delivered and held back in the same order
 //! (design.md §4.1). The bytes take whatever way there is. Names of transfers are numbers that are never used
 //! again, and are looked up together with the rank that they were given to: one that is late, repeated or
@@ -20,21 +27,25 @@ mod flush;
 mod incoming;
 mod outgoing;
 mod pending;
+mod share;
 pub(crate) mod wire;
 
 pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Pull, Target};
 pub(crate) use outgoing::{Offered, Stream};
+pub(crate) use share::Shares;
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
 use crate::error::OpError;
 use crate::names::Rank;
-use std::collections::HashMap;
+use share::Help;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device's large messages. Whoever needs two of the locks takes that of `streams` before that of `offered`.
+/// A device's large messages. Whoever needs two of the locks takes that of `streams` or `helps` before
+/// that of `offered`.
 pub(crate) struct Bulk {
     /// Sent, and not asked for yet.
     offered: Waiting<HashMap<u64, Offered>>,
@@ -44,6 +55,8 @@ pub(crate) struct Bulk {
     arriving: Waiting<HashMap<u64, Arriving>>,
     /// To be copied here by the kernel.
     pulls: Waiting<Vec<Pull>>,
+    /// Others' pulls that this rank helps with.
+    helps: Waiting<VecDeque<Help>>,
     /// Those who wait for operations on a peer's memory.
     flushes: Waiting<Vec<Flush>>,
     next: AtomicU64,
@@ -61,6 +74,7 @@ impl Bulk {
             streams: Waiting::for_progress(chores, Chore::Streams),
             arriving: Waiting::new(),
             pulls: Waiting::for_progress(chores, Chore::Pulls),
+            helps: Waiting::for_progress(chores, Chore::Helps),
             flushes: Waiting::for_progress(chores, Chore::Flushes),
             next: AtomicU64::new(1),
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
@@ -96,7 +110,10 @@ impl Bulk {
         drop(arriving);
         let mut pulls = self.pulls.lock();
         let gone = pulls.extract_if(.., |one| concerns(one.from));
-        ended.extend(gone.filter_map(|one| one.target.fail(one.from, one.size, error(one.from))));
+        ended.extend(gone.filter_map(|one| {
+            let error = error(one.from);
+            one.fail(error)
+        }));
         self.pulls.set_count(pulls.len());
         drop(pulls);
         let mut flushes = self.flushes.lock();

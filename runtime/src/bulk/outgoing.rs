@@ -55,6 +55,11 @@ impl Offered {
         self.operation.rank
     }
 
+    /// Its bytes.
+    pub(super) fn view(&self) -> MemRef<'_> {
+        self.bytes.view()
+    }
+
     pub(super) fn matter(&self) -> Matter {
         self.matter
     }

@@ -15,6 +15,28 @@ pub(crate) struct Offer {
     pub(crate) addr: u64,
 }
 
+/// Where the sender of an offer may write to, to help its receiver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HelpWanted {
+    /// Where the message goes in the receiver's memory.
+    pub(crate) addr: u64,
+    /// The number of the split that says who copies what.
+    pub(crate) split: u32,
+    /// Its turn.
+    pub(crate) turn: u32,
+}
+
+impl HelpWanted {
+    pub(crate) fn encode(self) -> SmallBytes {
+        words([self.addr, u64::from(self.split) << 32 | u64::from(self.turn)])
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "one half and the other")]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        read(bytes).map(|[addr, split]| Self { addr, split: (split >> 32) as u32, turn: split as u32 })
+    }
+}
+
 /// How a transfer ended, as the receiver tells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
@@ -172,6 +194,9 @@ mod tests {
             let request = Request { token, region: size, offset: addr, first: !size, second: !token };
             prop_assert_eq!(Request::decode(request.encode().as_slice()), Some(request));
             prop_assert_eq!(Request::decode(&other).is_some(), other.len() == 40);
+            let wanted = HelpWanted { addr, split: size as u32, turn: (token >> 7) as u32 };
+            prop_assert_eq!(HelpWanted::decode(wanted.encode().as_slice()), Some(wanted));
+            prop_assert_eq!(HelpWanted::decode(&other).is_some(), other.len() == 16);
             prop_assert_eq!(decode_landing(encode_landing(token).as_slice()), Some(token));
             prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24);
             prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);

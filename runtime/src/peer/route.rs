@@ -2,6 +2,7 @@
 
 use super::address;
 use super::backlog::Parked;
+use crate::bulk::Shares;
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::Rank;
@@ -39,6 +40,8 @@ pub(crate) struct Linked {
     pub(crate) verdicts: Vec<PathVerdict>,
     /// The peer's memory, or why the kernel does not copy from it.
     memory: OnceLock<Result<Arc<dyn PeerMemory>, String>>,
+    /// Splits by which this rank and the peer share the copying.
+    shares: OnceLock<Option<Arc<Shares>>>,
     /// Why the kernel refused when it was tried.
     refused: OnceLock<String>,
 }
@@ -48,6 +51,11 @@ impl Linked {
     pub(crate) fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
         let memory = self.memory.get_or_init(|| self.link.peer_memory()).as_ref().ok()?;
         self.refused.get().is_none().then(|| memory.clone())
+    }
+
+    /// What it takes to have the peer help with the copying of what it sends, if the transport has it.
+    pub(crate) fn shares(&self) -> Option<&Arc<Shares>> {
+        self.shares.get_or_init(|| Some(Arc::new(Shares::new(self.link.splits()?)))).as_ref()
     }
 
     /// It was tried, and will not be tried again.
@@ -177,6 +185,7 @@ impl Route {
             caps: lane.caps.clone(),
             verdicts,
             memory: OnceLock::new(),
+            shares: OnceLock::new(),
             refused: OnceLock::new(),
         };
         Ok(Some(self.linked.get_or_init(|| linked)))

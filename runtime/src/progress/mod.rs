@@ -187,6 +187,9 @@ impl Pass<'_> {
         if chores.has(Chore::Pulls) {
             self.move_pulls();
         }
+        if chores.has(Chore::Helps) {
+            self.move_helps();
+        }
         if chores.has(Chore::Flushes) {
             self.move_flushes();
         }

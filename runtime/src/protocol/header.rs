@@ -42,6 +42,8 @@ pub(crate) enum Message {
     Atomic { swap: bool },
     /// Messages that are to be matched are to be offered; or not any more. A later turn overrules earlier ones.
     Hold { on: bool, turn: u64 },
+    /// What was offered is being copied by the kernel: its sender may help.
+    Help { token: u64 },
     /// A member of a group tells another something about its operation of that number.
     Note { group: u32, number: u64 },
 }
@@ -59,6 +61,7 @@ const GET: u64 = 10;
 const ATOMIC: u64 = 11;
 const HOLD: u64 = 12;
 const NOTE: u64 = 13;
+const HELP: u64 = 14;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -78,6 +81,7 @@ impl Message {
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Finish { token } => Header([FINISH, token]),
+            Self::Help { token } => Header([HELP, token]),
             Self::Signal { comp, tag } => Header([SIGNAL | u64::from(comp.0) << 32, tag.0]),
             Self::OfferPut { comp, tag } => Header([OFFER_PUT | u64::from(comp.0) << 32, tag.0]),
             Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
@@ -140,6 +144,7 @@ impl Message {
             CLEAR if word == CLEAR => Ok(Self::Clear { token: tag.0 }),
             PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
+            HELP if word == HELP => Ok(Self::Help { token: tag.0 }),
             SIGNAL if policy == 0 && engine == 0 => Ok(Self::Signal { comp, tag }),
             OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),

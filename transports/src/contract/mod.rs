@@ -54,7 +54,7 @@ pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
 pub use memory::{Exported, Imported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
-pub use peer_memory::{PeerMemory, PeerMemoryError};
+pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
 use crate::mem::{PacketSource, Region};
 use std::sync::Arc;
@@ -118,6 +118,12 @@ pub trait Device: Send + Sync {
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
 
+    /// A peer's words for messages that go to it: what it has from [`Link::splits`]. `None` while no link of its leads here.
+    fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {
+        let _ = peer;
+        None
+    }
+
     /// Prepares for sleep: see [`Armed`].
     fn arm(&self) -> Armed<'_>;
 
@@ -154,6 +160,12 @@ pub trait Link: Send + Sync {
     /// Why not, in words for the user.
     fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
         Err("this transport moves all bytes itself".into())
+    }
+
+    /// Words by which this rank and the peer can share the copying of messages that come from it. `None`: this transport has
+    /// none.
+    fn splits(&self) -> Option<Arc<dyn Splits>> {
+        None
     }
 
     /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].

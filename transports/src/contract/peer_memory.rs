@@ -1,6 +1,7 @@
 //! A peer's memory, reached through the kernel.
 
 use crate::mem::{MemMut, MemRef};
+use crate::sync::Split;
 
 /// The memory of a peer's process. The kernel copies, and checks the addresses: one that is not mapped over
 /// there is an error, whoever named it.
@@ -16,6 +17,15 @@ pub trait PeerMemory: Send + Sync {
     /// # Errors
     /// See [`PeerMemoryError`]. A part may have been written.
     fn write(&self, addr: u64, from: MemRef<'_>) -> Result<(), PeerMemoryError>;
+}
+
+/// Words that this rank and a peer both see, by which they share the copying of messages.
+pub trait Splits: Send + Sync {
+    /// How many there are.
+    fn count(&self) -> u32;
+
+    /// One of them, if there is one of that number.
+    fn get(&self, number: u32) -> Option<&Split>;
 }
 
 /// Why a peer's memory was not read or written.

@@ -7,12 +7,12 @@
 use super::handshake::{Address, Place};
 use super::inbound::Inbound;
 use super::link::{Outgoing, ShmLink};
-use super::segment::BellPage;
+use super::segment::{BellPage, Segment};
 use super::{Geometry, NAME};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach,
-    SubmitError, Unavailable,
+    Splits, SubmitError, Unavailable,
 };
 use crate::fd_channel::Listener;
 use crate::mem::PacketSource;
@@ -21,6 +21,7 @@ use crate::sync::barrier::Barrier;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,6 +43,8 @@ pub(super) struct Shared {
     pub(super) packets: Arc<dyn PacketSource>,
     epoll: OwnedFd,
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
+    /// What those whose links lead here have sent along.
+    incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
     /// Links whose receiver's queue was full when they dialled.
     undialled: AtomicU32,
 }
@@ -63,6 +66,11 @@ impl Shared {
     pub(super) fn is_dead(&self, process: BorrowedFd<'_>) -> bool {
         let mut fds = [PollFd::new(&process, PollFlags::IN)];
         matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+    }
+
+    /// The segments of links that lead here.
+    pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
@@ -145,6 +153,7 @@ impl ShmDevice {
                 packets,
                 epoll: epoll::create(CreateFlags::CLOEXEC)?,
                 outgoing: Mutex::default(),
+                incoming: Mutex::default(),
                 undialled: AtomicU32::new(0),
             });
             shared.watch(listener.as_fd(), LISTENER)?;
@@ -332,6 +341,11 @@ impl Device for ShmDevice {
         Polled::Some
     }
 
+    fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {
+        let segment = self.shared.incoming().get(&peer)?.clone();
+        Some(segment)
+    }
+
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.inbound.try_lock() else { return Armed::Ready };
         self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -364,6 +378,7 @@ impl Device for ShmDevice {
         }
         let mut polling = self.inbound.lock();
         polling.inbound.close();
+        self.shared.incoming().clear();
         polling.listener = None;
     }
 }

@@ -132,7 +132,7 @@ impl Inbound {
             match sender.look(&shared.packets, batch) {
                 Look::Goes => tired += usize::from(sender.silent > PATIENCE),
                 Look::Ended(cause) => {
-                    self.remove(at, cause, batch);
+                    self.remove(shared, at, cause, batch);
                     break;
                 }
             }
@@ -146,8 +146,9 @@ impl Inbound {
 
     /// Lets go of a sender that has ended.
     #[cold]
-    fn remove(&mut self, at: usize, cause: DownCause, batch: &mut Batch) {
+    fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
+        shared.incoming().remove(&sender.from);
         self.links[sender.bell as usize] = None;
         batch.push(Event::PeerDown { peer: sender.from, cause });
     }
@@ -237,7 +238,9 @@ impl Inbound {
                     let Some(Incoming::Stranger(channel)) = place.take() else { return };
                     let process = channel.peer_process().ok();
                     let process = process.filter(|fd| shared.watch_incoming(bell, fd.as_fd()).is_ok());
-                    *place = Some(Incoming::Cold(Box::new(sender(channel, process))));
+                    let sender = sender(channel, process);
+                    shared.incoming().insert(sender.from, sender.segment.clone());
+                    *place = Some(Incoming::Cold(Box::new(sender)));
                     self.warm_up(bell);
                 }
                 Err(why) => {

@@ -5,7 +5,9 @@ use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
 use super::kernel_copy::KernelCopy;
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use super::{Geometry, device::Shared};
-use crate::contract::{Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Submit, SubmitError};
+use crate::contract::{
+    Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
+};
 use crate::fd_channel::{Channel, Received};
 use crate::mem::{MemRef, copy::copy_now};
 use crate::sync::BiasedLock;
@@ -342,6 +344,10 @@ impl Link for ShmLink {
 
     fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
         self.outgoing.peer_memory()
+    }
+
+    fn splits(&self) -> Option<Arc<dyn Splits>> {
+        Some(self.outgoing.sender.lock().segment.clone())
     }
 
     fn is_up(&self) -> bool {

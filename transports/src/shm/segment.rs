@@ -4,7 +4,8 @@
 //!    0  freed      written by the receiver: ring slots it is done with
 //!   64  attention  written by the receiver: whether it looks by itself
 //!  128  chunks     one word each, written by the receiver: how often it has given the chunk back
-//!  512  slots      written by the sender, 64 bytes each
+//!  512  splits     of messages that go the other way and are copied by both sides at once, 64 bytes each
+//! 1024  slots      written by the sender, 64 bytes each
 //! page  bytes      of the chunks, written by the sender
 //! ```
 //!
@@ -12,9 +13,10 @@
 //! against shrinking, growing and further sealing, and the receiver looks at the seals and the size
 //! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in `/dev/shm`.
 
-use crate::contract::Lender;
+use crate::contract::{Lender, Splits};
 use crate::mem::memfd::{Mapping, check_memfd, sealed_memfd};
 use crate::mem::{MemMut, MemRef, Place};
+use crate::sync::Split;
 use crate::sync::attention::Attention;
 use crate::sync::bells::Bells;
 use crate::sync::ring::{BODY, Slots};
@@ -27,11 +29,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const FREED: usize = 0;
 const ATTENTION: usize = 64;
 const CHUNK_WORDS: usize = 128;
-const SLOTS: usize = 512;
+const SPLITS: usize = 512;
+const SLOTS: usize = SPLITS + MAX_SPLITS as usize * 64;
 const PAGE: usize = 4096;
 
 /// Chunks that a segment can have: as many as a word has bits, and as the words have room for.
 pub const MAX_CHUNKS: u32 = 64;
+
+/// Messages that can be copied by both sides at once.
+pub(super) const MAX_SPLITS: u32 = 8;
 
 /// How large a segment's parts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +177,17 @@ impl Lender for Segment {
             // nobody else counts.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         }
+    }
+}
+
+impl Splits for Segment {
+    fn count(&self) -> u32 {
+        MAX_SPLITS
+    }
+
+    fn get(&self, number: u32) -> Option<&Split> {
+        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any value is an atomic's.
+        (number < MAX_SPLITS).then(|| unsafe { self.mapping.at(SPLITS + number as usize * 64) })
     }
 }
 

@@ -5,6 +5,7 @@
 //! | [`ring`] | one producer, one consumer, 64-byte slots that carry their own sequence number | shm, in shared memory |
 //! | [`attention`] | how a producer learns that its consumer has stopped looking, without a fence of its own | shm |
 //! | [`bells`] | which of many rings have something: a two-level bit set | shm, in shared memory |
+//! | [`split`] | which pieces of a message are copied by its receiver, and which by its sender | shm, in shared memory |
 //! | [`free_list`] | a stack of indices | packet pools, slabs |
 //! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
@@ -25,10 +26,12 @@ pub(crate) mod primitives;
 pub mod queue;
 pub mod ring;
 pub mod slab;
+pub mod split;
 pub mod try_lock;
 
 pub use biased_lock::BiasedLock;
 pub use free_list::FreeList;
 pub use queue::Queue;
 pub use slab::Slab;
+pub use split::Split;
 pub use try_lock::TryLock;

@@ -1,0 +1,266 @@
+//! Copying a message by both sides at once: the receiver's kernel reads from the front, the sender's writes from the back.
+//!
+//! One core copies at the speed of one core. While a large message is on its way its sender often has nothing to do but
+//! to wait for it, so the receiver asks it to help. Whoever takes a piece copies it; a sender that makes no progress
+//! takes none, and costs nothing. Who has what is said by a [`Split`] in memory that both see.
+
+use super::outgoing::Offered;
+use super::wire::HelpWanted;
+use super::Bulk;
+use crate::device::DeviceInner;
+use crate::names::Rank;
+use crate::peer::route::Linked;
+use crate::progress::Pass;
+use crate::protocol::header::Message;
+use crate::runtime::Inner;
+use carrack_transports::contract::{PeerId, PeerMemory, Splits};
+use carrack_transports::sync::Split;
+use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Below so many bytes it takes longer to ask for help than to do without.
+const WORTH_IT: usize = 48 << 10;
+/// Bytes that are taken at least: each piece is a system call, which costs as much as copying some 20 KiB
+/// (docs/measurements.md).
+const UNIT: usize = 32 << 10;
+/// Bytes that are taken at most: 50 to 100 µs, before others have their turn.
+pub(super) const MOST: usize = 1 << 20;
+
+/// How a message is divided. Both sides compute it.
+#[derive(Clone, Copy)]
+struct Division {
+    size: usize,
+    unit: usize,
+}
+
+impl Division {
+    fn of(size: usize) -> Self {
+        Self { size, unit: UNIT.max(size.div_ceil(MAX_UNITS as usize).next_multiple_of(UNIT)) }
+    }
+
+    /// At most `MAX_UNITS`.
+    fn units(self) -> u32 {
+        u32::try_from(self.size.div_ceil(self.unit)).unwrap_or(u32::MAX)
+    }
+
+    /// Units of the largest piece.
+    fn most(self) -> u32 {
+        u32::try_from(MOST / self.unit).unwrap_or(1)
+    }
+
+    /// Where a piece begins, and its length.
+    fn range(self, piece: Piece) -> (usize, usize) {
+        let begin = (piece.first as usize * self.unit).min(self.size);
+        (begin, (piece.count as usize * self.unit).min(self.size - begin))
+    }
+}
+
+/// A link's splits, and which of them are in use.
+pub(crate) struct Shares {
+    splits: Arc<dyn Splits>,
+    used: AtomicU64,
+}
+
+impl Shares {
+    pub(crate) fn new(splits: Arc<dyn Splits>) -> Self {
+        Self { splits, used: AtomicU64::new(0) }
+    }
+
+    fn take(self: &Arc<Self>, size: usize) -> Option<Share> {
+        let count = self.splits.count().min(u64::BITS);
+        let mut used = self.used.load(Ordering::Relaxed);
+        loop {
+            let number = used.trailing_ones();
+            if number >= count {
+                return None;
+            }
+            // Acquire: whoever had it before is done with it.
+            match self.used.compare_exchange_weak(
+                used,
+                used | 1 << number,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    let turn = self.splits.get(number)?.open();
+                    return Some(Share { shares: self.clone(), number, turn, division: Division::of(size) });
+                }
+                Err(now) => used = now,
+            }
+        }
+    }
+}
+
+/// A split, for one message. It can be used for another one when this is dropped.
+pub(crate) struct Share {
+    shares: Arc<Shares>,
+    number: u32,
+    turn: u32,
+    division: Division,
+}
+
+impl Share {
+    fn split(&self) -> Option<&Split> {
+        self.shares.splits.get(self.number)
+    }
+
+    /// The next piece that this side copies: where it begins, and its length.
+    pub(super) fn take(&self) -> Option<(usize, usize)> {
+        let Self { turn, division, .. } = *self;
+        Some(division.range(self.split()?.take_front(turn, division.units(), division.most())?))
+    }
+
+    /// What became of the pieces that the sender took, when none is left to be taken.
+    pub(super) fn others(&self) -> Others {
+        match self.split().map_or(State::Settled, Split::state) {
+            State::Waiting => Others::Waiting,
+            State::Settled => Others::Settled,
+            State::Failed(back) => {
+                let first = self.division.units().saturating_sub(back);
+                Others::Failed(self.division.range(Piece { first, count: back }).0)
+            }
+        }
+    }
+
+    /// Lets the sender take no more. Whether it is done with what it has taken.
+    pub(super) fn close(&self) -> bool {
+        let Some(split) = self.split() else { return true };
+        split.close(self.turn, self.division.units());
+        split.state() != State::Waiting
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.close() {
+            self.shares.used.fetch_and(!(1 << self.number), Ordering::Release);
+        }
+        // Else its sender is in the midst of a piece, and the word is of no more use.
+    }
+}
+
+/// See [`Share::others`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Others {
+    /// Some are still being written.
+    Waiting,
+    /// All are written.
+    Settled,
+    /// They could not be written: what begins there is still to be copied.
+    Failed(usize),
+}
+
+impl DeviceInner {
+    /// Asks the sender of a message that is about to be copied to `to` for its help, if that is worth while.
+    pub(super) fn ask_for_help(
+        &self,
+        runtime: &Inner,
+        linked: &Linked,
+        from: Rank,
+        token: u64,
+        (to, size): (*const u8, usize),
+    ) -> Option<Share> {
+        if size < WORTH_IT {
+            return None;
+        }
+        let share = linked.shares()?.take(size)?;
+        let wanted = HelpWanted { addr: to as usize as u64, split: share.number, turn: share.turn };
+        self.control(runtime, from, Message::Help { token }, wanted.encode());
+        Some(share)
+    }
+}
+
+/// A message that the receiver copies, and this rank helps.
+pub(super) struct Help {
+    by: Rank,
+    token: u64,
+    wanted: HelpWanted,
+    splits: Arc<dyn Splits>,
+    memory: Arc<dyn PeerMemory>,
+}
+
+impl Help {
+    /// Writes a piece. Whether there may be more to do.
+    fn step(&self, offered: &Offered) -> bool {
+        let bytes = offered.view();
+        let division = Division::of(bytes.len());
+        let HelpWanted { addr, split, turn } = self.wanted;
+        let Some(split) = self.splits.get(split) else { return false };
+        let Some(piece) = split.take_back(turn, division.units(), division.most()) else { return false };
+        let (begin, len) = division.range(piece);
+        match self.memory.write(addr.wrapping_add(begin as u64), bytes.part(begin, len)) {
+            Ok(()) => {
+                split.note_written(piece);
+                true
+            }
+            Err(why) => {
+                tracing::debug!(%why, rank = self.by.0, "no help with a large message");
+                split.note_failed();
+                false
+            }
+        }
+    }
+}
+
+impl Bulk {
+    /// The receiver of an offer wants help. It does without when there is none to be had.
+    fn help(&self, help: Help) {
+        let mut helps = self.helps.lock();
+        helps.push_back(help);
+        self.helps.set_count(helps.len());
+    }
+}
+
+impl Pass<'_> {
+    /// A receiver asks for help with what was offered to it.
+    pub(super) fn asked_to_help(&self, by: Rank, token: u64, wanted: HelpWanted) {
+        let memory = self.device.known_route(by).and_then(|route| route.linked()?.peer_memory());
+        let splits = self.device.lanes.iter().find_map(|lane| lane.device.splits_of(PeerId(by.0)));
+        if let (Some(memory), Some(splits)) = (memory, splits) {
+            self.device.bulk.help(Help { by, token, wanted, splits, memory });
+        }
+    }
+
+    /// Helps the one that has asked first, by a piece.
+    #[cold]
+    pub(crate) fn move_helps(&mut self) {
+        let bulk = &self.device.bulk;
+        let Some(mut helps) = bulk.helps.try_lock() else { return };
+        // With the lock of the offers held, so that the bytes stay where they are: what has ended finds no offer, and what is
+        // being written ends only afterwards.
+        let offered = bulk.offered.lock();
+        while let Some(help) = helps.front() {
+            let one = offered.get(&help.token).filter(|one| one.rank() == help.by);
+            if one.is_some_and(|one| help.step(one)) {
+                self.moved = true;
+                break;
+            }
+            helps.pop_front();
+        }
+        drop(offered);
+        bulk.helps.set_count(helps.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn units_cover_a_message_once(size in 1..usize::MAX >> 12, at: u32) {
+            for size in [size, size % (1 << 22) + 1] {
+                let division = Division::of(size);
+                let units = division.units();
+                prop_assert!(units <= MAX_UNITS && division.unit.is_multiple_of(UNIT));
+                prop_assert_eq!(division.range(Piece { first: 0, count: units }), (0, size));
+                let first = at % units;
+                let (begin, len) = division.range(Piece { first, count: 1 });
+                prop_assert!(len > 0);
+                prop_assert_eq!(begin + len, division.range(Piece { first: first + 1, count: 1 }).0);
+            }
+        }
+    }
+}
