@@ -1,6 +1,6 @@
 //! The receiver's side.
 
-use super::share::{MOST, Others, Share};
+use super::share::{ASK_AHEAD, MOST, Others, Share};
 use super::wire::{Offer, Verdict, encode_landing};
 use super::{Bulk, Ended};
 use crate::buffer::fresh;
@@ -15,6 +15,7 @@ use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Payload, PeerMemory, PeerMemoryError};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, SmallBytes, Transfer};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Where a large message goes.
@@ -54,6 +55,8 @@ pub(crate) struct Pull {
     offer: Offer,
     memory: Arc<dyn PeerMemory>,
     done: usize,
+    /// Its sender was asked to help, if that is worth while.
+    is_asked: bool,
     /// Its sender may help.
     pub(super) share: Option<Share>,
     /// It cannot be copied. Told once the sender has stopped helping.
@@ -68,6 +71,16 @@ enum Step {
     Waits,
     Over,
     Failed(PeerMemoryError),
+}
+
+/// What became of a message that was to be copied.
+#[allow(clippy::large_enum_variant, reason = "it is there for a moment only")]
+enum Pulled {
+    Over,
+    /// All that is missing is with the sender.
+    Waits(Pull),
+    /// There is more to be copied.
+    Begun(Pull),
 }
 
 impl Arriving {
@@ -163,7 +176,7 @@ impl DeviceInner {
         }
         match self.peer_memory(runtime, from, offer.addr) {
             Some(memory) => {
-                let mut pull = Pull {
+                let pull = Pull {
                     from,
                     size,
                     target,
@@ -171,14 +184,12 @@ impl DeviceInner {
                     offer,
                     memory,
                     done: 0,
+                    is_asked: false,
                     share: None,
                     failed: None,
                 };
-                if let (Some(place), Some(linked)) = (pull.place(), self.route(from).and_then(|r| r.linked())) {
-                    pull.share = self.ask_for_help(runtime, linked, from, offer.token, place);
-                }
                 let mut pulls = self.bulk.pulls.lock();
-                pulls.push(pull);
+                pulls.push_back(pull);
                 self.bulk.pulls.set_count(pulls.len());
             }
             None => {
@@ -354,49 +365,69 @@ impl Pass<'_> {
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
         let bulk = &self.device.bulk;
-        let turn = {
+        let mut turn = {
             let Some(mut pulls) = bulk.pulls.try_lock() else { return };
             let turn = std::mem::take(&mut *pulls);
             bulk.pulls.set_count(0);
             turn
         };
         let mut budget = MOST;
-        let (mut left, mut begun) = (Vec::new(), Vec::new());
-        for mut pull in turn {
-            loop {
-                if budget == 0 {
-                    left.push(pull);
-                    break;
+        let (mut left, mut begun) = (VecDeque::new(), None);
+        while budget > 0
+            && let Some(mut pull) = turn.pop_front()
+        {
+            // Those behind it, too: their senders come to it while this one is copied.
+            self.ask_for_help(&mut pull);
+            turn.iter_mut().take(ASK_AHEAD).for_each(|pull| self.ask_for_help(pull));
+            match self.pull(pull, &mut budget) {
+                Pulled::Over => {}
+                Pulled::Waits(pull) => left.push_back(pull),
+                Pulled::Begun(pull) => begun = Some(pull),
+            }
+        }
+        left.append(&mut turn);
+        // Behind those that have not had their turn, and before those that have come meanwhile.
+        left.extend(begun);
+        let mut pulls = bulk.pulls.lock();
+        left.append(&mut pulls);
+        *pulls = left;
+        bulk.pulls.set_count(pulls.len());
+    }
+
+    fn ask_for_help(&self, pull: &mut Pull) {
+        if std::mem::replace(&mut pull.is_asked, true) {
+            return;
+        }
+        if let Some(place) = pull.place() {
+            pull.share = self.device.ask_for_help(self.inner, pull.from, pull.offer.token, place);
+        }
+    }
+
+    /// Copies as much of one message as may be copied now.
+    fn pull(&mut self, mut pull: Pull, budget: &mut usize) -> Pulled {
+        loop {
+            match pull.step() {
+                Step::Copied(len) => {
+                    self.moved = true;
+                    *budget = budget.saturating_sub(len);
+                    if *budget == 0 {
+                        return Pulled::Begun(pull);
+                    }
                 }
-                match pull.step() {
-                    Step::Copied(len) => {
-                        self.moved = true;
-                        budget = budget.saturating_sub(len);
-                        if budget == 0 {
-                            begun.push(pull);
-                            break;
-                        }
-                    }
-                    Step::Waits => {
-                        self.expire_pull(&mut pull);
-                        left.push(pull);
-                        break;
-                    }
-                    Step::Over => {
-                        self.pulled(pull);
-                        break;
-                    }
-                    Step::Failed(why) => {
-                        self.not_pulled(pull, why);
-                        break;
-                    }
+                Step::Waits => {
+                    self.expire_pull(&mut pull);
+                    return Pulled::Waits(pull);
+                }
+                Step::Over => {
+                    self.pulled(pull);
+                    return Pulled::Over;
+                }
+                Step::Failed(why) => {
+                    self.not_pulled(pull, why);
+                    return Pulled::Over;
                 }
             }
         }
-        // Before those that have come meanwhile; and what was begun behind the others, which have not had their turn.
-        let mut pulls = bulk.pulls.lock();
-        pulls.splice(0..0, left.into_iter().chain(begun));
-        bulk.pulls.set_count(pulls.len());
     }
 
     /// All bytes of a message have been copied.

@@ -54,7 +54,7 @@ pub(crate) struct Bulk {
     /// On their way here, part by part.
     arriving: Waiting<HashMap<u64, Arriving>>,
     /// To be copied here by the kernel.
-    pulls: Waiting<Vec<Pull>>,
+    pulls: Waiting<VecDeque<Pull>>,
     /// Others' pulls that this rank helps with.
     helps: Waiting<VecDeque<Help>>,
     /// Those who wait for operations on a peer's memory.
@@ -109,8 +109,9 @@ impl Bulk {
         self.arriving.set_count(arriving.len());
         drop(arriving);
         let mut pulls = self.pulls.lock();
-        let gone = pulls.extract_if(.., |one| concerns(one.from));
-        ended.extend(gone.filter_map(|one| {
+        let (gone, others) = std::mem::take(&mut *pulls).into_iter().partition(|one| concerns(one.from));
+        *pulls = others;
+        ended.extend(VecDeque::into_iter(gone).filter_map(|one| {
             let error = error(one.from);
             one.fail(error)
         }));

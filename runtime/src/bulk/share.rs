@@ -9,7 +9,6 @@ use super::wire::HelpWanted;
 use super::Bulk;
 use crate::device::DeviceInner;
 use crate::names::Rank;
-use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -26,6 +25,9 @@ const WORTH_IT: usize = 48 << 10;
 const UNIT: usize = 32 << 10;
 /// Bytes that are taken at most: 50 to 100 µs, before others have their turn.
 pub(super) const MOST: usize = 1 << 20;
+
+/// Messages behind the one that is being copied whose senders are asked for help already.
+pub(super) const ASK_AHEAD: usize = 3;
 
 /// How a message is divided. Both sides compute it.
 #[derive(Clone, Copy)]
@@ -156,7 +158,6 @@ impl DeviceInner {
     pub(super) fn ask_for_help(
         &self,
         runtime: &Inner,
-        linked: &Linked,
         from: Rank,
         token: u64,
         (to, size): (*const u8, usize),
@@ -164,7 +165,7 @@ impl DeviceInner {
         if size < WORTH_IT {
             return None;
         }
-        let share = linked.shares()?.take(size)?;
+        let share = self.known_route(from)?.linked()?.shares()?.take(size)?;
         let wanted = HelpWanted { addr: to as usize as u64, split: share.number, turn: share.turn };
         self.control(runtime, from, Message::Help { token }, wanted.encode());
         Some(share)
