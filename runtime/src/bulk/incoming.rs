@@ -1,6 +1,6 @@
 //! The receiver's side.
 
-use super::share::{ASK_AHEAD, MOST, Others, Share};
+use super::share::{ASK_AHEAD, MOST, Others, Share, is_worth_it};
 use super::wire::{Offer, Verdict, encode_landing};
 use super::{Bulk, Ended};
 use crate::buffer::fresh;
@@ -74,13 +74,12 @@ enum Step {
 }
 
 /// What became of a message that was to be copied.
-#[allow(clippy::large_enum_variant, reason = "it is there for a moment only")]
 enum Pulled {
     Over,
     /// All that is missing is with the sender.
-    Waits(Pull),
+    Waits(Box<Pull>),
     /// There is more to be copied.
-    Begun(Pull),
+    Begun(Box<Pull>),
 }
 
 impl Arriving {
@@ -176,7 +175,7 @@ impl DeviceInner {
         }
         match self.peer_memory(runtime, from, offer.addr) {
             Some(memory) => {
-                let pull = Pull {
+                let pull = Box::new(Pull {
                     from,
                     size,
                     target,
@@ -187,7 +186,7 @@ impl DeviceInner {
                     is_asked: false,
                     share: None,
                     failed: None,
-                };
+                });
                 let mut pulls = self.bulk.pulls.lock();
                 pulls.push_back(pull);
                 self.bulk.pulls.set_count(pulls.len());
@@ -377,8 +376,9 @@ impl Pass<'_> {
             && let Some(mut pull) = turn.pop_front()
         {
             // Those behind it, too: their senders come to it while this one is copied.
-            self.ask_for_help(&mut pull);
-            turn.iter_mut().take(ASK_AHEAD).for_each(|pull| self.ask_for_help(pull));
+            let is_alone = turn.is_empty();
+            self.ask_for_help(&mut pull, is_alone);
+            turn.iter_mut().take(ASK_AHEAD).for_each(|pull| self.ask_for_help(pull, false));
             match self.pull(pull, &mut budget) {
                 Pulled::Over => {}
                 Pulled::Waits(pull) => left.push_back(pull),
@@ -394,17 +394,19 @@ impl Pass<'_> {
         bulk.pulls.set_count(pulls.len());
     }
 
-    fn ask_for_help(&self, pull: &mut Pull) {
+    fn ask_for_help(&self, pull: &mut Pull, is_alone: bool) {
         if std::mem::replace(&mut pull.is_asked, true) {
             return;
         }
-        if let Some(place) = pull.place() {
+        if is_worth_it(pull.size, is_alone)
+            && let Some(place) = pull.place()
+        {
             pull.share = self.device.ask_for_help(self.inner, pull.from, pull.offer.token, place);
         }
     }
 
     /// Copies as much of one message as may be copied now.
-    fn pull(&mut self, mut pull: Pull, budget: &mut usize) -> Pulled {
+    fn pull(&mut self, mut pull: Box<Pull>, budget: &mut usize) -> Pulled {
         loop {
             match pull.step() {
                 Step::Copied(len) => {
@@ -419,11 +421,11 @@ impl Pass<'_> {
                     return Pulled::Waits(pull);
                 }
                 Step::Over => {
-                    self.pulled(pull);
+                    self.pulled(*pull);
                     return Pulled::Over;
                 }
                 Step::Failed(why) => {
-                    self.not_pulled(pull, why);
+                    self.not_pulled(*pull, why);
                     return Pulled::Over;
                 }
             }
@@ -484,10 +486,7 @@ impl Pass<'_> {
 impl Pull {
     /// Where its bytes go.
     fn buffer(&mut self) -> Option<&mut Buffer> {
-        match &mut self.staging {
-            Some(staging) => Some(staging),
-            None => self.target.buffer(),
-        }
+        self.staging.as_mut().or_else(|| self.target.buffer())
     }
 
     /// The same, for its sender.
@@ -537,10 +536,7 @@ impl Pull {
     fn copy(&mut self, begin: usize, len: usize) -> Result<(), PeerMemoryError> {
         // An address that runs over is the sender's nonsense, and no memory's.
         let addr = self.offer.addr.wrapping_add(begin as u64);
-        let room = match &mut self.staging {
-            Some(staging) => Some(staging),
-            None => self.target.buffer(),
-        };
+        let room = self.staging.as_mut().or_else(|| self.target.buffer());
         let room = room
             .and_then(Buffer::view_mut)
             .ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;

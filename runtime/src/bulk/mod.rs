@@ -41,6 +41,7 @@ use crate::error::OpError;
 use crate::names::Rank;
 use share::Help;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,13 +49,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// that of `offered`.
 pub(crate) struct Bulk {
     /// Sent, and not asked for yet.
-    offered: Waiting<HashMap<u64, Offered>>,
+    offered: Waiting<ByName<Offered>>,
     /// Asked for: they go out part by part.
     streams: Waiting<Vec<Stream>>,
     /// On their way here, part by part.
-    arriving: Waiting<HashMap<u64, Arriving>>,
+    arriving: Waiting<ByName<Arriving>>,
     /// To be copied here by the kernel.
-    pulls: Waiting<VecDeque<Pull>>,
+    pulls: Waiting<VecDeque<Box<Pull>>>,
     /// Others' pulls that this rank helps with.
     helps: Waiting<VecDeque<Help>>,
     /// Those who wait for operations on a peer's memory.
@@ -62,6 +63,30 @@ pub(crate) struct Bulk {
     next: AtomicU64,
     /// How many may be offered at a time.
     limit: u32,
+}
+
+/// Transfers by their names.
+type ByName<T> = HashMap<u64, T, BuildHasherDefault<NameHasher>>;
+
+/// Names are given here, one after the other: nobody can choose them so that they collide.
+#[derive(Default)]
+pub(crate) struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(self.0 << 8 | u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, name: u64) {
+        // The table looks at the upper bits, too.
+        self.0 = name.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
 }
 
 /// An operation that is over, and whom to tell.
@@ -111,7 +136,7 @@ impl Bulk {
         let mut pulls = self.pulls.lock();
         let (gone, others) = std::mem::take(&mut *pulls).into_iter().partition(|one| concerns(one.from));
         *pulls = others;
-        ended.extend(VecDeque::into_iter(gone).filter_map(|one| {
+        ended.extend(VecDeque::<Box<Pull>>::into_iter(gone).filter_map(|one| {
             let error = error(one.from);
             one.fail(error)
         }));

@@ -18,8 +18,9 @@ use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Below so many bytes it takes longer to ask for help than to do without.
-const WORTH_IT: usize = 48 << 10;
+/// From so many bytes on it is worth while to ask for help: for a message that is waited for, and for one of many, where two
+/// that copy at the same time get into each other's way (docs/measurements.md).
+const WORTH_IT: (usize, usize) = (48 << 10, 192 << 10);
 /// Bytes that are taken at least: each piece is a system call, which costs as much as copying some 20 KiB
 /// (docs/measurements.md).
 const UNIT: usize = 32 << 10;
@@ -28,6 +29,11 @@ pub(super) const MOST: usize = 1 << 20;
 
 /// Messages behind the one that is being copied whose senders are asked for help already.
 pub(super) const ASK_AHEAD: usize = 3;
+
+/// Whether help with a message of `size` bytes is to be asked for; `is_alone`: no other one is to be copied.
+pub(super) fn is_worth_it(size: usize, is_alone: bool) -> bool {
+    size >= if is_alone { WORTH_IT.0 } else { WORTH_IT.1 }
+}
 
 /// How a message is divided. Both sides compute it.
 #[derive(Clone, Copy)]
@@ -162,9 +168,6 @@ impl DeviceInner {
         token: u64,
         (to, size): (*const u8, usize),
     ) -> Option<Share> {
-        if size < WORTH_IT {
-            return None;
-        }
         let share = self.known_route(from)?.linked()?.shares()?.take(size)?;
         let wanted = HelpWanted { addr: to as usize as u64, split: share.number, turn: share.turn };
         self.control(runtime, from, Message::Help { token }, wanted.encode());

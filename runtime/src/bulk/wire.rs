@@ -94,8 +94,9 @@ impl Request {
 
 fn words<const N: usize>(words: [u64; N]) -> SmallBytes {
     let mut bytes = [0; SmallBytes::MAX];
-    for (place, byte) in bytes.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes())) {
-        *place = byte;
+    let (places, _) = bytes.as_chunks_mut();
+    for (place, word) in places.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
     }
     SmallBytes::first(8 * N, bytes)
 }

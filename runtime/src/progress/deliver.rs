@@ -167,11 +167,59 @@ impl Pass<'_> {
                 let (comp, tag) = Message::am(header);
                 self.deliver_am(self.device.rank_of(from), comp, tag, payload, comps)
             }
-            other => match self.as_delivery(other, met) {
-                Ok(()) => Ok(()),
-                Err(Deferred::Delivery(delivery)) => self.deliver(delivery, comps),
-                Err(Deferred::Status(comp, status)) => self.signal(Some(&comp), status),
-            },
+            other => self.deliver_other(other, met, comps),
+        }
+    }
+
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn deliver_other(&mut self, event: Event, met: &mut Met, comps: &Snapshot) -> Result<(), Deferred> {
+        // What large messages need, and what has met its receive, goes from hand to hand no more often than it must.
+        if let Event::Arrived { from, header, payload } = &event {
+            match Found::decode(*header) {
+                Some(Found::Met(at)) => {
+                    return match met.get_mut(at).and_then(Option::take) {
+                        Some(Meeting::Pair(message, receive)) => self.land(message, receive),
+                        Some(Meeting::Over(comp, status)) => self.signal(comp.as_ref(), status),
+                        None => Ok(()),
+                    };
+                }
+                Some(Found::Kept) => return Ok(()),
+                Some(Found::Nonsense) => {}
+                None => {
+                    if let Ok(message) = Message::decode(*header)
+                        && message.is_bulk()
+                    {
+                        self.deliver_bulk(self.device.rank_of(*from), message, payload, comps);
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        match self.as_delivery(event, met) {
+            Ok(()) => Ok(()),
+            Err(Deferred::Delivery(delivery)) => self.deliver(delivery, comps),
+            Err(Deferred::Status(comp, status)) => self.signal(Some(&comp), status),
+        }
+    }
+
+    /// A message that has met its receive.
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    fn land(&mut self, message: Unexpected, receive: Receive) -> Result<(), Deferred> {
+        match self.device.land(self.inner, message, receive) {
+            Some((comp, status)) => self.signal(comp.as_ref(), status),
+            None => Ok(()),
+        }
+    }
+
+    /// One of the messages that large ones, and operations on memory, need.
+    fn deliver_bulk(&mut self, from: Rank, message: Message, payload: &Payload, comps: &Snapshot) {
+        // Of a peer that is gone everything has been ended, maybe while this was on its way, on another thread.
+        let is_gone =
+            |device: &DeviceInner| device.known_route(from).is_some_and(|route| route.down().is_some());
+        if let Err(why) = self.bulk(from, message, payload, comps)
+            && !is_gone(self.device)
+        {
+            self.complain(ProgressError::Malformed { from, why });
         }
     }
 
@@ -279,21 +327,10 @@ impl Pass<'_> {
             Delivery::Am { from, comp, tag, payload } => self.deliver_am(from, comp, tag, payload, comps),
             Delivery::OfferedAm { from, comp, tag, offer } => self.offered_am(from, comp, tag, offer, comps),
             Delivery::Bulk { from, message, payload } => {
-                // Of a peer that is gone everything has been ended, maybe while this was on its way, on another thread.
-                let is_gone = |device: &DeviceInner| {
-                    device.known_route(from).is_some_and(|route| route.down().is_some())
-                };
-                if let Err(why) = self.bulk(from, message, &payload, comps)
-                    && !is_gone(self.device)
-                {
-                    self.complain(ProgressError::Malformed { from, why });
-                }
+                self.deliver_bulk(from, message, &payload, comps);
                 Ok(())
             }
-            Delivery::Matched(message, receive) => match self.device.land(self.inner, message, receive) {
-                Some((comp, status)) => self.signal(comp.as_ref(), status),
-                None => Ok(()),
-            },
+            Delivery::Matched(message, receive) => self.land(message, receive),
             Delivery::Ended { token, buffer, outcome } => {
                 let Some(operation) = self.device.outstanding.take(token) else {
                     tracing::error!(token, "a transport ended an operation that it did not have");

@@ -168,7 +168,22 @@ impl Pass<'_> {
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps);
                 self.deliver_all(scratch);
+                let chores = self.device.chores.there();
+                if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {
+                    self.move_bulk(chores);
+                }
             }
+        }
+    }
+
+    /// Copies of large messages: begun as soon as they are known of.
+    #[cold]
+    fn move_bulk(&mut self, chores: chores::Found) {
+        if chores.has(Chore::Pulls) {
+            self.move_pulls();
+        }
+        if chores.has(Chore::Helps) {
+            self.move_helps();
         }
     }
 
@@ -184,12 +199,7 @@ impl Pass<'_> {
         if chores.has(Chore::Streams) {
             self.move_streams();
         }
-        if chores.has(Chore::Pulls) {
-            self.move_pulls();
-        }
-        if chores.has(Chore::Helps) {
-            self.move_helps();
-        }
+        self.move_bulk(chores);
         if chores.has(Chore::Flushes) {
             self.move_flushes();
         }

@@ -103,6 +103,14 @@ impl Message {
         header.0[0] & 0xffff_ffff == AM
     }
 
+    /// Whether it is about a message that is under way already, or about memory: no message of the user's.
+    pub(crate) fn is_bulk(self) -> bool {
+        !matches!(
+            self,
+            Self::Am { .. } | Self::Send { .. } | Self::OfferAm { .. } | Self::OfferSend { .. }
+        )
+    }
+
     /// The group and the number of a note.
     #[inline(always)]
     pub(crate) fn note(header: Header) -> Option<(u32, u64)> {

@@ -100,9 +100,19 @@ impl<T> BiasedLock<T> {
         guard
     }
 
-    /// The value, once nobody else has it. Only for shutting down and setting up.
+    /// The value, once nobody else has it.
     #[cfg(not(loom))]
+    #[inline(always)]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
+        match self.try_lock_as(this_thread()) {
+            Some(guard) => guard,
+            None => self.lock_later(),
+        }
+    }
+
+    #[cfg(not(loom))]
+    #[cold]
+    fn lock_later(&self) -> BiasedGuard<'_, T> {
         let mut tries = 0_u32;
         loop {
             if let Some(guard) = self.try_lock_as(this_thread()) {
