@@ -51,6 +51,13 @@ pub trait Completion: Send + Sync {
         false
     }
 
+    /// Whether `signal` runs no code of the user's and waits for nobody: then it may be called with a device's lock held, as
+    /// soon as a message has met its receive.
+    #[doc(hidden)]
+    fn is_at_once(&self) -> bool {
+        false
+    }
+
     /// A word on what this is, for messages to the user.
     fn describe(&self) -> String {
         "a completion object of the user's".into()

@@ -20,6 +20,10 @@ impl Completion for Statuses {
         self.0.push(status)
     }
 
+    fn is_at_once(&self) -> bool {
+        true
+    }
+
     fn describe(&self) -> String {
         format!("a queue of {} entries", self.0.capacity())
     }

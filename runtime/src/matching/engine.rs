@@ -77,18 +77,21 @@ impl MatchingEngine {
         self.0.index
     }
 
-    /// A message has come. The receive that it is for; or it waits, as what `keep` makes of its payload.
-    #[inline]
-    pub(crate) fn arrive<P>(
+    /// A message has come. What `taken` makes of it and the receive that it is for; or it waits, as what `keep` makes of its
+    /// payload.
+    #[inline(always)]
+    pub(crate) fn arrive<P, T>(
         &self,
         policy: Matching,
         from: Rank,
         tag: Tag,
         payload: P,
+        taken: impl FnOnce(P, Receive) -> T,
         keep: impl FnOnce(P) -> Content,
-    ) -> Option<(P, Receive)> {
+    ) -> Option<T> {
         let key = Key::new(policy, from, tag);
-        self.0.table.meet_b(key, payload, |payload| Unexpected { from, tag, content: keep(payload) }).ok()
+        let keep_as = |payload| Unexpected { from, tag, content: keep(payload) };
+        self.0.table.meet_b(key, payload, taken, keep_as).ok()
     }
 
     /// A receive is posted. The message that it is for; or it waits. It is made only then.
@@ -104,8 +107,7 @@ impl MatchingEngine {
         make: impl FnOnce() -> Receive,
     ) -> Result<Unexpected, Ticket> {
         let key = Key::new(policy, rank, tag);
-        let met = self.0.table.meet_a(key, (), |()| make());
-        met.map(|((), message)| message).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
+        self.0.table.meet_a(key, make).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
     }
 
     /// Takes a receive out that waits. `None`: it has met its message, or has ended.

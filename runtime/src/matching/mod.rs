@@ -66,7 +66,7 @@ impl Matching {
 }
 
 /// What is looked up.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     policy: Matching,
     rank: u32,
@@ -81,6 +81,12 @@ impl Key {
             rank: if policy.looks_at_rank() { rank.0 } else { 0 },
             tag: if policy.looks_at_tag() { tag.0 } else { 0 },
         }
+    }
+
+    /// All of it.
+    #[inline(always)]
+    fn words(&self) -> [u64; 2] {
+        [u64::from(self.policy.code()) << 32 | u64::from(self.rank), self.tag]
     }
 
     /// Whether only a message of `rank` can have this key.

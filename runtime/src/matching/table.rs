@@ -2,7 +2,6 @@
 
 use super::Key;
 use carrack_transports::sync::BiasedLock;
-use std::hash::{Hash, Hasher};
 
 /// Shards: enough that threads on different keys seldom meet in one.
 const SHARDS: usize = 64;
@@ -202,42 +201,52 @@ impl<A, B> Table<A, B> {
         Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
-    /// The oldest `B` under the key; or, when there is none, the `A` stays and waits. It is made only then.
+    /// The oldest `B` under the key, and what `taken` makes of it; or, when there is none, the `A` stays and waits. It is made only
+    /// then.
     ///
     /// # Errors
     /// The stamp of what waits.
-    #[inline]
-    pub(crate) fn meet_b<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> A) -> Result<(R, B), u64> {
+    #[inline(always)]
+    pub(crate) fn meet_b<R, T>(
+        &self,
+        key: Key,
+        value: R,
+        taken: impl FnOnce(R, B) -> T,
+        keep_as: impl FnOnce(R) -> A,
+    ) -> Result<T, u64> {
         let theirs = |value| if let Value::B(theirs) = value { Some(theirs) } else { None };
-        self.meet(key, value, |value| matches!(value, Value::B(_)), theirs, |value| Value::A(keep_as(value)))
+        let is_theirs = |value: &Value<A, B>| matches!(value, Value::B(_));
+        self.meet(key, value, is_theirs, |value, at| theirs(at).map(|b| taken(value, b)), |value| {
+            Value::A(keep_as(value))
+        })
     }
 
     /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made only then.
     ///
     /// # Errors
     /// The stamp of what waits.
-    #[inline]
-    pub(crate) fn meet_a<R>(&self, key: Key, value: R, keep_as: impl FnOnce(R) -> B) -> Result<(R, A), u64> {
+    #[inline(always)]
+    pub(crate) fn meet_a(&self, key: Key, keep_as: impl FnOnce() -> B) -> Result<A, u64> {
+        let is_theirs = |value: &Value<A, B>| matches!(value, Value::A(_));
         let theirs = |value| if let Value::A(theirs) = value { Some(theirs) } else { None };
-        self.meet(key, value, |value| matches!(value, Value::A(_)), theirs, |value| Value::B(keep_as(value)))
+        self.meet(key, (), is_theirs, |(), at| theirs(at), |()| Value::B(keep_as()))
     }
 
     #[inline(always)]
-    fn meet<R, P>(
+    fn meet<R, T>(
         &self,
         key: Key,
         value: R,
         is_theirs: impl FnOnce(&Value<A, B>) -> bool,
-        theirs: impl FnOnce(Value<A, B>) -> Option<P>,
+        taken: impl FnOnce(R, Value<A, B>) -> Option<T>,
         keep_as: impl FnOnce(R) -> Value<A, B>,
-    ) -> Result<(R, P), u64> {
+    ) -> Result<T, u64> {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
         match shard.find(&key, hash) {
+            // It is one of theirs, as was just seen.
             Some((head, above)) if is_theirs(&shard.places[head].value) => {
-                let partner = shard.pop(head, above, hash);
-                // It is one of theirs, as was just seen.
-                theirs(partner).map(|partner| (value, partner)).ok_or(0)
+                taken(value, shard.pop(head, above, hash)).ok_or(0)
             }
             Some((head, _)) => {
                 shard.append(head, keep_as(value));
@@ -355,40 +364,14 @@ impl<A, B> Table<A, B> {
     }
 }
 
-fn hash(key: &Key) -> u64 {
-    let mut hasher = KeyHasher::default();
-    key.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Multiply and fold, a few cycles a word. Keys come from ranks of one job, which share a secret; a hostile
+/// One multiplication, folded, as wyhash has it. Keys come from ranks of one job, which share a secret; a hostile
 /// one could make its own messages slow to match, no more.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        let product = u128::from(self.0) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
-        (product >> 64) as u64 ^ product as u64
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(29) ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.write_u64(u64::from(word));
-    }
-
-    fn write_isize(&mut self, word: isize) {
-        self.write_u64(word as u64);
-    }
+#[inline(always)]
+fn hash(key: &Key) -> u64 {
+    let [who, tag] = key.words();
+    let product =
+        u128::from(who ^ 0x9e37_79b9_7f4a_7c15_u64) * u128::from(tag ^ 0xd6e8_feb8_6659_fd93_u64);
+    (product >> 64) as u64 ^ product as u64
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
-use super::Meeting;
+use super::{Meeting, Met, found};
 use crate::bulk::Target;
 use crate::comp::{Completion, Status};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::protocol::header::Found;
 use crate::runtime::Inner;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
@@ -69,9 +70,15 @@ impl Receive {
 }
 
 impl Receive {
-    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair.
-    #[inline]
-    pub(super) fn take_small(mut self, from: Rank, tag: Tag, bytes: &SmallBytes) -> Meeting {
+    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair. `at_once`: its completion
+    /// object is told now, if that can be.
+    #[inline(always)]
+    pub(super) fn take_small(
+        mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+        at_once: bool,
+    ) -> Found {
         let source = MemRef::host(bytes.as_slice());
         if self.buffer.kind().is_host()
             && bytes.as_slice().len() <= self.buffer.len()
@@ -80,10 +87,17 @@ impl Receive {
         {
             let (size, error) = (bytes.as_slice().len(), None);
             let Self { buffer, comp, user_context, .. } = self;
-            return Meeting::Over(comp, Status { rank: from, tag, size, user_context, buffer, error });
+            let status = Status { rank: from, tag, size, user_context, buffer, error };
+            return match &comp {
+                Some(queue) if at_once && queue.is_at_once() => match queue.signal(status) {
+                    Ok(()) => Found::Kept,
+                    Err(status) => found(met, Meeting::Over(comp, status)),
+                },
+                _ => found(met, Meeting::Over(comp, status)),
+            };
         }
         let content = Content::Here(Payload::Small(*bytes));
-        Meeting::Pair(Unexpected { from, tag, content }, self)
+        found(met, Meeting::Pair(Unexpected { from, tag, content }, self))
     }
 }
 

@@ -213,11 +213,16 @@ impl Pass<'_> {
     /// is; each other message becomes a note of what was found.
     #[inline]
     fn in_order(&self, batch: &mut Batch, met: &mut Met) {
+        // Whether all before it is over: then nothing is overtaken by telling of it at once.
+        let mut at_once = true;
         for message in batch.small_mut() {
             if !Message::is_am(message.header)
-                && let Some(found) = self.meet_small(message, met)
+                && let Some(found) = self.meet_small(message, met, at_once)
             {
                 message.header = found.encode();
+                at_once &= found == Found::Kept;
+            } else {
+                at_once = false;
             }
         }
         for event in batch.events_mut() {
@@ -238,13 +243,11 @@ impl Pass<'_> {
                 let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
                 let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
                 let keep = |payload| self.keep(from, self.settle(payload));
-                match engine.arrive(policy, from, tag, payload, keep) {
-                    None => Found::Kept,
-                    Some((payload, receive)) => {
-                        let message = Unexpected { from, tag, content: Content::Here(payload) };
-                        found(met, Meeting::Pair(message, receive))
-                    }
-                }
+                let taken = |payload, receive| {
+                    let message = Unexpected { from, tag, content: Content::Here(payload) };
+                    found(met, Meeting::Pair(message, receive))
+                };
+                engine.arrive(policy, from, tag, payload, taken, keep).unwrap_or(Found::Kept)
             }
             Ok(Message::OfferSend { engine, policy, tag }) => match payload {
                 Payload::Small(bytes) => self.meet_offer(from, (engine, policy, tag), bytes, met),
@@ -257,17 +260,15 @@ impl Pass<'_> {
 
     /// As `meet`, for a message that is copied more quickly than it is handed around.
     #[inline]
-    fn meet_small(&self, message: &SmallArrival, met: &mut Met) -> Option<Found> {
+    fn meet_small(&self, message: &SmallArrival, met: &mut Met, at_once: bool) -> Option<Found> {
         let SmallArrival { from, header, bytes } = message;
         let from = self.device.rank_of(*from);
         Some(match Message::decode(*header) {
             Ok(Message::Send { engine, policy, tag }) => {
                 let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
                 let keep = |()| self.keep(from, Payload::Small(*bytes));
-                match engine.arrive(policy, from, tag, (), keep) {
-                    None => Found::Kept,
-                    Some(((), receive)) => found(met, receive.take_small(from, tag, bytes)),
-                }
+                let taken = |(), receive: Receive| receive.take_small((from, tag, bytes), met, at_once);
+                engine.arrive(policy, from, tag, (), taken, keep).unwrap_or(Found::Kept)
             }
             Ok(Message::OfferSend { engine, policy, tag }) => {
                 self.meet_offer(from, (engine, policy, tag), bytes, met)
@@ -290,13 +291,11 @@ impl Pass<'_> {
         else {
             return Found::Nonsense;
         };
-        match engine.arrive(policy, from, tag, (), |()| Content::Offered(offer)) {
-            None => Found::Kept,
-            Some(((), receive)) => {
-                let message = Unexpected { from, tag, content: Content::Offered(offer) };
-                found(met, Meeting::Pair(message, receive))
-            }
-        }
+        let taken = |(), receive| {
+            let message = Unexpected { from, tag, content: Content::Offered(offer) };
+            found(met, Meeting::Pair(message, receive))
+        };
+        engine.arrive(policy, from, tag, (), taken, |()| Content::Offered(offer)).unwrap_or(Found::Kept)
     }
 
     /// A message has to wait for its receive. What was lent goes back to its sender, who needs it for others.

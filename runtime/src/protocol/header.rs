@@ -168,7 +168,7 @@ impl Message {
 /// so that a header is read once; never sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
-    /// It waits for its receive.
+    /// It waits for its receive; or it has met one, and all is done.
     Kept,
     /// It has met one: the n-th pair of the batch.
     Met(usize),
