@@ -14,9 +14,12 @@ use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Payload, PeerMemory, PeerMemoryError};
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, SmallBytes, Transfer};
+use carrack_transports::mem::{Buffer, MemMut, SmallBytes, Transfer};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Messages that are copied by one call of the kernel, at most.
+const TOGETHER: usize = 16;
 
 /// Where a large message goes.
 pub(crate) enum Target {
@@ -61,6 +64,8 @@ pub(crate) struct Pull {
     pub(super) share: Option<Share>,
     /// It cannot be copied. Told once the sender has stopped helping.
     failed: Option<PeerMemoryError>,
+    /// Something was wrong when it was copied together with others.
+    is_apart: bool,
 }
 
 /// What a step of a pull came to.
@@ -186,6 +191,7 @@ impl DeviceInner {
                     is_asked: false,
                     share: None,
                     failed: None,
+                    is_apart: false,
                 });
                 let mut pulls = self.bulk.pulls.lock();
                 pulls.push_back(pull);
@@ -372,9 +378,11 @@ impl Pass<'_> {
         };
         let mut budget = MOST;
         let (mut left, mut begun) = (VecDeque::new(), None);
-        while budget > 0
-            && let Some(mut pull) = turn.pop_front()
-        {
+        while budget > 0 {
+            if self.pull_together(&mut turn, &mut budget) {
+                continue;
+            }
+            let Some(mut pull) = turn.pop_front() else { break };
             // Those behind it, too: their senders come to it while this one is copied.
             let is_alone = turn.is_empty();
             self.ask_for_help(&mut pull, is_alone);
@@ -403,6 +411,35 @@ impl Pass<'_> {
         {
             pull.share = self.device.ask_for_help(self.inner, pull.from, pull.offer.token, place);
         }
+    }
+
+    /// Copies several messages of one peer by one call of the kernel, if there are such in front. Whether any was.
+    fn pull_together(&mut self, turn: &mut VecDeque<Box<Pull>>, budget: &mut usize) -> bool {
+        let Some(from) = turn.front().map(|first| first.from) else { return false };
+        let mut size = 0;
+        let together = turn.iter().take_while(|pull| {
+            size += pull.size;
+            size <= *budget && pull.from == from && pull.can_go_with_others()
+        });
+        let count = together.take(TOGETHER).count();
+        if count < 2 {
+            return false;
+        }
+        let mut many: Vec<_> = turn.drain(..count).collect();
+        let memory = many[0].memory.clone();
+        let places: Option<Vec<_>> = many.iter_mut().map(|pull| Some((pull.offer.addr, pull.room()?))).collect();
+        let done = places.map_or(0, |places| memory.read_many(&places).unwrap_or(0));
+        let mut left = many.split_off(done);
+        if let Some(pull) = left.first_mut() {
+            // By itself it will say what is wrong.
+            pull.is_apart = true;
+        }
+        left.into_iter().rev().for_each(|pull| turn.push_front(pull));
+        for pull in many {
+            *budget = budget.saturating_sub(pull.size);
+            self.pulled(*pull);
+        }
+        true
     }
 
     /// Copies as much of one message as may be copied now.
@@ -491,9 +528,8 @@ impl Pull {
 
     /// The same, for its sender.
     fn place(&mut self) -> Option<(*const u8, usize)> {
-        let size = self.size;
-        let place = self.buffer()?.view_mut()?;
-        place.place().is_host().then(|| (place.as_mut_ptr().cast_const(), size))
+        let room = self.room()?;
+        room.place().is_host().then(|| (room.as_mut_ptr().cast_const(), room.len()))
     }
 
     /// Copies a piece.
@@ -536,11 +572,20 @@ impl Pull {
     fn copy(&mut self, begin: usize, len: usize) -> Result<(), PeerMemoryError> {
         // An address that runs over is the sender's nonsense, and no memory's.
         let addr = self.offer.addr.wrapping_add(begin as u64);
-        let room = self.staging.as_mut().or_else(|| self.target.buffer());
-        let room = room
-            .and_then(Buffer::view_mut)
-            .ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
-        self.memory.read(addr, room.part(begin, len))
+        let memory = self.memory.clone();
+        let room = self.room().ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
+        memory.read(addr, room.part(begin, len))
+    }
+
+    /// All of the message's place.
+    fn room(&mut self) -> Option<MemMut<'_>> {
+        let size = self.size;
+        Some(self.buffer()?.view_mut()?.part(0, size))
+    }
+
+    /// Whether it has not been begun, and is no matter of two sides.
+    fn can_go_with_others(&self) -> bool {
+        !self.is_apart && self.done == 0 && self.share.is_none() && !is_worth_it(self.size, false)
     }
 
     /// Ends it without its bytes. Memory that its sender may still be writing is given to nobody: a sender that is known to be

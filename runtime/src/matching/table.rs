@@ -388,10 +388,10 @@ mod tests {
     #[test]
     fn policies_never_collide() {
         let table: Table<u32, u32> = Table::new();
-        assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |v| v).is_err());
-        assert!(table.meet_a(key(Matching::TagOnly, 9, 5), 2, |v| v).is_err());
-        assert!(table.meet_a(key(Matching::None, 0, 0), 3, |v| v).is_err());
-        assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), 4, |v| v), Ok((4, 1)));
+        assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |a, b| (a, b), |a| a).is_err());
+        assert!(table.meet_a(key(Matching::TagOnly, 9, 5), || 2).is_err());
+        assert!(table.meet_a(key(Matching::None, 0, 0), || 3).is_err());
+        assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), || 4), Ok(1));
         assert_eq!(table.count(), (0, 2));
     }
 
@@ -400,11 +400,11 @@ mod tests {
         let table: Table<u64, u64> = Table::new();
         let keys = || (0..400_000_u64).map(|tag| key(Matching::RankTag, 1, tag % 100_000));
         for (value, key) in (0..).zip(keys()) {
-            assert!(table.meet_b(key, value, |value| value).is_err());
+            assert!(table.meet_b(key, value, |_, _| (), |value| value).is_err());
         }
         assert_eq!(table.count(), (400_000, 0));
         for (value, key) in (0..).zip(keys()) {
-            assert_eq!(table.meet_a(key, (), |()| 0), Ok(((), value)));
+            assert_eq!(table.meet_a(key, || 0), Ok(value));
         }
         assert_eq!(table.count(), (0, 0));
         for shard in &table.shards {
@@ -431,10 +431,10 @@ mod tests {
                 let key = key(Matching::from_code(policy).unwrap(), rank, tag);
                 let (mine, theirs) = if is_a { (&mut model.0, &mut model.1) } else { (&mut model.1, &mut model.0) };
                 let expected = match theirs.iter().position(|(other, _)| *other == key) {
-                    Some(found) => Some((at, theirs.remove(found).1)),
+                    Some(found) => Some(theirs.remove(found).1),
                     None => { mine.push((key, at)); None }
                 };
-                let got = if is_a { table.meet_b(key, at, |v| v) } else { table.meet_a(key, at, |v| v) };
+                let got = if is_a { table.meet_b(key, at, |_, b| b, |a| a) } else { table.meet_a(key, || at) };
                 if let (false, Err(stamp)) = (is_a, got) {
                     stamps.push((key, stamp, at));
                 }

@@ -12,6 +12,13 @@ pub trait PeerMemory: Send + Sync {
     /// See [`PeerMemoryError`]. What `to` holds is then undefined.
     fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError>;
 
+    /// As `read`, for several at once: the kernel is asked once for all of them. How many were filled, from the first on:
+    /// of the next one `read` will tell what is wrong.
+    ///
+    /// # Errors
+    /// As of `read`, of the first one.
+    fn read_many(&self, many: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError>;
+
     /// Copies `from`, host memory, to `addr` over there.
     ///
     /// # Errors

@@ -31,25 +31,41 @@ impl KernelCopy {
         let mut done = 0;
         while done < len {
             let here = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
-            let remote = usize::try_from(addr).ok().and_then(|addr| addr.checked_add(done));
-            let remote = remote.ok_or_else(|| PeerMemoryError::Failed("the address overflows".into()))?;
-            let there = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: len - done };
-            // SAFETY: the local range is the view's, valid for its length and host memory; the kernel checks the
-            // other one, which is not of this process.
+            let there = there(addr, done, len - done)?;
+            match self.call(way, &[here], &[there]) {
+                Ok(copied) => done += copied,
+                // It was done before.
+                Err(PeerMemoryError::Refused(why)) if done > 0 => return Err(PeerMemoryError::Failed(why)),
+                Err(error) => return Err(error),
+            }
+        }
+        self.is_open()
+    }
+
+    /// One call of the kernel. The bytes copied: not all, where not all can be, and never none of some.
+    fn call(
+        &self,
+        way: Way,
+        here: &[libc::iovec],
+        there: &[libc::iovec],
+    ) -> Result<usize, PeerMemoryError> {
+        let (local, remote) = (here.as_ptr(), there.as_ptr());
+        let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
+        loop {
+            // SAFETY: the local ranges are those of views, valid for their lengths and host memory; the kernel checks the
+            // other ones, which are not of this process.
             let copied = unsafe {
                 match way {
-                    Way::Here => libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0),
-                    Way::There => {
-                        libc::process_vm_writev(self.pid, &raw const here, 1, &raw const there, 1, 0)
-                    }
+                    Way::Here => libc::process_vm_readv(self.pid, local, locals, remote, remotes, 0),
+                    Way::There => libc::process_vm_writev(self.pid, local, locals, remote, remotes, 0),
                 }
             };
             match usize::try_from(copied) {
                 Ok(0) => return Err(PeerMemoryError::Failed("nothing is mapped there".into())),
-                Ok(copied) => done += copied,
+                Ok(copied) => return Ok(copied),
                 Err(_) => match errno() {
                     Errno::INTR => {}
-                    error @ (Errno::PERM | Errno::NOSYS | Errno::ACCESS) if done == 0 => {
+                    error @ (Errno::PERM | Errno::NOSYS | Errno::ACCESS) => {
                         return Err(PeerMemoryError::Refused(format!(
                             "{error}; a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why"
                         )));
@@ -58,7 +74,10 @@ impl KernelCopy {
                 },
             }
         }
-        // After the bytes: if it has not closed by now, they were what it had offered.
+    }
+
+    /// After the bytes: if it has not closed by now, they were what it had offered.
+    fn is_open(&self) -> Result<(), PeerMemoryError> {
         match &self.page {
             Some(page) if page.closed().load(Ordering::SeqCst) != 0 => {
                 Err(PeerMemoryError::Failed("it has closed its device meanwhile".into()))
@@ -66,6 +85,13 @@ impl KernelCopy {
             _ => Ok(()),
         }
     }
+}
+
+/// Part of the other process's memory.
+fn there(addr: u64, from: usize, len: usize) -> Result<libc::iovec, PeerMemoryError> {
+    let begin = usize::try_from(addr).ok().and_then(|addr| addr.checked_add(from));
+    let begin = begin.ok_or_else(|| PeerMemoryError::Failed("the address overflows".into()))?;
+    Ok(libc::iovec { iov_base: begin as *mut libc::c_void, iov_len: len })
 }
 
 fn errno() -> Errno {
@@ -78,6 +104,25 @@ impl PeerMemory for KernelCopy {
             return Err(PeerMemoryError::Failed(format!("it cannot fill {} memory", to.place().kind())));
         }
         self.copy(Way::Here, to.as_mut_ptr(), to.len(), addr)
+    }
+
+    fn read_many(&self, many: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError> {
+        let (mut here, mut theirs) = (Vec::with_capacity(many.len()), Vec::with_capacity(many.len()));
+        for (addr, to) in many {
+            if !to.place().is_host() {
+                return Err(PeerMemoryError::Failed(format!("it cannot fill {} memory", to.place().kind())));
+            }
+            here.push(libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() });
+            theirs.push(there(*addr, 0, to.len())?);
+        }
+        let mut copied = self.call(Way::Here, &here, &theirs)?;
+        self.is_open()?;
+        let whole = many.iter().take_while(|(_, to)| {
+            let rest = copied.checked_sub(to.len());
+            copied = rest.unwrap_or(0);
+            rest.is_some()
+        });
+        Ok(whole.count())
     }
 
     fn write(&self, addr: u64, from: MemRef<'_>) -> Result<(), PeerMemoryError> {
@@ -117,6 +162,21 @@ mod tests {
         assert!(matches!(this.read(8, MemMut::host(&mut here)), Err(PeerMemoryError::Failed(_))));
         assert!(matches!(this.write(u64::MAX - 4, MemRef::host(&here)), Err(PeerMemoryError::Failed(_))));
         assert!(this.read(8, MemMut::host(&mut [])).is_ok());
+    }
+
+    #[test]
+    fn of_several_reads_those_are_done_that_come_before_one_that_cannot_be() {
+        let this = KernelCopy::of(std::process::id().cast_signed(), None);
+        let (there, mut here) = ([7_u8; 5000], [[0_u8; 5000]; 3]);
+        let addr = there.as_ptr() as u64;
+        let [first, second, third] = &mut here;
+        let many = [(addr, MemMut::host(first)), (8, MemMut::host(second)), (addr, MemMut::host(third))];
+        match this.read_many(&many) {
+            Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
+            done => assert_eq!(done, Ok(1)),
+        }
+        assert!(matches!(this.read_many(&many[1..]), Err(PeerMemoryError::Failed(_))));
+        assert_eq!(here, [[7; 5000], [0; 5000], [0; 5000]]);
     }
 
     #[test]
