@@ -77,11 +77,22 @@ const BARRIERS: u64 = 2;
 const PROCESSES: u64 = 3;
 const EVERYTHING: u64 = 4;
 const MEMORY: u64 = 5;
+const WRITES: u64 = 6;
+const READS: u64 = 7;
 
 #[test]
 fn a_kernel_that_refuses_copies_between_processes_costs_speed_only() {
     let _watchdog = Watchdog::over("copies");
     Ranks::start("traffic", 3, &[rng().random(), COPIES]).succeed();
+}
+
+/// The receivers ask for help with large messages, and get none; or are helped with what they cannot copy themselves.
+#[test]
+fn a_kernel_that_refuses_one_of_the_two_ways_costs_speed_only() {
+    let _watchdog = Watchdog::over("one way");
+    for refused in [WRITES, READS] {
+        Ranks::start("traffic", 3, &[rng().random(), refused]).succeed();
+    }
 }
 
 #[test]
@@ -113,6 +124,8 @@ fn refuse(which: usize) {
     let copies = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
     let refused = match which as u64 {
         COPIES => copies.to_vec(),
+        READS => copies[..1].to_vec(),
+        WRITES => copies[1..].to_vec(),
         BARRIERS => vec![libc::SYS_membarrier],
         PROCESSES => vec![libc::SYS_pidfd_open],
         EVERYTHING => [&copies[..], &[libc::SYS_membarrier, libc::SYS_pidfd_open]].concat(),

@@ -583,6 +583,14 @@ impl Pull {
         Some(self.buffer()?.view_mut()?.part(0, size))
     }
 
+    /// In words, for a look by a person.
+    pub(super) fn waits_for(&self) -> &'static str {
+        match &self.share {
+            None => "the kernel's copy",
+            Some(_) => "the kernel's copy, and its sender's help",
+        }
+    }
+
     /// Whether it has not been begun, and is no matter of two sides.
     fn can_go_with_others(&self) -> bool {
         !self.is_apart && self.done == 0 && self.share.is_none() && !is_worth_it(self.size, false)

@@ -42,7 +42,7 @@ impl Bulk {
             });
         }
         for pull in self.pulls.lock().iter() {
-            let (rank, size, waits_for) = (pull.from, pull.size as u64, "the kernel's copy".into());
+            let (rank, size, waits_for) = (pull.from, pull.size as u64, pull.waits_for().into());
             list(PendingOp {
                 what: "message on its way here",
                 rank,
