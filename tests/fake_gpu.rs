@@ -5,7 +5,9 @@
 //! in an environment variable and one end of a socket pair as its standard input.
 
 use carrack_transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, FakeGpu, FakeStream, Which};
-use carrack_transports::gpu::{Driver, Event, Flavour, Gpu, GpuError, Handle, HandleForm, Stream};
+use carrack_transports::gpu::{
+    Driver, Event, Flavour, Gpu, GpuError, Handle, HandleForm, HandleKey, Stream, Until,
+};
 use carrack_transports::mem::{AllocId, CopyError, GpuUuid, MemKind, Region};
 use rand::{Rng, RngCore, SeedableRng, rngs::SmallRng};
 use rustix::net::{
@@ -14,7 +16,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -86,24 +88,19 @@ fn told_to_go_on(mut wire: &UnixStream) -> bool {
 }
 
 fn say_handle(wire: &UnixStream, handle: &Handle) {
-    match handle {
-        Handle::Bytes(bytes) => say(wire, bytes),
-        Handle::Fd { fd, len, id, gpu } => {
-            let text = [&len.to_le_bytes()[..], &id.0.to_le_bytes(), &gpu.0].concat();
-            say(wire, &text);
-            let fds = [fd.as_fd()];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-            sendmsg(wire, &[IoSlice::new(b"f")], &mut control, SendFlags::empty()).unwrap();
-        }
-    }
+    say(wire, &handle.encode());
+    let Some(fd) = handle.fd() else { return };
+    let fds = [fd];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(wire, &[IoSlice::new(b"f")], &mut control, SendFlags::empty()).unwrap();
 }
 
 fn hear_handle(wire: &UnixStream) -> Handle {
-    let text = hear(wire);
-    if let Ok(bytes) = <[u8; 64]>::try_from(&text[..]) {
-        return Handle::Bytes(bytes);
+    let text = hear(wire).try_into().unwrap();
+    if let Some(handle) = Handle::decode(&text, None) {
+        return handle;
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -113,12 +110,7 @@ fn hear_handle(wire: &UnixStream) -> Handle {
         RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
         _ => Vec::new(),
     });
-    Handle::Fd {
-        fd: fds.next().unwrap(),
-        len: usize::from_le_bytes(text[..8].try_into().unwrap()),
-        id: AllocId(u64::from_le_bytes(text[8..16].try_into().unwrap())),
-        gpu: GpuUuid(text[16..32].try_into().unwrap()),
-    }
+    Handle::decode(&text, fds.next()).unwrap()
 }
 
 /// Not a test by itself: what a process started by another test does.
@@ -158,7 +150,11 @@ fn child() {
         }
         // Exports memory of the machine's device 1, with devices counted the other way round.
         ["export", form, len, seed] => {
-            let form = if form == "bytes" { HandleForm::Bytes } else { HandleForm::Fd };
+            let form = match form {
+                "bytes" => HandleForm::Bytes,
+                "fd" => HandleForm::Fd,
+                _ => HandleForm::Pool,
+            };
             let (len, seed) = (len.parse().unwrap(), seed.parse().unwrap());
             let config = FakeConfig { visible: Some(vec![1, 0]), ..FakeConfig::devices(2) };
             let gpu = FakeDriver::new(config).unwrap().gpu(0).unwrap();
@@ -202,7 +198,14 @@ fn flavour(form: HandleForm) -> Flavour {
     match form {
         HandleForm::Bytes => Flavour::Plain,
         HandleForm::Fd => Flavour::Shareable,
+        HandleForm::Pool => Flavour::Pooled,
+        HandleForm::Fabric => panic!("simulated devices are in no fabric"),
     }
+}
+
+fn nonsense(byte: u8) -> Handle {
+    let key = HandleKey::Bytes([byte; 64]);
+    Handle { gpu: GpuUuid([byte; 16]), id: AllocId(0), len: 1000, offset: 0, key }
 }
 
 fn payload(len: usize, seed: u64) -> Vec<u8> {
@@ -510,7 +513,7 @@ fn an_address_is_classified_by_the_allocation_that_it_lies_in() {
     assert_eq!([what(on_the_stack), what(0), what(usize::MAX)], [None; 3], "host memory");
     let extent = driver.classify(base).unwrap().unwrap();
     assert_eq!(extent.kind, MemKind::Device(gpu.info().uuid));
-    assert_eq!(extent.gpu.info(), gpu.info());
+    assert_eq!(extent.gpu.unwrap().info(), gpu.info());
     assert!(extent.context.is_some());
     assert_eq!(driver.classify(neighbour.addr()).unwrap().unwrap().context, None, "VMM memory has none");
     driver.faults().null_context(true);
@@ -597,8 +600,8 @@ fn each_flavour_is_exported_in_its_own_form_only() {
     assert_eq!(shareable.whole().to_vec().unwrap(), b"0123456789");
     assert!(again.id() != shareable.id() && again.addr() != shareable.addr());
     assert_eq!(gpu.export(&again, HandleForm::Fd).unwrap_err().code, 1, "only the owner exports");
-    assert_eq!(gpu.open(&Handle::Bytes([0x5a; 64])).unwrap_err().code, 400);
-    for form in [HandleForm::Bytes, HandleForm::Fd] {
+    assert_eq!(gpu.open(&nonsense(0x5a)).unwrap_err().code, 400);
+    for form in [HandleForm::Bytes, HandleForm::Fd, HandleForm::Pool] {
         let region = gpu.allocate(10, flavour(form)).unwrap();
         driver.faults().refuse_export(form, true);
         assert_eq!(refused(&region, form), 801);
@@ -613,16 +616,14 @@ fn a_descriptor_that_lies_about_its_length_is_refused() {
     let gpu = driver.gpu(0).unwrap();
     let region = gpu.allocate(2 * MIB, Flavour::Shareable).unwrap();
     for lie in [0, 2 * MIB + 1, usize::MAX] {
-        let Handle::Fd { fd, id, gpu: uuid, .. } = gpu.export(&region, HandleForm::Fd).unwrap() else {
-            panic!("a descriptor was asked for");
-        };
-        assert_eq!(gpu.open(&Handle::Fd { fd, len: lie, id, gpu: uuid }).unwrap_err().code, 400);
+        let handle = gpu.export(&region, HandleForm::Fd).unwrap();
+        assert_eq!(gpu.open(&Handle { len: lie, ..handle }).unwrap_err().code, 400);
     }
 }
 
 #[test]
 fn memory_of_another_process_is_read_and_written_under_a_permuted_order_of_devices() {
-    for (form, word) in [(HandleForm::Bytes, "bytes"), (HandleForm::Fd, "fd")] {
+    for (form, word) in [(HandleForm::Bytes, "bytes"), (HandleForm::Fd, "fd"), (HandleForm::Pool, "pool")] {
         let len = 3 * MIB + 17;
         let here = driver(2);
         // Theirs here.
@@ -661,7 +662,7 @@ fn memory_of_another_process_is_read_and_written_under_a_permuted_order_of_devic
                 let gone = here.gpu(0).unwrap().open(&handle).unwrap_err();
                 assert!(gone.code == 400 && gone.hint.contains("freed"), "{gone}");
             }
-            HandleForm::Fd => drop(here.gpu(0).unwrap().open(&handle).unwrap()),
+            _ => drop(here.gpu(0).unwrap().open(&handle).unwrap()),
         }
     }
 }
@@ -732,13 +733,15 @@ fn opening_fails_for_a_device_out_of_sight_or_reach_and_as_ordered() {
 #[test]
 fn a_handle_with_any_bit_changed_is_an_error_or_names_the_same_memory_and_never_a_crash() {
     let other = Other::start("export bytes 1000 3");
-    let Handle::Bytes(good) = hear_handle(&other.wire) else { panic!("bytes were asked for") };
+    let Handle { gpu: uuid, id, len, offset, key: HandleKey::Bytes(good) } = hear_handle(&other.wire) else {
+        panic!("bytes were asked for");
+    };
     let here = driver(2);
     let gpu = here.gpu(0).unwrap();
     for bit in 0..512 {
         let mut bytes = good;
         bytes[bit / 8] ^= 1 << (bit % 8);
-        let opened = gpu.open(&Handle::Bytes(bytes));
+        let opened = gpu.open(&Handle { gpu: uuid, id, len, offset, key: HandleKey::Bytes(bytes) });
         match (bit / 8, opened) {
             // The magic, start time, descriptor, inode and device are checked.
             (0..4 | 8..20 | 24..32 | 48..64, Ok(region)) => panic!("bit {bit} went unnoticed: {region:?}"),
@@ -752,6 +755,96 @@ fn a_handle_with_any_bit_changed_is_an_error_or_names_the_same_memory_and_never_
             }
             (_, Err(_)) => {}
         }
+    }
+}
+
+#[test]
+fn pinned_memory_is_told_apart_and_the_cpu_may_touch_it() {
+    let driver = driver(1);
+    let gpu = driver.gpu(0).unwrap();
+    let pinned = gpu.allocate(100, Flavour::Pinned).unwrap();
+    let extent = driver.classify(pinned.addr() + 99).unwrap().unwrap();
+    assert_eq!((extent.kind, extent.base, extent.len), (MemKind::Pinned, pinned.addr(), 100));
+    assert_eq!(driver.buffer_id(pinned.addr()).unwrap(), Some(pinned.id()));
+    assert_eq!(extent.forms.first(), None, "it is not exported");
+    pinned.whole().write(&[7; 100]).unwrap();
+    let device = gpu.allocate(100, Flavour::Plain).unwrap();
+    start_copy(&gpu, &device, &pinned, 100).unwrap().wait().unwrap();
+    assert_eq!(device.whole().to_vec().unwrap(), [7; 100]);
+    let addr = pinned.addr();
+    drop(pinned);
+    assert!(driver.classify(addr).unwrap().is_none(), "freed");
+    // The caller's own memory, while it is registered.
+    let mine = Region::host(4096);
+    // SAFETY: the region outlives the registration.
+    let lock = unsafe { gpu.register_host(mine.addr() as *mut u8, 4096) }.unwrap();
+    assert_eq!(driver.classify(mine.addr()).unwrap().unwrap().kind, MemKind::Pinned);
+    // SAFETY: as above.
+    assert_eq!(unsafe { gpu.register_host((mine.addr() + 4095) as *mut u8, 1) }.unwrap_err().code, 712);
+    drop(lock);
+    assert!(driver.classify(mine.addr()).unwrap().is_none());
+}
+
+#[test]
+fn managed_memory_is_named_and_never_copied() {
+    let driver = driver(1);
+    let gpu = driver.gpu(0).unwrap();
+    let managed = gpu.allocate(100, Flavour::Managed).unwrap();
+    assert_eq!(driver.classify(managed.addr()).unwrap().unwrap().kind, MemKind::Managed(gpu.info().uuid));
+    let refused = managed.whole().write(&[1; 100]).unwrap_err();
+    assert!(
+        matches!(refused, CopyError::Managed { .. }) && refused.to_string().contains("managed"),
+        "{refused}"
+    );
+    let host = Region::host(100);
+    assert_eq!(start_copy(&gpu, &managed, &host, 100).unwrap_err().code, 801);
+    for form in HandleForm::ALL {
+        assert!(gpu.export(&managed, form).is_err());
+    }
+}
+
+#[test]
+fn a_range_is_walked_by_its_extents_and_may_not_leave_them() {
+    let driver = driver(1);
+    let gpu = driver.gpu(0).unwrap();
+    // The window is filled from its start: neighbours, without a gap.
+    let one = gpu.allocate(2 * MIB, Flavour::Shareable).unwrap();
+    let two = gpu.allocate(2 * MIB, Flavour::Shareable).unwrap();
+    assert_eq!(two.addr(), one.addr() + 2 * MIB);
+    let ids = |addr, len| {
+        let extents = driver.extents(addr, len)?;
+        Ok::<_, GpuError>(extents.iter().map(|extent| extent.id).collect::<Vec<_>>())
+    };
+    assert_eq!(ids(one.addr() + 5, 100).unwrap(), [one.id()]);
+    assert_eq!(ids(one.addr() + 5, 4 * MIB - 5).unwrap(), [one.id(), two.id()]);
+    assert_eq!(ids(one.addr() + 5, 4 * MIB).unwrap_err().code, 1, "beyond the second");
+    assert_eq!(ids(one.addr() - 1, 2).unwrap_err().code, 1, "before the first");
+    assert_eq!(ids(0x1000, 10).unwrap(), [], "host memory");
+}
+
+#[test]
+fn a_stream_writes_and_awaits_words_in_order() {
+    let driver = driver(1);
+    let stream = driver.gpu(0).unwrap().stream().unwrap();
+    let words = Region::host(16);
+    let (gate, flag) = (words.addr() as *mut u64, (words.addr() + 8) as *mut u64);
+    // SAFETY: the words are aligned and outlive the stream's work, and are used as atomics only.
+    unsafe {
+        stream.wait_value64(gate, 5, Until::Reached).unwrap();
+        stream.write_value64(flag, 9).unwrap();
+        stream.wait_value64(flag, 9, Until::Equal).unwrap();
+    }
+    let over = stream.record().unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(!over.query().unwrap());
+    assert_eq!(words.fetch_add(8, 0).unwrap(), 0);
+    words.fetch_add(0, 6).unwrap();
+    over.wait().unwrap();
+    assert_eq!(words.fetch_add(8, 0).unwrap(), 9);
+    // SAFETY: refused before anything is done.
+    unsafe {
+        assert_eq!(stream.write_value64((words.addr() + 1) as *mut u64, 1).unwrap_err().code, 1);
+        assert_eq!(stream.write_value64(std::ptr::null_mut(), 1).unwrap_err().code, 1);
     }
 }
 
@@ -785,7 +878,7 @@ fn rounds() -> String {
         start_copy(&gpu, &same, &region, 1000).unwrap().wait().unwrap();
         assert_eq!(shareable.slice(0, 1000).unwrap().to_vec().unwrap(), payload(1000, 1));
         drop((again, theirs));
-        gpu.open(&Handle::Bytes([0; 64])).unwrap_err();
+        gpu.open(&nonsense(0)).unwrap_err();
     };
     let possessions = || {
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();

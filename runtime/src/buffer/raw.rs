@@ -63,11 +63,11 @@ pub unsafe fn region(
         for driver in drivers {
             let extent = driver.classify(at).map_err(|cause| RawError::Query { addr: at, cause })?;
             if let Some(extent) = extent {
-                let left = (extent.base + extent.len).saturating_sub(at);
-                if len > left {
+                let left = extent.end().saturating_sub(at);
+                if len > left && !lies_in(&**driver, at, len, extent.kind) {
                     return Err(RawError::Beyond { addr: at, len, left });
                 }
-                found = (extent.kind, extent.id, Some(extent.gpu));
+                found = (extent.kind, extent.id, extent.gpu);
                 break;
             }
         }
@@ -78,4 +78,10 @@ pub unsafe fn region(
     let (kind, id, gpu) = found;
     // SAFETY: the caller's promise; there is nothing to be freed.
     Ok(unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new(())) })
+}
+
+/// Whether the range lies in several extents of one kind, as a VMM mapping made of several handles does (gpu.md, VMM
+/// rule 2).
+fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool {
+    driver.extents(addr, len).is_ok_and(|extents| extents.iter().all(|extent| extent.kind == kind))
 }

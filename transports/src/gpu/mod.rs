@@ -6,15 +6,17 @@
 //! | [`fake`] | simulated GPUs, whose memory really faults when the CPU touches it |
 //!
 //! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and exports
-//! its memory; a [`Stream`] orders work; an [`Event`] says that work is over. The CUDA driver will be
-//! one more module of this kind.
+//! its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is over.
 
 pub mod fake;
+mod handle;
 pub mod none;
 
+pub use handle::{Forms, Handle, HandleForm, HandleKey};
+
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
+use std::any::Any;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A driver: the devices that this process can see, and what an address is.
@@ -24,15 +26,58 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// A word for reports: `none`, `fake (simulated)`, `cuda`.
     fn name(&self) -> &'static str;
 
-    /// The devices that this process can see, in this process's order.
+    /// The driver's version, where it has one.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
+    /// The devices that this process can see, in this process's order. Asking for them is asking for GPUs: a
+    /// driver that the program has not initialised yet is initialised by it.
     ///
     /// # Errors
     /// Why there are none, in words for a person.
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
 
     /// What the memory at `addr` is. `None` for an address that this driver knows nothing of, which is
-    /// host memory.
+    /// host memory. Never initialises the driver (gpu.md, streams rule 6): before somebody has, there is
+    /// nothing that it could know.
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
+
+    /// Which allocation `addr` lies in: the cheap question, by which an older answer of
+    /// [`classify`](Self::classify) is found to be still true, or stale (gpu.md, legacy IPC rule 6).
+    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
+        Ok(self.classify(addr)?.map(|extent| extent.id))
+    }
+
+    /// All that `len` bytes at `addr` are made of, in order: one extent as a rule, several where a VMM
+    /// mapping was made of several handles (gpu.md, VMM rule 2), none for host memory.
+    ///
+    /// # Errors
+    /// The driver's own; and `INVALID_VALUE` where the range begins or ends in memory of the driver's, and
+    /// does not lie in it altogether.
+    fn extents(&self, addr: usize, len: usize) -> Result<Vec<Extent>, GpuError> {
+        let outside = |at: usize| GpuError {
+            call: "extents",
+            code: 1,
+            name: "INVALID_VALUE",
+            hint: format!("{addr:#x}+{len} leaves the driver's memory at {at:#x}"),
+        };
+        let end = addr.checked_add(len).ok_or_else(|| outside(usize::MAX))?;
+        let Some(first) = self.classify(addr)? else {
+            return match len > 0 && self.classify(end - 1)?.is_some() {
+                true => Err(outside(addr)),
+                false => Ok(Vec::new()),
+            };
+        };
+        let mut at = first.end();
+        let mut extents = vec![first];
+        while at < end {
+            let next = self.classify(at)?.filter(|next| next.end() > at).ok_or_else(|| outside(at))?;
+            at = next.end();
+            extents.push(next);
+        }
+        Ok(extents)
+    }
 }
 
 /// What a driver knows of an address.
@@ -46,11 +91,20 @@ pub struct Extent {
     pub kind: MemKind,
     /// Which allocation it is; the same address allocated again has another.
     pub id: AllocId,
-    /// The device that owns it.
-    pub gpu: Arc<dyn Gpu>,
+    /// The device that owns it, or whose engine is at home in it. `None` for pinned memory of no one device.
+    pub gpu: Option<Arc<dyn Gpu>>,
     /// The context it was allocated in; `None` for VMM and pool memory (gpu.md, VMM rule 1), which is
     /// no error.
     pub context: Option<u64>,
+    /// In which forms it can be exported.
+    pub forms: Forms,
+}
+
+impl Extent {
+    /// The first address behind it.
+    pub fn end(&self) -> usize {
+        self.base.saturating_add(self.len)
+    }
 }
 
 /// What a device is.
@@ -70,13 +124,34 @@ pub struct GpuInfo {
     pub simulated: bool,
 }
 
+/// What one device can do with the memory of another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// Whether its engines and kernels reach that memory directly.
+    pub access: bool,
+    /// How fast the way is among those of this machine, as the driver ranks it; 0 is the fastest.
+    pub performance_rank: i32,
+    /// Whether atomic operations over the link are done as such.
+    pub native_atomics: bool,
+    /// What lies between them, in words: `NVLink`, `PCIe, one switch`; empty when nothing tells.
+    pub link: String,
+}
+
 /// How memory is to be allocated, which decides how it can be exported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Flavour {
-    /// As `cuMemAlloc` does: exported as plain bytes.
+    /// As `cuMemAlloc` does: exported as plain bytes. Takes up whole blocks of 2 MiB, because a handle
+    /// exposes the whole block (gpu.md, legacy IPC rule 2).
     Plain,
     /// As the VMM calls do: exported as a file descriptor; no context.
     Shareable,
+    /// From a memory pool: exported as the pool's file descriptor and a name in it; no context.
+    Pooled,
+    /// Host memory, locked for the engines of all devices. Not exported.
+    Pinned,
+    /// Memory that the driver moves between host and device. For programs that have it anyway, and for tests:
+    /// nothing in Carrack copies it.
+    Managed,
 }
 
 /// One device. Any thread may call any method.
@@ -84,7 +159,7 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &GpuInfo;
 
-    /// Allocates `len` bytes of its memory.
+    /// Allocates `len` bytes. The region is freed when its last clone is dropped.
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError>;
 
     /// Starts a copy on a stream of the library's own (never one of the user's, never the default
@@ -108,16 +183,57 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Why not.
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError>;
 
+    /// What this device can do with the memory of `peer`, for reports.
+    fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
+        Err(GpuError::unsupported("peer", format!("nothing is known of a link to {peer}")))
+    }
+
     /// Makes a handle by which another process can open `region`.
     fn export(&self, region: &Region, form: HandleForm) -> Result<Handle, GpuError>;
 
-    /// Opens a handle that another process has made. The region covers the whole allocation (legacy IPC
-    /// rule 1) and is closed when its last clone is dropped.
+    /// Opens a handle that another process has made, for this device's engines. The region covers the whole
+    /// allocation (legacy IPC rule 1), of which the exported part begins at [`Handle::offset`], and is closed when
+    /// its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
+
+    /// Locks host memory for the engines of all devices, until the registration is dropped.
+    ///
+    /// # Safety
+    /// `len` bytes at `addr` stay mapped as they are until the registration is dropped.
+    unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
+        Err(GpuError::unsupported("register_host", format!("{addr:p}+{len} cannot be locked")))
+    }
+
+    /// An event that other processes can wait for.
+    fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {
+        Err(GpuError::unsupported("shared_event", "this driver shares no events"))
+    }
+
+    /// Opens an event that another process shares, by its [`SharedEvent::handle`].
+    fn open_event(&self, handle: &[u8; 64]) -> Result<Arc<dyn SharedEvent>, GpuError> {
+        let _ = handle;
+        Err(GpuError::unsupported("open_event", "this driver shares no events"))
+    }
+}
+
+/// Host memory that is locked for a driver's engines; unlocked when this is dropped.
+pub struct HostRegistration(Box<dyn Any + Send + Sync>);
+
+impl HostRegistration {
+    /// A registration that ends when `owner` is dropped.
+    pub fn new(owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self(owner)
+    }
+}
+
+impl fmt::Debug for HostRegistration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HostRegistration").field(&self.0.type_id()).finish()
+    }
 }
 
 /// Work in order.
-pub trait Stream: Send + Sync + fmt::Debug {
+pub trait Stream: Any + Send + Sync + fmt::Debug {
     /// An event that fires when all work given to the stream so far is over.
     fn record(&self) -> Result<Event, GpuError>;
 
@@ -126,33 +242,47 @@ pub trait Stream: Send + Sync + fmt::Debug {
 
     /// Blocks until all work given so far is over.
     fn synchronize(&self) -> Result<(), GpuError>;
+
+    /// Writes `value` to a word, when all work given so far is over and to be seen.
+    ///
+    /// # Safety
+    /// `word` is 8 bytes, aligned, of registered or pinned host memory, or of the stream's device, and stays so
+    /// until the stream has come to it. The host uses it by atomic loads and stores only.
+    unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
+        Err(GpuError::unsupported("write_value64", format!("no write of {value} to {word:p} by a stream")))
+    }
+
+    /// Lets later work on this stream begin only when a word holds what it is to hold. Whoever is to write the word
+    /// may die: the library must then release the stream, with a value that says so (gpu.md, streams rule 7).
+    ///
+    /// # Safety
+    /// As [`write_value64`](Self::write_value64).
+    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<(), GpuError> {
+        let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
+        Err(GpuError::unsupported("wait_value64", hint))
+    }
 }
 
-/// The two forms that a handle has.
+/// An event that several processes have: one records it, the others wait for the record.
+pub trait SharedEvent: Send + Sync + fmt::Debug {
+    /// The name by which another process opens it.
+    fn handle(&self) -> Result<[u8; 64], GpuError>;
+
+    /// Records it: it fires when all work given to `stream` so far is over.
+    fn record(&self, stream: &dyn Stream) -> Result<(), GpuError>;
+
+    /// Its last record, as an event for [`Stream::wait`] and for polling. It has fired as long as there is none.
+    fn event(&self) -> Event;
+}
+
+/// When a stream that waits for a word goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum HandleForm {
-    /// Plain bytes, as legacy CUDA IPC has them.
-    Bytes,
-    /// A file descriptor, as VMM has it; travels by `SCM_RIGHTS` (VMM rule 4).
-    Fd,
-}
-
-/// How another process names an allocation.
-#[derive(Debug)]
-pub enum Handle {
-    /// Plain bytes.
-    Bytes([u8; 64]),
-    /// A descriptor, with the length and identity that a descriptor alone does not tell.
-    Fd {
-        /// The memory.
-        fd: OwnedFd,
-        /// Its length in bytes.
-        len: usize,
-        /// Its identity at the exporter.
-        id: AllocId,
-        /// The device that owns it.
-        gpu: GpuUuid,
-    },
+pub enum Until {
+    /// The word holds the value.
+    Equal,
+    /// The word has reached the value: the difference, taken as a signed number, is not negative, so that a counter
+    /// may run over.
+    Reached,
 }
 
 /// Something that will have happened: an engine's copy, or all work of a stream up to a point.
@@ -160,7 +290,7 @@ pub enum Handle {
 pub struct Event(Arc<dyn EventState>);
 
 /// What stands behind an [`Event`]. Any thread may ask.
-pub trait EventState: Send + Sync {
+pub trait EventState: Any + Send + Sync {
     /// Whether it has fired. Never blocks.
     ///
     /// # Errors
@@ -178,6 +308,11 @@ impl Event {
     /// An event over a driver's own.
     pub fn new(state: Arc<dyn EventState>) -> Self {
         Self(state)
+    }
+
+    /// What stands behind it, for the driver that made it.
+    pub fn state(&self) -> &dyn EventState {
+        &*self.0
     }
 
     /// Whether it has fired. Never blocks. An error means that the work failed.
@@ -209,4 +344,11 @@ pub struct GpuError {
     pub name: &'static str,
     /// What it means here and what to do, or nothing.
     pub hint: String,
+}
+
+impl GpuError {
+    /// The driver has no such thing.
+    pub(crate) fn unsupported(call: &'static str, hint: impl Into<String>) -> Self {
+        Self { call, code: 801, name: "NOT_SUPPORTED", hint: hint.into() }
+    }
 }

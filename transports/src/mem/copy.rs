@@ -38,6 +38,17 @@ pub enum CopyError {
         /// Kind of the source.
         src: MemKind,
     },
+    /// A side is managed memory.
+    #[error(
+        "a copy from {src} to {dst} memory was refused: managed memory moves while it is used; copy to or from memory of \
+         cudaMalloc or cudaMallocHost"
+    )]
+    Managed {
+        /// Kind of the target.
+        dst: MemKind,
+        /// Kind of the source.
+        src: MemKind,
+    },
     /// The engine refused, or failed.
     #[error("a copy from {src} to {dst} memory failed: {cause}")]
     Engine {
@@ -105,6 +116,9 @@ unsafe fn copy_by_engine(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, Cop
     let (to, from) = (dst.place.kind(), src.place.kind());
     if to == MemKind::Unknown || from == MemKind::Unknown {
         return Err(CopyError::Unknown { dst: to, src: from });
+    }
+    if matches!(to, MemKind::Managed(_)) || matches!(from, MemKind::Managed(_)) {
+        return Err(CopyError::Managed { dst: to, src: from });
     }
     if src.len == 0 {
         return Ok(Copied::Done);

@@ -25,6 +25,9 @@ impl Shared {
         if len == 0 {
             return Err(error("allocate", INVALID_VALUE, "an allocation of 0 bytes"));
         }
+        if flavour == Flavour::Pinned {
+            return self.allocate_pinned(ordinal, len);
+        }
         let room = |table: &Table| {
             let used = table.used(ordinal);
             let span = len.checked_next_multiple_of(GRANULE).unwrap_or(usize::MAX);
@@ -41,17 +44,22 @@ impl Shared {
         let mut table = lock(&self.table);
         let span = room(&table)?;
         let fd = create("allocate", span)?;
-        let (context, memory) = match flavour {
-            Flavour::Plain => (Some(device.context), Origin::Plain as fn(OwnedFd) -> Origin),
-            Flavour::Shareable => (None, Origin::Shareable as fn(OwnedFd) -> Origin),
+        let own = (MemKind::Device(device.info.uuid), Some(device.context));
+        let ((kind, context), memory): (_, fn(OwnedFd) -> Origin) = match flavour {
+            Flavour::Plain => (own, Origin::Plain),
+            Flavour::Shareable => ((own.0, None), Origin::Shareable),
+            Flavour::Pooled => ((own.0, None), Origin::Pooled),
+            Flavour::Managed | Flavour::Pinned => {
+                ((MemKind::Managed(device.info.uuid), own.1), |_| Origin::Managed)
+            }
         };
         let alias = Arc::new(Alias::map("allocate", span, &fd)?);
         let id = self.fresh_id();
         let base = self.place("allocate", &table, ordinal, span, &fd)?;
-        table.insert(base, Entry { len, span, ordinal, id, context, alias, origin: memory(fd) });
+        table.insert(base, Entry { len, span, ordinal, kind, id, context, alias, origin: memory(fd) });
         drop(table);
         count(&self.faults.counts.allocs);
-        let parts = Parts { ordinal, base, len, id };
+        let parts = Parts { ordinal, base, len, kind, id };
         self.region(parts, Box::new(Placed { shared: Arc::clone(self), parts, opened: false }))
     }
 
@@ -68,14 +76,15 @@ impl Shared {
         let span = span.ok_or_else(|| error("open", INVALID_VALUE, format!("a length of {len} bytes")))?;
         let alias = Arc::new(Alias::map("open", span, &fd)?);
         let context = matches!(form, HandleForm::Bytes).then_some(device.context);
+        let kind = MemKind::Device(device.info.uuid);
         let id = self.fresh_id();
         let mut table = lock(&self.table);
         let base = self.place("open", &table, ordinal, span, &fd)?;
         let origin = Origin::Opened;
-        table.insert(base, Entry { len, span, ordinal, id, context, alias, origin });
+        table.insert(base, Entry { len, span, ordinal, kind, id, context, alias, origin });
         drop(table);
         count(&self.faults.counts.maps);
-        let parts = Parts { ordinal, base, len, id };
+        let parts = Parts { ordinal, base, len, kind, id };
         Ok(Placed { shared: Arc::clone(self), parts, opened: true })
     }
 
@@ -85,10 +94,9 @@ impl Shared {
         parts: Parts,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Region, GpuError> {
-        let Parts { ordinal, base, len, id } = parts;
+        let Parts { ordinal, base, len, kind, id } = parts;
         let device = self.device("region", ordinal)?;
         let gpu: Arc<dyn Gpu> = self.gpu("region", ordinal)?;
-        let kind = MemKind::Device(device.info.uuid);
         // SAFETY: the range was placed in the device's window and entered in the table; both stay until
         // `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has no access.
         Ok(unsafe { Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner) })
@@ -107,7 +115,7 @@ impl Shared {
         Ok(base)
     }
 
-    fn fresh_id(&self) -> AllocId {
+    pub(super) fn fresh_id(&self) -> AllocId {
         AllocId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -128,6 +136,7 @@ pub(super) struct Parts {
     pub(super) ordinal: usize,
     pub(super) base: usize,
     pub(super) len: usize,
+    pub(super) kind: MemKind,
     pub(super) id: AllocId,
 }
 

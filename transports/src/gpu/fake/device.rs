@@ -8,7 +8,9 @@ use super::ipc;
 use super::lock;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::stream::FakeStream;
-use crate::gpu::{Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, Stream};
+use crate::gpu::{
+    Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, Stream,
+};
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
 use std::ptr::NonNull;
@@ -72,9 +74,7 @@ impl FakeGpu {
                 self.shared.reaches("copy", self.ordinal, uuid)?;
                 Ok(End::Device(found.alias, offset))
             }
-            MemKind::Managed(_) => {
-                Err(error("copy", NOT_SUPPORTED, "the simulated driver has no managed memory"))
-            }
+            MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
             MemKind::Unknown => Err(wrong("is of unknown kind: classify it first".into())),
         }
     }
@@ -142,6 +142,15 @@ impl Gpu for FakeGpu {
 
     fn open(&self, handle: &Handle) -> Result<Region, GpuError> {
         ipc::open(&self.shared, self.ordinal, handle)
+    }
+
+    fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
+        let access = self.reaches(peer).is_ok();
+        Ok(PeerInfo { access, performance_rank: 0, native_atomics: false, link: "simulated".into() })
+    }
+
+    unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
+        self.shared.register_host(self.ordinal, addr as usize, len)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::gpu::{Event, GpuError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -33,6 +34,28 @@ impl End {
             Self::Host(ptr) => *ptr,
             Self::Device(alias, offset) => alias.at(*offset),
         }
+    }
+}
+
+/// An aligned word of host memory that a stream and the host share.
+pub(super) struct Word(pub(super) NonNull<u64>);
+
+// SAFETY: the word is used by atomic loads and stores only, under the promise of `Stream::write_value64` that it
+// stays until the stream has come to it.
+unsafe impl Send for Word {}
+
+impl Word {
+    pub(super) fn load(&self) -> u64 {
+        self.atomic().load(Ordering::Acquire)
+    }
+
+    pub(super) fn store(&self, value: u64) {
+        self.atomic().store(value, Ordering::Release);
+    }
+
+    fn atomic(&self) -> &AtomicU64 {
+        // SAFETY: aligned, allocated, and used by atomics only, as the stream was promised.
+        unsafe { AtomicU64::from_ptr(self.0.as_ptr()) }
     }
 }
 

@@ -87,8 +87,7 @@ struct CopyFault {
 pub struct Faults {
     reuse_addresses: AtomicBool,
     null_context: AtomicBool,
-    no_bytes: AtomicBool,
-    no_fd: AtomicBool,
+    refused: Mutex<HashSet<HandleForm>>,
     open: Mutex<Option<i32>>,
     copies: Mutex<Option<CopyFault>>,
     copy_delay: AtomicU64,
@@ -113,9 +112,11 @@ impl Faults {
 
     /// Nothing can be exported in this form.
     pub fn refuse_export(&self, form: HandleForm, on: bool) {
-        match form {
-            HandleForm::Bytes => self.no_bytes.store(on, Ordering::SeqCst),
-            HandleForm::Fd => self.no_fd.store(on, Ordering::SeqCst),
+        let mut refused = lock(&self.refused);
+        if on {
+            refused.insert(form);
+        } else {
+            refused.remove(&form);
         }
     }
 
@@ -178,10 +179,7 @@ impl Faults {
     }
 
     pub(super) fn refuses_export(&self, form: HandleForm) -> bool {
-        match form {
-            HandleForm::Bytes => self.no_bytes.load(Ordering::SeqCst),
-            HandleForm::Fd => self.no_fd.load(Ordering::SeqCst),
-        }
+        lock(&self.refused).contains(&form)
     }
 
     pub(super) fn opening_fails(&self) -> Option<i32> {

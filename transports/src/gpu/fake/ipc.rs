@@ -11,7 +11,7 @@ use super::faults::count;
 use super::lock;
 use super::memory::{MEMFD_NAME, inspect};
 use super::shared::{Exportable, Shared};
-use crate::gpu::{GpuError, Handle, HandleForm};
+use crate::gpu::{GpuError, Handle, HandleForm, HandleKey};
 use crate::mem::{AllocId, GpuUuid, Region};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -112,32 +112,36 @@ pub(super) fn export(
         return Err(error("export", INVALID_VALUE, "the memory belongs to another device: ask that one"));
     }
     let gpu = shared.device("export", ordinal)?.info.uuid;
-    let handle = match (way, form) {
+    let key = match (way, form) {
         (Exportable::Bytes { fd, inode }, HandleForm::Bytes) => {
             let pid = std::process::id();
             let started = start_time(pid)
                 .ok_or_else(|| error("export", OPERATING_SYSTEM, "/proc/self/stat cannot be read"))?;
             let block = u32::try_from(found.base >> 21).unwrap_or(0);
             let len = found.len as u64;
-            Handle::Bytes(Name { pid, started, fd, inode, id: found.id, block, len, gpu }.encode())
+            HandleKey::Bytes(Name { pid, started, fd, inode, id: found.id, block, len, gpu }.encode())
         }
-        (Exportable::Fd(fd), HandleForm::Fd) => Handle::Fd { fd, len: found.len, id: found.id, gpu },
-        (Exportable::Bytes { .. }, HandleForm::Fd) => {
-            let hint = "plain memory has no descriptor: allocate it as Flavour::Shareable, or export bytes";
+        (Exportable::Fd(fd), HandleForm::Fd) => HandleKey::Fd(fd),
+        (Exportable::Pool(fd), HandleForm::Pool) => HandleKey::Pool(fd, [0; 64]),
+        (_, HandleForm::Fabric) => {
+            return Err(error("export", NOT_SUPPORTED, "simulated devices are in no fabric"));
+        }
+        (Exportable::Not(why), _) => return Err(error("export", INVALID_VALUE, why)),
+        (Exportable::Bytes { .. } | Exportable::Pool(_), HandleForm::Fd) => {
+            let hint = "the memory has no descriptor of its own: allocate it as Flavour::Shareable";
             return Err(error("export", NOT_SUPPORTED, hint));
         }
-        (Exportable::Fd(_), HandleForm::Bytes) => {
-            let hint =
-                "VMM memory has no legacy handle: allocate it as Flavour::Plain, or export a descriptor";
+        (Exportable::Fd(_) | Exportable::Pool(_), HandleForm::Bytes) => {
+            let hint = "VMM and pool memory have no legacy handle: allocate it as Flavour::Plain";
             return Err(error("export", INVALID_VALUE, hint));
         }
-        (Exportable::Not, _) => {
-            let hint = "the memory was opened from another process's handle: its owner exports it";
-            return Err(error("export", INVALID_VALUE, hint));
+        (Exportable::Bytes { .. } | Exportable::Fd(_), HandleForm::Pool) => {
+            let hint = "the memory is of no pool: allocate it as Flavour::Pooled";
+            return Err(error("export", NOT_SUPPORTED, hint));
         }
     };
     count(&shared.faults.counts.exports);
-    Ok(handle)
+    Ok(Handle { gpu, id: found.id, len: found.len, offset: region.addr() - found.base, key })
 }
 
 /// Opens a handle for use by device `opener`.
@@ -145,16 +149,27 @@ pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Resu
     if let Some(code) = shared.faults.opening_fails() {
         return Err(error("open", code, "a failure ordered by a test"));
     }
-    let placed = match handle {
-        Handle::Bytes(bytes) => {
+    let placed = match &handle.key {
+        HandleKey::Bytes(bytes) => {
             let bad = || error("open", INVALID_HANDLE, "these are not the bytes of a handle of this driver");
-            open_bytes(shared, opener, Name::decode(bytes).ok_or_else(bad)?)?
+            let name = Name::decode(bytes).ok_or_else(bad)?;
+            if (handle.len as u64, handle.gpu) != (name.len, name.gpu) {
+                return Err(error(
+                    "open",
+                    INVALID_HANDLE,
+                    "the handle says one thing, and its bytes another",
+                ));
+            }
+            open_bytes(shared, opener, name)?
         }
-        Handle::Fd { fd, len, gpu, .. } => {
-            let ordinal = owner(shared, opener, *gpu)?;
+        HandleKey::Fd(fd) | HandleKey::Pool(fd, _) => {
+            let ordinal = owner(shared, opener, handle.gpu)?;
             let (_, size) = inspect("open", fd)?;
-            check_length(*len as u64, size)?;
-            Arc::new(shared.adopt(ordinal, *len, HandleForm::Fd, fd)?)
+            check_length(handle.len as u64, size)?;
+            Arc::new(shared.adopt(ordinal, handle.len, handle.form(), fd)?)
+        }
+        HandleKey::Fabric(_) => {
+            return Err(error("open", NOT_SUPPORTED, "simulated devices are in no fabric"));
         }
     };
     count(&shared.faults.counts.opens);

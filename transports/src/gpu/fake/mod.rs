@@ -11,6 +11,7 @@
 //! | `table` | which addresses are allocated, and as what |
 //! | `shared` | what the devices of a driver have in common |
 //! | `alloc` | allocating, mapping and freeing |
+//! | `pinned` | host memory that counts as locked |
 //! | `ipc` | handles between processes |
 //! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
 //! | `error` | the CUDA driver's codes |
@@ -32,6 +33,7 @@ mod event;
 mod faults;
 mod ipc;
 mod memory;
+mod pinned;
 mod shared;
 mod stream;
 mod table;
@@ -42,7 +44,6 @@ pub use faults::{Counters, FailAt, Faults, Held, Which};
 pub use stream::{FakeStream, Kernel};
 
 use super::{Driver, Extent, Gpu, GpuError};
-use crate::mem::MemKind;
 use shared::Shared;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -119,16 +120,16 @@ impl Driver for FakeDriver {
         let faults = &self.shared.faults;
         faults::count(&faults.counts.classifies);
         let Some(found) = self.shared.find(addr) else {
-            return Ok(None);
+            return self.shared.find_pinned(addr);
         };
-        let gpu = self.shared.gpu("classify", found.ordinal)?;
         Ok(Some(Extent {
             base: found.base,
             len: found.len,
-            kind: MemKind::Device(gpu.info().uuid),
+            kind: found.kind,
             id: found.id,
-            gpu,
+            gpu: Some(self.shared.gpu("classify", found.ordinal)?),
             context: found.context.filter(|_| !faults.nulls_context()),
+            forms: found.forms,
         }))
     }
 }

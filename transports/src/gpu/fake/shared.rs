@@ -8,9 +8,10 @@ use super::faults::Faults;
 use super::ipc::Opened;
 use super::lock;
 use super::memory::{Alias, GRANULE, Window};
+use super::pinned::Pinned;
 use super::table::{Entry, Origin, Table};
-use crate::gpu::{GpuError, GpuInfo};
-use crate::mem::{AllocId, GpuUuid, Region};
+use crate::gpu::{Forms, GpuError, GpuInfo, HandleForm};
+use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use rustix::fs::fstat;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -46,6 +47,7 @@ pub(super) struct Shared {
     pub(super) faults: Arc<Faults>,
     pub(super) opened: Opened,
     pub(super) table: Mutex<Table>,
+    pub(super) pinned: Pinned,
     pub(super) next_id: AtomicU64,
 }
 
@@ -54,8 +56,10 @@ pub(super) struct Found {
     pub(super) base: usize,
     pub(super) len: usize,
     pub(super) ordinal: usize,
+    pub(super) kind: MemKind,
     pub(super) id: AllocId,
     pub(super) context: Option<u64>,
+    pub(super) forms: Forms,
     pub(super) alias: Arc<Alias>,
 }
 
@@ -65,8 +69,10 @@ pub(super) enum Exportable {
     Bytes { fd: u32, inode: u64 },
     /// By a descriptor of its own.
     Fd(OwnedFd),
-    /// Not at all: it belongs to another process.
-    Not,
+    /// By the pool's descriptor.
+    Pool(OwnedFd),
+    /// Not at all, and why.
+    Not(&'static str),
 }
 
 impl Shared {
@@ -91,7 +97,8 @@ impl Shared {
             });
         }
         let table = Mutex::new(Table::new(devices.iter().map(|device| device.window.range())));
-        Ok(Self { devices, faults, opened: Opened::default(), table, next_id: AtomicU64::new(1) })
+        let (opened, pinned) = (Opened::default(), Pinned::default());
+        Ok(Self { devices, faults, opened, table, pinned, next_id: AtomicU64::new(1) })
     }
 
     /// The device of an ordinal.
@@ -144,8 +151,12 @@ impl Shared {
         self.window_of(addr)?;
         let table = lock(&self.table);
         let (base, entry) = table.find(addr)?;
-        let Entry { len, ordinal, id, context, ref alias, .. } = *entry;
-        Some(Found { base, len, ordinal, id, context, alias: Arc::clone(alias) })
+        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, .. } = *entry;
+        let forms = Forms::NONE
+            .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
+            .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))
+            .with(HandleForm::Pool, matches!(origin, Origin::Pooled(_)));
+        Some(Found { base, len, ordinal, kind, id, context, forms, alias: Arc::clone(alias) })
     }
 
     /// The device in whose window an address lies, allocated or not.
@@ -181,7 +192,15 @@ impl Shared {
                 let fd = fd.try_clone().map_err(|why| failed(&why))?;
                 Ok((found, Exportable::Fd(fd)))
             }
-            Origin::Opened => Ok((found, Exportable::Not)),
+            Origin::Pooled(fd) => {
+                let fd = fd.try_clone().map_err(|why| failed(&why))?;
+                Ok((found, Exportable::Pool(fd)))
+            }
+            Origin::Managed => Ok((found, Exportable::Not("managed memory moves: no process exports it"))),
+            Origin::Opened => {
+                let why = "the memory was opened from another process's handle: its owner exports it";
+                Ok((found, Exportable::Not(why)))
+            }
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Streams of the user's own, and the closures that stand for kernels.
 
-use super::engine::{Job, Queue, load, store};
-use super::error::{ILLEGAL_ADDRESS, error};
+use super::engine::{Job, Queue, Word, load, store};
+use super::error::{ILLEGAL_ADDRESS, INVALID_VALUE, error};
 use super::event::Promise;
 use super::faults::count;
 use super::memory::Alias;
 use super::shared::Shared;
-use crate::gpu::{Event, GpuError, GpuInfo, Stream};
+use crate::gpu::{Event, GpuError, GpuInfo, Stream, Until};
 use crate::mem::{Region, RegionSlice};
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A stream of the simulated driver: a thread that does what it is given, in order. When the last handle
@@ -62,6 +63,41 @@ impl Stream for FakeStream {
 
     fn synchronize(&self) -> Result<(), GpuError> {
         self.record()?.wait()
+    }
+
+    unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
+        let word = self.word("write_value64", word)?;
+        self.launch(move |_| {
+            word.store(value);
+            Ok(())
+        })
+    }
+
+    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<(), GpuError> {
+        let word = self.word("wait_value64", word.cast_mut())?;
+        self.launch(move |_| {
+            let there = |held: u64| match until {
+                Until::Equal => held == value,
+                Until::Reached => held.wrapping_sub(value).cast_signed() >= 0,
+            };
+            while !there(word.load()) {
+                std::thread::sleep(std::time::Duration::from_micros(20));
+            }
+            Ok(())
+        })
+    }
+}
+
+impl FakeStream {
+    /// A word of host memory that the stream is to read or write; that of a device is refused here.
+    fn word(&self, call: &'static str, word: *mut u64) -> Result<Word, GpuError> {
+        let bad = |what: &str| Err(error(call, INVALID_VALUE, format!("the word at {word:p} {what}")));
+        match NonNull::new(word) {
+            Some(word) if !word.is_aligned() => bad("is not aligned to 8 bytes"),
+            Some(word) if self.shared.window_of(word.addr().get()).is_some() => bad("is no host memory"),
+            Some(word) => Ok(Word(word)),
+            None => bad("is null"),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::error::{OUT_OF_MEMORY, error};
 use super::memory::Alias;
 use crate::gpu::GpuError;
-use crate::mem::AllocId;
+use crate::mem::{AllocId, MemKind};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -16,6 +16,10 @@ pub(super) enum Origin {
     Plain(OwnedFd),
     /// Allocated here as the VMM calls do.
     Shareable(OwnedFd),
+    /// Allocated here from the pool.
+    Pooled(OwnedFd),
+    /// Allocated here as memory that moves, though it does not.
+    Managed,
     /// Opened from another process's handle.
     Opened,
 }
@@ -29,6 +33,7 @@ pub(super) struct Entry {
     pub(super) span: usize,
     /// The device that owns it.
     pub(super) ordinal: usize,
+    pub(super) kind: MemKind,
     pub(super) id: AllocId,
     pub(super) context: Option<u64>,
     pub(super) alias: Arc<Alias>,
@@ -132,7 +137,8 @@ mod tests {
     fn entry(len: usize, span: usize, id: u64) -> Entry {
         let fd = create("test", GRANULE).unwrap();
         let alias = Arc::new(Alias::map("test", GRANULE, &fd).unwrap());
-        Entry { len, span, ordinal: 0, id: AllocId(id), context: None, alias, origin: Origin::Plain(fd) }
+        let (kind, origin) = (MemKind::Unknown, Origin::Plain(fd));
+        Entry { len, span, ordinal: 0, kind, id: AllocId(id), context: None, alias, origin }
     }
 
     #[test]

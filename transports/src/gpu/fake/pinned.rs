@@ -1,0 +1,108 @@
+//! Host memory that counts as locked for the engines. They reach all of it anyway; what is kept here is what
+//! `classify` says.
+
+use super::error::{ALREADY_REGISTERED, INVALID_VALUE, error};
+use super::lock;
+use super::shared::Shared;
+use crate::gpu::{Extent, Forms, Gpu, GpuError, HostRegistration};
+use crate::mem::{AllocId, MemKind, Region};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The locked ranges of a driver, by address.
+#[derive(Debug, Default)]
+pub(super) struct Pinned {
+    ranges: Mutex<BTreeMap<usize, Range>>,
+    /// How many: a driver without any is asked about host memory all the time.
+    count: AtomicUsize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    len: usize,
+    id: AllocId,
+    ordinal: usize,
+}
+
+/// One range; no longer locked when this is dropped.
+struct Locked {
+    shared: Arc<Shared>,
+    base: usize,
+    /// The memory, where it was allocated here.
+    _memory: Option<Region>,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        lock(&self.shared.pinned.ranges).remove(&self.base);
+        self.shared.pinned.count.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Shared {
+    /// Host memory, locked from the start.
+    pub(super) fn allocate_pinned(self: &Arc<Self>, ordinal: usize, len: usize) -> Result<Region, GpuError> {
+        let gpu: Arc<dyn Gpu> = self.gpu("allocate", ordinal)?;
+        let memory = Region::host(len);
+        let start = memory.part_mut(0, len).and_then(|all| NonNull::new(all.as_mut_ptr()));
+        let start = start.ok_or_else(|| error("allocate", INVALID_VALUE, "no memory"))?;
+        let (locked, id) = self.enter("allocate", ordinal, memory.addr(), len, Some(memory.clone()))?;
+        // SAFETY: the owner holds the host region whose bytes these are; both give out no references.
+        Ok(unsafe { Region::from_parts(start, len, MemKind::Pinned, id, Some(gpu), Box::new(locked)) })
+    }
+
+    /// Locks memory of the caller's.
+    pub(super) fn register_host(
+        self: &Arc<Self>,
+        ordinal: usize,
+        base: usize,
+        len: usize,
+    ) -> Result<HostRegistration, GpuError> {
+        if len == 0 || base.checked_add(len).is_none() || self.window_of(base).is_some() {
+            let hint = format!("{base:#x}+{len} is no host memory");
+            return Err(error("register_host", INVALID_VALUE, hint));
+        }
+        let (locked, _) = self.enter("register_host", ordinal, base, len, None)?;
+        Ok(HostRegistration::new(Box::new(locked)))
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        call: &'static str,
+        ordinal: usize,
+        base: usize,
+        len: usize,
+        memory: Option<Region>,
+    ) -> Result<(Locked, AllocId), GpuError> {
+        let id = self.fresh_id();
+        let mut ranges = lock(&self.pinned.ranges);
+        let before = ranges.range(..base + len).next_back();
+        if before.is_some_and(|(start, range)| start + range.len > base) {
+            let hint = format!("a part of {base:#x}+{len} is locked already");
+            return Err(error(call, ALREADY_REGISTERED, hint));
+        }
+        ranges.insert(base, Range { len, id, ordinal });
+        self.pinned.count.fetch_add(1, Ordering::Release);
+        drop(ranges);
+        Ok((Locked { shared: Arc::clone(self), base, _memory: memory }, id))
+    }
+
+    /// What is known of an address outside all windows.
+    pub(super) fn find_pinned(self: &Arc<Self>, addr: usize) -> Result<Option<Extent>, GpuError> {
+        if self.pinned.count.load(Ordering::Acquire) == 0 {
+            return Ok(None);
+        }
+        let ranges = lock(&self.pinned.ranges);
+        let found = ranges.range(..=addr).next_back().map(|(base, range)| (*base, *range));
+        drop(ranges);
+        let Some((base, Range { len, id, ordinal })) = found.filter(|(base, range)| addr - base < range.len)
+        else {
+            return Ok(None);
+        };
+        let gpu: Arc<dyn Gpu> = self.gpu("classify", ordinal)?;
+        let (kind, forms) = (MemKind::Pinned, Forms::NONE);
+        Ok(Some(Extent { base, len, kind, id, gpu: Some(gpu), context: None, forms }))
+    }
+}

@@ -1,0 +1,207 @@
+//! How one process names an allocation to another.
+
+use crate::mem::{AllocId, GpuUuid};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The forms that a handle has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum HandleForm {
+    /// Plain bytes, as legacy CUDA IPC has them.
+    Bytes,
+    /// A file descriptor, as VMM has it; travels by `SCM_RIGHTS` (gpu.md, VMM rule 4).
+    Fd,
+    /// A memory pool's file descriptor, and bytes that name a pointer of the pool.
+    Pool,
+    /// Plain bytes that another node can open, where the machines share an NVLink fabric.
+    Fabric,
+}
+
+impl HandleForm {
+    /// All of them, in the order in which they are worth trying within a node.
+    pub const ALL: [Self; 4] = [Self::Bytes, Self::Fd, Self::Pool, Self::Fabric];
+
+    const fn bit(self) -> u8 {
+        match self {
+            Self::Bytes => 1,
+            Self::Fd => 2,
+            Self::Pool => 4,
+            Self::Fabric => 8,
+        }
+    }
+}
+
+/// A set of forms.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Forms(u8);
+
+impl Forms {
+    /// None.
+    pub const NONE: Self = Self(0);
+
+    /// This set, with one more form if `there` says so.
+    #[must_use]
+    pub const fn with(self, form: HandleForm, there: bool) -> Self {
+        if there { Self(self.0 | form.bit()) } else { self }
+    }
+
+    /// Whether a form is in the set.
+    pub const fn contains(self, form: HandleForm) -> bool {
+        self.0 & form.bit() != 0
+    }
+
+    /// The form to try first, if there is one.
+    pub fn first(self) -> Option<HandleForm> {
+        HandleForm::ALL.into_iter().find(|form| self.contains(*form))
+    }
+}
+
+/// How another process names an allocation, with all that it needs to know before it opens it.
+#[derive(Debug)]
+pub struct Handle {
+    /// The device that owns the memory.
+    pub gpu: GpuUuid,
+    /// The allocation's identity at the exporter.
+    pub id: AllocId,
+    /// Length of the whole allocation in bytes, which is what is opened.
+    pub len: usize,
+    /// Where the exported region begins in it.
+    pub offset: usize,
+    /// What the driver opens it by.
+    pub key: HandleKey,
+}
+
+/// What a driver opens an allocation by.
+#[derive(Debug)]
+pub enum HandleKey {
+    /// See [`HandleForm::Bytes`].
+    Bytes([u8; 64]),
+    /// See [`HandleForm::Fd`].
+    Fd(OwnedFd),
+    /// See [`HandleForm::Pool`].
+    Pool(OwnedFd, [u8; 64]),
+    /// See [`HandleForm::Fabric`].
+    Fabric([u8; 64]),
+}
+
+impl Handle {
+    /// Bytes of a handle on the wire, beside its descriptor.
+    pub const WIRE: usize = 112;
+
+    /// Its form.
+    pub fn form(&self) -> HandleForm {
+        match self.key {
+            HandleKey::Bytes(_) => HandleForm::Bytes,
+            HandleKey::Fd(_) => HandleForm::Fd,
+            HandleKey::Pool(..) => HandleForm::Pool,
+            HandleKey::Fabric(_) => HandleForm::Fabric,
+        }
+    }
+
+    /// The descriptor that has to travel with the bytes.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.key {
+            HandleKey::Fd(fd) | HandleKey::Pool(fd, _) => Some(fd.as_fd()),
+            HandleKey::Bytes(_) | HandleKey::Fabric(_) => None,
+        }
+    }
+
+    /// The handle as bytes: little-endian form, device, identity, length, offset, key.
+    pub fn encode(&self) -> [u8; Self::WIRE] {
+        let key = match &self.key {
+            HandleKey::Bytes(key) | HandleKey::Pool(_, key) | HandleKey::Fabric(key) => *key,
+            HandleKey::Fd(_) => [0; 64],
+        };
+        let (form, len, offset) = (u64::from(self.form().bit()), self.len as u64, self.offset as u64);
+        let numbers = [form, self.id.0, len, offset].map(u64::to_le_bytes);
+        let fields = numbers.iter().flatten().chain(&self.gpu.0).chain(&key);
+        let mut bytes = [0; Self::WIRE];
+        for (to, from) in bytes.iter_mut().zip(fields) {
+            *to = *from;
+        }
+        bytes
+    }
+
+    /// The handle that such bytes and the descriptor that came with them are; `None` when they are none. Any bytes may
+    /// come: what they say of lengths is for the driver to check against the memory itself.
+    pub fn decode(bytes: &[u8; Self::WIRE], fd: Option<OwnedFd>) -> Option<Self> {
+        let (numbers, rest) = bytes.split_first_chunk::<32>()?;
+        let (gpu, rest) = rest.split_first_chunk::<16>()?;
+        let (key, _) = rest.split_first_chunk::<64>()?;
+        let mut numbers = numbers.chunks_exact(8).map(|number| {
+            let eight = number.try_into().unwrap_or([0; 8]);
+            u64::from_le_bytes(eight)
+        });
+        let form = numbers.next()?;
+        let id = AllocId(numbers.next()?);
+        let len = usize::try_from(numbers.next()?).ok()?;
+        let offset = usize::try_from(numbers.next()?).ok()?;
+        let form = HandleForm::ALL.into_iter().find(|known| u64::from(known.bit()) == form)?;
+        let key = match (form, fd) {
+            (HandleForm::Bytes, None) => HandleKey::Bytes(*key),
+            (HandleForm::Fabric, None) => HandleKey::Fabric(*key),
+            (HandleForm::Fd, Some(fd)) => HandleKey::Fd(fd),
+            (HandleForm::Pool, Some(fd)) => HandleKey::Pool(fd, *key),
+            _ => return None,
+        };
+        (len > 0 && offset < len).then_some(Self { gpu: GpuUuid(*gpu), id, len, offset, key })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(key: HandleKey) -> Handle {
+        Handle { gpu: GpuUuid([3; 16]), id: AllocId(u64::MAX - 7), len: 1 << 40, offset: 77, key }
+    }
+
+    fn null() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn a_handle_of_every_form_survives_the_wire() {
+        let keys: [fn() -> HandleKey; 4] = [
+            || HandleKey::Bytes([1; 64]),
+            || HandleKey::Fd(null()),
+            || HandleKey::Pool(null(), [2; 64]),
+            || HandleKey::Fabric([9; 64]),
+        ];
+        for (make, form) in keys.into_iter().zip(HandleForm::ALL) {
+            let sent = handle(make());
+            let fd = sent.fd().map(|_| null());
+            let come = Handle::decode(&sent.encode(), fd).unwrap();
+            assert_eq!(come.form(), form);
+            assert_eq!(come.encode(), sent.encode());
+            assert_eq!(
+                (come.gpu, come.id, come.len, come.offset),
+                (sent.gpu, sent.id, sent.len, sent.offset)
+            );
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_handle_are_refused() {
+        let good = handle(HandleKey::Bytes([1; 64])).encode();
+        assert!(Handle::decode(&good, Some(null())).is_none(), "a descriptor that nothing asked for");
+        assert!(
+            Handle::decode(&handle(HandleKey::Fd(null())).encode(), None).is_none(),
+            "none that was needed"
+        );
+        assert!(Handle::decode(&[0; Handle::WIRE], None).is_none(), "no form");
+        let wrong = |change: fn(&mut Handle)| {
+            let mut handle = handle(HandleKey::Bytes([1; 64]));
+            change(&mut handle);
+            Handle::decode(&handle.encode(), None).is_none()
+        };
+        assert!(wrong(|handle| handle.len = 0));
+        assert!(wrong(|handle| handle.offset = handle.len));
+    }
+
+    #[test]
+    fn a_set_of_forms_holds_what_was_put_in() {
+        let forms = Forms::NONE.with(HandleForm::Pool, true).with(HandleForm::Fd, false);
+        assert!(forms.contains(HandleForm::Pool) && !forms.contains(HandleForm::Fd));
+        assert_eq!((forms.first(), Forms::NONE.first()), (Some(HandleForm::Pool), None));
+    }
+}
