@@ -6,6 +6,7 @@ use carrack::Runtime;
 use carrack::bootstrap::Alone;
 use carrack::settings::{Settings, TransportChoice};
 use carrack::transports::contract::Transport;
+use carrack::transports::gpu::{Driver, Gpu, GpuError, GpuInfo, PeerInfo};
 use carrack::transports::loopback::Loopback;
 use carrack::transports::shm::{Geometry, Shm};
 use clap::Args;
@@ -13,6 +14,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// The options of `carrack info`.
 #[derive(Args, Clone, Debug)]
@@ -67,6 +69,8 @@ struct TransportInfo {
 #[derive(Serialize)]
 struct GpuDriver {
     driver: String,
+    /// Of what there is, where the driver tells.
+    version: Option<String>,
     devices: Vec<GpuDevice>,
     /// Why there are none.
     reason: Option<String>,
@@ -80,6 +84,18 @@ struct GpuDevice {
     pci: String,
     memory_bytes: u64,
     simulated: bool,
+    /// What it can do with the memory of the driver's other devices.
+    peers: Vec<GpuPeer>,
+}
+
+#[derive(Serialize)]
+struct GpuPeer {
+    ordinal: u32,
+    access: bool,
+    native_atomics: bool,
+    performance_rank: i32,
+    /// What lies between, in words, or why nothing is known.
+    link: String,
 }
 
 #[derive(Serialize)]
@@ -138,10 +154,13 @@ impl Info {
             writeln!(text, "  {name:<9} {state}: {note}{left_out}")?;
         }
         writeln!(text, "\nGPUs")?;
-        for GpuDriver { driver, devices, reason } in gpus {
+        for GpuDriver { driver, version, devices, reason } in gpus {
             match reason {
                 Some(reason) => writeln!(text, "  {driver}: no device: {reason}")?,
                 None => writeln!(text, "  {driver}: {} device(s)", devices.len())?,
+            }
+            if let Some(version) = version {
+                writeln!(text, "    {version}")?;
             }
             for gpu in devices {
                 let simulated = if gpu.simulated { ", simulated" } else { "" };
@@ -151,6 +170,9 @@ impl Info {
                     "    {ordinal}  {name}, {:.1} GiB, at {pci}, {uuid}{simulated}",
                     gib(*memory_bytes)
                 )?;
+                for peer in &gpu.peers {
+                    writeln!(text, "       to {}: {}", peer.ordinal, peer.to_text())?;
+                }
             }
         }
         writeln!(text, "\nSettings")?;
@@ -234,31 +256,61 @@ fn gpus(settings: &Settings) -> Vec<GpuDriver> {
         Ok(runtime) => runtime,
         Err(why) => {
             let reason = Some(format!("a runtime could not be started to look: {why}"));
-            return vec![GpuDriver { driver: "unknown".into(), devices: Vec::new(), reason }];
+            let devices = Vec::new();
+            return vec![GpuDriver { driver: "unknown".into(), version: None, devices, reason }];
         }
     };
-    let drivers = runtime.gpu_drivers().iter();
-    drivers
-        .map(|driver| match driver.devices() {
+    runtime.gpu_drivers().iter().map(|driver| GpuDriver::look(&**driver)).collect()
+}
+
+impl GpuDriver {
+    fn look(driver: &dyn Driver) -> Self {
+        let (name, version) = (driver.name().to_owned(), driver.version());
+        match driver.devices() {
             Ok(gpus) => {
-                let devices = gpus.iter().map(|gpu| {
-                    let info = gpu.info();
-                    GpuDevice {
-                        ordinal: info.ordinal,
-                        name: info.name.clone(),
-                        uuid: info.uuid.to_string(),
-                        pci: info.pci.clone(),
-                        memory_bytes: info.memory,
-                        simulated: info.simulated,
-                    }
-                });
-                GpuDriver { driver: driver.name().into(), devices: devices.collect(), reason: None }
+                let devices = gpus.iter().map(|gpu| GpuDevice::look(&**gpu, &gpus)).collect();
+                Self { driver: name, version, devices, reason: None }
             }
-            Err(why) => {
-                GpuDriver { driver: driver.name().into(), devices: Vec::new(), reason: Some(why.to_string()) }
-            }
-        })
-        .collect()
+            Err(why) => Self { driver: name, version, devices: Vec::new(), reason: Some(why.to_string()) },
+        }
+    }
+}
+
+impl GpuDevice {
+    fn look(gpu: &dyn Gpu, all: &[Arc<dyn Gpu>]) -> Self {
+        let info = gpu.info();
+        let others = all.iter().map(|other| other.info()).filter(|other| other.uuid != info.uuid);
+        Self {
+            ordinal: info.ordinal,
+            name: info.name.clone(),
+            uuid: info.uuid.to_string(),
+            pci: info.pci.clone(),
+            memory_bytes: info.memory,
+            simulated: info.simulated,
+            peers: others.map(|other| GpuPeer::look(gpu, other)).collect(),
+        }
+    }
+}
+
+impl GpuPeer {
+    fn look(gpu: &dyn Gpu, other: &GpuInfo) -> Self {
+        let unknown = |why: GpuError| PeerInfo {
+            access: false,
+            performance_rank: -1,
+            native_atomics: false,
+            link: why.to_string(),
+        };
+        let PeerInfo { access, performance_rank, native_atomics, link } =
+            gpu.peer(other.uuid).unwrap_or_else(unknown);
+        Self { ordinal: other.ordinal, access, native_atomics, performance_rank, link }
+    }
+
+    fn to_text(&self) -> String {
+        let access = if self.access { "peer access" } else { "no peer access" };
+        let atomics = if self.native_atomics { ", native atomics" } else { "" };
+        let link = if self.link.is_empty() { "link unknown" } else { &self.link };
+        format!("{access}{atomics}, performance rank {}, {link}", self.performance_rank)
+    }
 }
 
 fn gib(bytes: u64) -> f64 {

@@ -19,6 +19,7 @@ use crate::wait::Sleepers;
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
 use carrack_transports::fork::Owner;
 use carrack_transports::gpu::Driver;
+use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::none::NoGpu;
 use carrack_transports::loopback::Loopback;
@@ -167,9 +168,9 @@ fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
             Arc::new(FakeDriver::new(config)?)
         }
         GpuChoice::None => Arc::new(NoGpu::because("CARRACK_GPU=none")),
-        GpuChoice::Auto => Arc::new(NoGpu::because(
-            "this version drives no real GPU yet; CARRACK_GPU=fake gives simulated ones",
-        )),
+        // Opened by the first question, and never initialised behind the program's back.
+        GpuChoice::Auto => Arc::new(CudaDriver::adopt()),
+        GpuChoice::Cuda => Arc::new(CudaDriver::initialise()?),
     })
 }
 

@@ -44,13 +44,15 @@ pub enum GpuChoice {
     Auto,
     /// `none`: no GPU, even if there is one.
     None,
+    /// `cuda`: NVIDIA's, initialised at the start; an error where there are none.
+    Cuda,
     /// `fake`: simulated devices, for tests on a machine without a GPU.
     Fake,
 }
 
 impl Choice for GpuChoice {
     const ALL: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("none", Self::None), ("fake", Self::Fake)];
+        &[("auto", Self::Auto), ("none", Self::None), ("cuda", Self::Cuda), ("fake", Self::Fake)];
 }
 
 /// What `CARRACK_KERNEL_COPY` can ask for.
@@ -137,14 +139,14 @@ mod tests {
             ["loopback", "shm"]
         );
         assert_eq!(
-            [GpuChoice::Auto, GpuChoice::None, GpuChoice::Fake].map(|c| c.to_string()),
-            ["auto", "none", "fake"]
+            [GpuChoice::Auto, GpuChoice::None, GpuChoice::Cuda, GpuChoice::Fake].map(|c| c.to_string()),
+            ["auto", "none", "cuda", "fake"]
         );
     }
 
     #[test]
     fn a_word_may_be_written_in_capitals_and_another_stands_for_nothing() {
         assert_eq!(GpuChoice::from_word("FAKE"), Some(GpuChoice::Fake));
-        assert_eq!(GpuChoice::from_word("cuda"), None);
+        assert_eq!(GpuChoice::from_word("rocm"), None);
     }
 }

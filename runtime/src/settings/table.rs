@@ -65,7 +65,7 @@ settings! {
     spin: Duration,
         "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);
 
-    /// Which GPUs are looked for; `auto` finds none in this version.
+    /// Which GPUs are looked for; `auto` uses NVIDIA's once the program has initialised CUDA.
     gpu: GpuChoice,
         "CARRACK_GPU", Word, GpuChoice::Auto;
 

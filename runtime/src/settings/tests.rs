@@ -107,10 +107,10 @@ fn an_ill_formed_value_is_met_with_variable_value_form_and_example() {
         "CARRACK_PACKET_SIZE=big cannot be read; expected a number of bytes, a power of two, from 256 to 65536; \
          K, M and G are units of 1024, for example 4096"
     );
-    let message = from("CARRACK_GPU", "cuda").unwrap_err().to_string();
+    let message = from("CARRACK_GPU", "rocm").unwrap_err().to_string();
     assert_eq!(
         message,
-        "CARRACK_GPU=cuda cannot be read; expected one of auto, none, fake, for example fake"
+        "CARRACK_GPU=rocm cannot be read; expected one of auto, none, cuda, fake, for example cuda"
     );
 }
 
@@ -134,13 +134,13 @@ fn an_unknown_variable_is_an_error_that_names_the_nearest_known_one() {
 #[test]
 fn everything_that_is_wrong_is_reported_at_once() {
     let vars =
-        [("CARRACK_GPU", "cuda"), ("CARRACK_PACKET_SIZE", "9000"), ("CARRACK_BACK_LOG", "1"), ("HOME", "/")];
+        [("CARRACK_GPU", "rocm"), ("CARRACK_PACKET_SIZE", "9000"), ("CARRACK_BACK_LOG", "1"), ("HOME", "/")];
     let error = Settings::builder().poll_batch(0).build_from_vars(vars).unwrap_err();
     let message = error.to_string();
     let lines: Vec<&str> = message.lines().collect();
     assert_eq!(lines.len(), 4, "{message}");
     assert!(lines[0].starts_with("CARRACK_PACKET_SIZE=9000 is not allowed"), "{message}");
-    assert!(lines[1].starts_with("CARRACK_GPU=cuda cannot be read"), "{message}");
+    assert!(lines[1].starts_with("CARRACK_GPU=rocm cannot be read"), "{message}");
     assert!(lines[2].starts_with("setting poll_batch = 0 (set by the program) is not allowed"), "{message}");
     assert!(lines[3].ends_with("did you mean CARRACK_BACKLOG?"), "{message}");
 }

@@ -1,0 +1,306 @@
+//! One device, in one context.
+
+use super::context::Context;
+use super::driver::Shared;
+use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because, error};
+use super::event::{Fired, IpcEvent};
+use super::home::{Home, Lane, lock};
+use super::memory;
+use super::stream::CudaStream;
+use super::sys::{ContextHandle, Device, Uuid};
+use super::{ipc, peer};
+use crate::gpu::{
+    Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, SharedEvent,
+    Stream,
+};
+use crate::mem::{GpuUuid, MemKind, Region};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// A device, working in its primary context, or in one of the user's own where memory was found there.
+pub struct CudaGpu {
+    pub(super) shared: &'static Shared,
+    info: GpuInfo,
+    pub(super) device: Device,
+    /// Made when it is first needed: a context takes time and hundreds of MiB of the device.
+    home: OnceLock<Arc<Home>>,
+    making: Mutex<()>,
+    /// Why memory for a fabric was refused, once it was tried.
+    pub(super) fabric: OnceLock<Option<GpuError>>,
+    me: Weak<Self>,
+}
+
+impl CudaGpu {
+    /// The device of an ordinal. Makes no context.
+    pub(super) fn primary(shared: &'static Shared, ordinal: c_int) -> Result<Arc<Self>, GpuError> {
+        let mut device: Device = 0;
+        // SAFETY: the place for the answer is ours.
+        unsafe { shared.calls.device_get(&raw mut device, ordinal) }?;
+        let info = info(shared, ordinal, device)?;
+        Ok(Self::new(shared, info, device, OnceLock::new()))
+    }
+
+    /// The device in a context of the user's.
+    pub(super) fn adopted(shared: &'static Shared, gpu: &Self, context: ContextHandle) -> Arc<Self> {
+        let devices = shared.gpus().map_or(0, <[_]>::len);
+        let home = Home::new(Context::adopted(shared.calls, context, gpu.device), devices);
+        Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Arc::new(home)))
+    }
+
+    fn new(shared: &'static Shared, info: GpuInfo, device: Device, home: OnceLock<Arc<Home>>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            shared,
+            info,
+            device,
+            home,
+            making: Mutex::default(),
+            fabric: OnceLock::new(),
+            me: Weak::clone(me),
+        })
+    }
+
+    /// Itself, for a region to hold.
+    pub(super) fn shared_self(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+        let gone = || because("gpu", INVALID_DEVICE, "the device is being dropped");
+        self.me.upgrade().map(|gpu| gpu as Arc<dyn Gpu>).ok_or_else(gone)
+    }
+
+    /// What the library has in its context, which is made if need be.
+    pub(super) fn home(&self) -> Result<Arc<Home>, GpuError> {
+        if let Some(home) = self.home.get() {
+            return Ok(Arc::clone(home));
+        }
+        let _making = lock(&self.making);
+        if let Some(home) = self.home.get() {
+            return Ok(Arc::clone(home));
+        }
+        let context = Context::primary(self.shared.calls, self.device)?;
+        let home = Arc::new(Home::new(context, self.shared.gpus()?.len()));
+        Ok(Arc::clone(self.home.get_or_init(|| home)))
+    }
+
+    /// Whether a context of this device is its primary one.
+    pub(super) fn is_primary(&self, context: ContextHandle) -> Result<bool, GpuError> {
+        // There is no primary context to compare with before somebody has made it, and then it is held anyway.
+        Ok(self.is_active()? && self.home()?.context.raw == context)
+    }
+
+    /// Whether the device has a primary context: without one it has no ordinary memory in this process.
+    fn is_active(&self) -> Result<bool, GpuError> {
+        if self.home.get().is_some() {
+            return Ok(true);
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the places for the answers are ours.
+        unsafe {
+            self.shared.calls.device_primary_ctx_get_state(self.device, &raw mut flags, &raw mut active)
+        }?;
+        Ok(active != 0)
+    }
+
+    /// Gives this device's engines access to a peer's ordinary memory, if the peer has any in this process. What was
+    /// opened from another process, and VMM and pool memory, bring their access along.
+    #[inline]
+    fn make_reachable(&self, home: &Home, owner: GpuUuid) -> Result<(), GpuError> {
+        let Some(at) = self.shared.position(owner) else { return Ok(()) };
+        if peer::is_enabled(home, at) {
+            return Ok(());
+        }
+        match self.shared.gpus()?.get(at) {
+            Some(other) if other.is_active()? => peer::enable(home, &*other.home()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Which way a copy goes, if it may be done at all.
+    fn lane(&self, home: &Home, dst: MemKind, src: MemKind) -> Result<Lane, GpuError> {
+        let own = |kind| kind == MemKind::Device(self.info.uuid);
+        let refuse = |code, hint: &str| Err(because("copy", code, format!("{hint}: from {src} to {dst}")));
+        let lane = match (dst, src) {
+            (MemKind::Managed(_), _) | (_, MemKind::Managed(_)) => {
+                return refuse(NOT_SUPPORTED, "managed memory moves while it is used, and is not copied");
+            }
+            (MemKind::Unknown, _) | (_, MemKind::Unknown) => {
+                return refuse(INVALID_VALUE, "memory of unknown kind: classify it first");
+            }
+            (MemKind::Device(_), MemKind::Device(_)) if own(dst) && own(src) => Lane::Within,
+            (MemKind::Device(_), MemKind::Device(_)) => Lane::Peer,
+            (MemKind::Device(_), _) => Lane::FromHost,
+            _ => Lane::ToHost,
+        };
+        for owner in [dst, src].into_iter().filter(|kind| !own(*kind)).filter_map(MemKind::gpu) {
+            // A copy works without access, more slowly: the driver takes it through host memory.
+            if let Err(why) = self.make_reachable(home, owner) {
+                tracing::debug!(%why, "no peer access");
+            }
+        }
+        Ok(lane)
+    }
+
+    /// A copy between two contexts, told both: for VMM and pool memory that this device was given no access to, where
+    /// the plain copy is refused (gpu.md: measured).
+    fn copy_between_contexts(
+        &self,
+        home: &Home,
+        (dst, src): (usize, usize),
+        len: usize,
+        lane: Lane,
+    ) -> Result<(), GpuError> {
+        let end = |addr: usize| {
+            let freed = || {
+                let hint = format!("nothing is allocated at {addr:#x}: never was, or freed already");
+                because("copy", INVALID_VALUE, hint)
+            };
+            let facts = self.shared.facts(addr)?.ok_or_else(freed)?;
+            let owner = usize::try_from(facts.ordinal).ok().and_then(|at| self.shared.gpus().ok()?.get(at));
+            let context = match owner {
+                Some(gpu) if facts.context == ContextHandle::NULL => gpu.home()?.context.raw,
+                _ => facts.context,
+            };
+            Ok::<_, GpuError>(context)
+        };
+        let (to, from) = (end(dst)?, end(src)?);
+        let stream = home.lane(lane)?;
+        // SAFETY: the promise that `Gpu::copy` was given.
+        unsafe {
+            let (dst, src) = (dst, src);
+            home.calls().memcpy_peer_async(dst, to, src, from, len, stream)
+        }
+    }
+}
+
+impl Gpu for CudaGpu {
+    fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {
+        memory::allocate(self, len, flavour)
+    }
+
+    /// Host memory that is neither pinned nor registered makes the call itself wait for the driver's staging.
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        let home = self.home()?;
+        let lane = self.lane(&home, dst.1, src.1)?;
+        if len == 0 {
+            return Ok(Event::new(Arc::new(Fired)));
+        }
+        let (to, from) = (dst.0 as usize, src.0 as usize);
+        let _current = home.context.enter()?;
+        let stream = home.lane(lane)?;
+        // SAFETY: the caller's promise; addresses are unified, so the driver knows what each is.
+        let mut started = unsafe { home.calls().memcpy_async(to, from, len, stream) };
+        if let Err(refused) = &started
+            && refused.code == INVALID_VALUE
+            && matches!(lane, Lane::Peer | Lane::Within)
+        {
+            started = self.copy_between_contexts(&home, (to, from), len, lane);
+        }
+        started.map_err(|error| match error.code {
+            INVALID_VALUE if error.hint.is_empty() => {
+                let hint = format!(
+                    "{len} bytes from {} at {from:#x} to {} at {to:#x}: not allocated, freed already, or longer than \
+                     the allocation",
+                    src.1, dst.1
+                );
+                GpuError { hint, ..error }
+            }
+            _ => error,
+        })?;
+        home.record(stream).inspect_err(|_| {
+            // Nobody could tell when it is over, so it has to be over now.
+            // SAFETY: the stream is this home's.
+            let _ = unsafe { home.calls().stream_synchronize(stream) };
+        })
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        Ok(Arc::new(CudaStream::new(&self.home()?)?))
+    }
+
+    fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError> {
+        if peer == self.info.uuid {
+            return Ok(());
+        }
+        let at = self.shared.position(peer).ok_or_else(|| unseen("reaches", peer))?;
+        let other = self.shared.gpus()?.get(at).ok_or_else(|| error("reaches", INVALID_DEVICE))?;
+        peer::can_access(self.shared.calls, self.device, other.device)?;
+        if other.is_active()? { peer::enable(&*self.home()?, &*other.home()?) } else { Ok(()) }
+    }
+
+    fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
+        let at = self.shared.position(peer).ok_or_else(|| unseen("peer", peer))?;
+        let other = self.shared.gpus()?.get(at).ok_or_else(|| error("peer", INVALID_DEVICE))?;
+        let told = peer::describe(self.shared.calls, self.device, other.device)?;
+        let link = self.shared.links().and_then(|links| links.between(self.info.uuid, peer));
+        Ok(PeerInfo { link: link.unwrap_or_default(), ..told })
+    }
+
+    fn export(&self, region: &Region, form: HandleForm) -> Result<Handle, GpuError> {
+        ipc::export(self, region, form)
+    }
+
+    fn open(&self, handle: &Handle) -> Result<Region, GpuError> {
+        ipc::open(self, handle)
+    }
+
+    unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
+        // SAFETY: passed on from the caller.
+        unsafe { memory::register_host(&self.home()?, addr, len) }
+    }
+
+    fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {
+        Ok(Arc::new(IpcEvent::make(&self.home()?)?))
+    }
+
+    fn open_event(&self, handle: &[u8; 64]) -> Result<Arc<dyn SharedEvent>, GpuError> {
+        Ok(Arc::new(IpcEvent::open(&self.home()?, *handle)?))
+    }
+}
+
+impl fmt::Debug for CudaGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaGpu({} #{})", self.info.uuid, self.info.ordinal)
+    }
+}
+
+fn unseen(call: &'static str, uuid: GpuUuid) -> GpuError {
+    let hint = format!(
+        "{uuid} is not among the devices that this process can see; whether its memory can be opened is known by trying"
+    );
+    because(call, INVALID_DEVICE, hint)
+}
+
+fn info(shared: &'static Shared, ordinal: c_int, device: Device) -> Result<GpuInfo, GpuError> {
+    let calls = shared.calls;
+    let (mut uuid, mut memory) = (Uuid::default(), 0_usize);
+    let (mut name, mut pci) = ([0 as c_char; 128], [0 as c_char; 32]);
+    // SAFETY: the places for the answers are ours, and as long as is said.
+    unsafe {
+        calls.device_get_uuid(&raw mut uuid, device)?;
+        calls.device_total_mem(&raw mut memory, device)?;
+        calls.device_get_name(name.as_mut_ptr(), 128, device)?;
+        calls.device_get_pci_bus_id(pci.as_mut_ptr(), 32, device)?;
+    }
+    Ok(GpuInfo {
+        uuid: GpuUuid(uuid.0),
+        ordinal: u32::try_from(ordinal).unwrap_or(u32::MAX),
+        name: text(&name),
+        pci: text(&pci).to_ascii_lowercase(),
+        memory: memory as u64,
+        simulated: false,
+    })
+}
+
+/// What stands before the first zero.
+fn text(chars: &[c_char]) -> String {
+    let bytes: Vec<u8> = chars.iter().map(|&char| char.cast_unsigned()).chain([0]).collect();
+    CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+}

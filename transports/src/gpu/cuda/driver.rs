@@ -1,0 +1,261 @@
+//! The driver as the process has it.
+
+use super::calls::Calls;
+use super::context::Context;
+use super::device::CudaGpu;
+use super::error::{DEINITIALIZED, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because};
+use super::home::{Home, lock};
+use super::ipc::Opened;
+use super::links::Links;
+use super::sys::{ContextHandle, Device};
+use super::{library, pointer};
+use crate::gpu::{Driver, Extent, Gpu, GpuError};
+use crate::mem::{AllocId, GpuUuid};
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// NVIDIA's driver. Clones are the same, and so are all that were made without a path: contexts, streams and mapped
+/// memory belong to the process, and are kept to its end.
+#[derive(Clone, Copy)]
+pub struct CudaDriver(&'static Place);
+
+/// A library, opened when it is first needed.
+struct Place {
+    /// Where it lies, if not where the loader looks.
+    path: Option<PathBuf>,
+    opened: OnceLock<Result<&'static Shared, GpuError>>,
+}
+
+static INSTALLED: Place = Place { path: None, opened: OnceLock::new() };
+
+impl CudaDriver {
+    /// The installed driver, as the program uses it: nothing is opened now, and nothing is ever initialised unless
+    /// somebody asks for devices (gpu.md, streams rule 6). Until the program has initialised CUDA itself, every address
+    /// is host memory.
+    pub fn adopt() -> Self {
+        Self(&INSTALLED)
+    }
+
+    /// The installed driver, initialised.
+    ///
+    /// # Errors
+    /// There is none, it is too old or a stub, or it has no device; with what to do.
+    pub fn initialise() -> Result<Self, GpuError> {
+        let driver = Self::adopt();
+        driver.shared()?.initialise()?;
+        Ok(driver)
+    }
+
+    /// As [`adopt`](Self::adopt), with the library at a path. What was opened stays open to the end of the process.
+    pub fn at(path: &Path) -> Self {
+        let place = Place { path: Some(path.to_owned()), opened: OnceLock::new() };
+        Self(Box::leak(Box::new(place)))
+    }
+
+    /// The calls that this driver's library lacks: what needs one of them is an error that names it.
+    ///
+    /// # Errors
+    /// There is no library, or it cannot be used.
+    pub fn missing_calls(&self) -> Result<Vec<&'static str>, GpuError> {
+        Ok(self.shared()?.calls.missing())
+    }
+
+    fn shared(&self) -> Result<&'static Shared, GpuError> {
+        self.opened().as_ref().map(|shared| *shared).map_err(GpuError::clone)
+    }
+
+    fn opened(&self) -> &'static Result<&'static Shared, GpuError> {
+        let open = || {
+            let (calls, version) = library::open(self.0.path.as_deref())?;
+            tracing::debug!(path = calls.path, version, missing = ?calls.missing(), "libcuda");
+            let shared = Shared {
+                calls: Box::leak(Box::new(calls)),
+                version,
+                gpus: OnceLock::new(),
+                listing: Mutex::default(),
+                foreign: Mutex::default(),
+                opened: Opened::default(),
+                attributes: AtomicUsize::new(pointer::ALL),
+                links: OnceLock::new(),
+            };
+            Ok(&*Box::leak(Box::new(shared)))
+        };
+        self.0.opened.get_or_init(open)
+    }
+
+    /// What there is when CUDA has been initialised; `None` before.
+    fn initialised(&self) -> Result<Option<&'static Shared>, GpuError> {
+        // Without a usable library nobody can have device memory.
+        let Ok(shared) = self.opened() else { return Ok(None) };
+        Ok(shared.is_initialised()?.then_some(*shared))
+    }
+
+    /// As `initialised`, where it has to be.
+    pub(super) fn ready(&self, call: &'static str) -> Result<&'static Shared, GpuError> {
+        let shared = self.shared()?;
+        if shared.is_initialised()? { Ok(shared) } else { Err(super::error::error(call, NOT_INITIALIZED)) }
+    }
+}
+
+impl Driver for CudaDriver {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn version(&self) -> Option<String> {
+        let shared = self.shared().ok()?;
+        let cuda = library::dotted(shared.version);
+        let module = std::fs::read_to_string("/sys/module/nvidia/version");
+        let module = module.map_or_else(|_| String::new(), |text| format!(", driver {}", text.trim()));
+        Some(format!("CUDA {cuda}{module}, {}", shared.calls.path))
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
+        let shared = self.shared()?;
+        shared.initialise()?;
+        Ok(shared.gpus()?.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
+    }
+
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        let Some(shared) = self.initialised()? else { return Ok(None) };
+        match shared.facts(addr)? {
+            Some(facts) => shared.extent(addr, facts).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
+        match self.initialised()? {
+            Some(shared) => shared.buffer_id(addr),
+            None => Ok(None),
+        }
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.opened.get() {
+            None => f.write_str("CudaDriver(not opened yet)"),
+            Some(Err(why)) => write!(f, "CudaDriver({why})"),
+            Some(Ok(shared)) => write!(f, "CudaDriver({})", shared.calls.path),
+        }
+    }
+}
+
+/// An opened library, and what the process has through it.
+pub(super) struct Shared {
+    pub(super) calls: &'static Calls,
+    version: c_int,
+    /// Listed once CUDA is initialised; each works in its primary context.
+    gpus: OnceLock<Vec<Arc<CudaGpu>>>,
+    /// Held while they are listed.
+    listing: Mutex<()>,
+    /// Devices in contexts of the user's own, with the context's number: a handle may come back for another.
+    foreign: Mutex<HashMap<ContextHandle, (u64, Arc<CudaGpu>)>>,
+    pub(super) opened: Opened,
+    /// How many attributes of a pointer this driver knows.
+    pub(super) attributes: AtomicUsize,
+    /// Opened when a report asks.
+    links: OnceLock<Option<Links>>,
+}
+
+impl Shared {
+    fn initialise(&'static self) -> Result<(), GpuError> {
+        // SAFETY: no arguments to get wrong; initialising again does nothing.
+        match unsafe { self.calls.init(0) } {
+            Err(error) if error.code == STUB_LIBRARY => Err(library::stub(&self.calls.path)),
+            other => other,
+        }
+    }
+
+    /// Whether somebody has called `cuInit`. The driver says so without being initialised by the question.
+    fn is_initialised(&self) -> Result<bool, GpuError> {
+        if self.gpus.get().is_some() {
+            return Ok(true);
+        }
+        let mut count = 0;
+        // SAFETY: the place for the answer is ours.
+        match unsafe { self.calls.device_get_count(&raw mut count) } {
+            Ok(()) => Ok(true),
+            Err(error) if matches!(error.code, NOT_INITIALIZED | DEINITIALIZED) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The devices. CUDA has been initialised.
+    pub(super) fn gpus(&'static self) -> Result<&'static [Arc<CudaGpu>], GpuError> {
+        if let Some(gpus) = self.gpus.get() {
+            return Ok(gpus);
+        }
+        let _listing = lock(&self.listing);
+        let mut count = 0;
+        // SAFETY: the place for the answer is ours.
+        unsafe { self.calls.device_get_count(&raw mut count) }?;
+        let gpus =
+            (0..count).map(|ordinal| CudaGpu::primary(self, ordinal)).collect::<Result<Vec<_>, _>>()?;
+        if gpus.is_empty() {
+            return Err(super::error::error("cuDeviceGetCount", NO_DEVICE));
+        }
+        Ok(self.gpus.get_or_init(|| gpus))
+    }
+
+    /// The library that knows what lies between devices, where there is one.
+    pub(super) fn links(&self) -> Option<&Links> {
+        self.links.get_or_init(Links::open).as_ref()
+    }
+
+    /// This process's number of a device, if it can see it.
+    pub(super) fn position(&'static self, uuid: GpuUuid) -> Option<usize> {
+        self.gpus().ok()?.iter().position(|gpu| gpu.info().uuid == uuid)
+    }
+
+    /// The device, in the context in which memory was allocated: the primary one as a rule, and always for memory of no
+    /// context.
+    pub(super) fn gpu_in(
+        &'static self,
+        gpu: &Arc<CudaGpu>,
+        context: ContextHandle,
+    ) -> Result<Arc<CudaGpu>, GpuError> {
+        if context == ContextHandle::NULL || gpu.is_primary(context)? {
+            return Ok(Arc::clone(gpu));
+        }
+        let number = Context::number(self.calls, context);
+        let mut foreign = lock(&self.foreign);
+        if let Some((known, gpu)) = foreign.get(&context)
+            && *known == number
+        {
+            return Ok(Arc::clone(gpu));
+        }
+        let adopted = CudaGpu::adopted(self, gpu, context);
+        // What was there lived in a context that is destroyed.
+        foreign.insert(context, (number, Arc::clone(&adopted)));
+        Ok(adopted)
+    }
+
+    /// What the library has in a context.
+    pub(super) fn home_of(&'static self, context: ContextHandle) -> Result<Arc<Home>, GpuError> {
+        let mut device: Device = 0;
+        {
+            // Only to ask it for its device.
+            let looked_at = Context::unowned(self.calls, context);
+            let _current = looked_at.enter()?;
+            // SAFETY: the place for the answer is ours.
+            unsafe { self.calls.ctx_get_device(&raw mut device) }?;
+        }
+        let at = usize::try_from(device).unwrap_or(usize::MAX);
+        let gpu = self.gpus()?.get(at).ok_or_else(|| {
+            because("cuCtxGetDevice", super::error::INVALID_DEVICE, format!("there is no device {device}"))
+        })?;
+        self.gpu_in(gpu, context)?.home()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shared({:?})", self.calls)
+    }
+}

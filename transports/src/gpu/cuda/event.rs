@@ -1,0 +1,164 @@
+//! Events of the driver: our own, used again and again, and those that processes share.
+
+use super::error::{INVALID_HANDLE, because, released};
+use super::home::Home;
+use super::stream::stream_of;
+use super::sys::{self, Bytes64, EventHandle};
+use crate::gpu::{Event, EventState, GpuError, SharedEvent, Stream};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A driver's event, and what becomes of it.
+pub(super) struct Raw {
+    home: Arc<Home>,
+    raw: EventHandle,
+    /// Goes back to the home's pool; else it is destroyed.
+    pooled: bool,
+}
+
+impl Raw {
+    pub(super) fn pooled(home: Arc<Home>, raw: EventHandle) -> Self {
+        Self { home, raw, pooled: true }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if self.pooled {
+            self.home.keep_event(self.raw);
+        } else if let Ok(_current) = self.home.context.enter() {
+            // SAFETY: made or opened in this context, and this was its only holder.
+            released("event", unsafe { self.home.calls().event_destroy(self.raw) });
+        }
+    }
+}
+
+/// A record of one of our events.
+pub(super) struct CudaEvent {
+    event: Raw,
+    /// It fires once: what is known need not be asked.
+    fired: AtomicBool,
+}
+
+impl CudaEvent {
+    pub(super) fn new(event: Raw) -> Self {
+        Self { event, fired: AtomicBool::new(false) }
+    }
+}
+
+impl EventState for CudaEvent {
+    fn query(&self) -> Result<bool, GpuError> {
+        if self.fired.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        let fired = self.event.home.has_fired(self.event.raw)?;
+        if fired {
+            self.fired.store(true, Ordering::Release);
+        }
+        Ok(fired)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        if self.query()? { Ok(()) } else { self.event.home.wait_for(self.event.raw) }
+    }
+}
+
+/// What has fired from the start: a copy of nothing.
+pub(super) struct Fired;
+
+impl EventState for Fired {
+    fn query(&self) -> Result<bool, GpuError> {
+        Ok(true)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+}
+
+/// The driver's event behind one of ours, for a stream to wait for; `None` where there is nothing to wait for.
+pub(super) fn raw_of(event: &Event) -> Result<Option<EventHandle>, GpuError> {
+    let state: &dyn Any = event.state();
+    if let Some(own) = state.downcast_ref::<CudaEvent>() {
+        return Ok(Some(own.event.raw));
+    }
+    if let Some(shared) = state.downcast_ref::<LastRecord>() {
+        return Ok(Some(shared.0.raw));
+    }
+    if state.is::<Fired>() {
+        return Ok(None);
+    }
+    Err(because(
+        "cuStreamWaitEvent",
+        INVALID_HANDLE,
+        "the event is another driver's: wait for it on the host",
+    ))
+}
+
+/// An event that several processes have.
+pub(super) struct IpcEvent {
+    event: Arc<Raw>,
+    handle: Bytes64,
+}
+
+impl IpcEvent {
+    /// Makes one.
+    pub(super) fn make(home: &Arc<Home>) -> Result<Self, GpuError> {
+        let _current = home.context.enter()?;
+        let raw = home.new_event(sys::EVENT_DISABLE_TIMING | sys::EVENT_INTERPROCESS)?;
+        let event = Arc::new(Raw { home: Arc::clone(home), raw, pooled: false });
+        let mut handle = Bytes64([0; 64]);
+        // SAFETY: the place for the answer is ours, and the event is alive.
+        unsafe { home.calls().ipc_get_event_handle(&raw mut handle, raw) }?;
+        Ok(Self { event, handle })
+    }
+
+    /// Opens one that another process has made.
+    pub(super) fn open(home: &Arc<Home>, handle: [u8; 64]) -> Result<Self, GpuError> {
+        let _current = home.context.enter()?;
+        let handle = Bytes64(handle);
+        let mut raw = EventHandle::NULL;
+        // SAFETY: the place for the answer is ours; the driver checks the bytes.
+        unsafe { home.calls().ipc_open_event_handle(&raw mut raw, handle) }?;
+        Ok(Self { event: Arc::new(Raw { home: Arc::clone(home), raw, pooled: false }), handle })
+    }
+}
+
+impl SharedEvent for IpcEvent {
+    fn handle(&self) -> Result<[u8; 64], GpuError> {
+        Ok(self.handle.0)
+    }
+
+    fn record(&self, stream: &dyn Stream) -> Result<(), GpuError> {
+        let stream = stream_of(stream)?;
+        let home = &self.event.home;
+        let _current = home.context.enter()?;
+        // SAFETY: both are alive, being held; the driver refuses a stream of another context.
+        unsafe { home.calls().event_record(self.event.raw, stream) }
+    }
+
+    fn event(&self) -> Event {
+        Event::new(Arc::new(LastRecord(Arc::clone(&self.event))))
+    }
+}
+
+impl fmt::Debug for IpcEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpcEvent({:?})", self.event.raw)
+    }
+}
+
+/// The last record of a shared event. What has fired may be recorded anew, so every answer is the driver's.
+struct LastRecord(Arc<Raw>);
+
+impl EventState for LastRecord {
+    fn query(&self) -> Result<bool, GpuError> {
+        self.0.home.has_fired(self.0.raw)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        self.0.home.wait_for(self.0.raw)
+    }
+}

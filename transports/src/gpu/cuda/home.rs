@@ -1,0 +1,162 @@
+//! What the library has in one context: a few streams, events to be used again, peers that were made known, a pool.
+
+use super::calls::Calls;
+use super::context::Context;
+use super::error::{INVALID_CONTEXT, NOT_READY, released};
+use super::event::{CudaEvent, Raw};
+use super::peer::Peers;
+use super::sys::{self, EventHandle, StreamHandle};
+use crate::gpu::{Event, GpuError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Which way a copy goes. Each has a stream of its own, so that none waits for another's engine; more streams for one
+/// way are slower (gpu.md: one copy split over four was, at every size).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lane {
+    FromHost,
+    ToHost,
+    Within,
+    Peer,
+}
+
+const LANES: usize = 4;
+
+/// What belongs to one context. Fields are dropped in this order: what lives in the context before the context.
+#[derive(Debug)]
+pub(super) struct Home {
+    lanes: [OnceLock<StreamHandle>; LANES],
+    events: Mutex<Vec<EventHandle>>,
+    pub(super) pool: OnceLock<super::memory::Pool>,
+    pub(super) peers: Peers,
+    /// Held while one of the above is made: none is made twice.
+    setup: Mutex<()>,
+    pub(super) context: Context,
+}
+
+impl Home {
+    pub(super) fn new(context: Context, devices: usize) -> Self {
+        Self {
+            lanes: [const { OnceLock::new() }; LANES],
+            events: Mutex::default(),
+            pool: OnceLock::new(),
+            peers: Peers::new(devices),
+            setup: Mutex::default(),
+            context,
+        }
+    }
+
+    pub(super) fn calls(&self) -> &'static Calls {
+        self.context.calls
+    }
+
+    /// The stream of a lane. The context is current.
+    #[inline]
+    pub(super) fn lane(&self, lane: Lane) -> Result<StreamHandle, GpuError> {
+        let slot = match lane {
+            Lane::FromHost => &self.lanes[0],
+            Lane::ToHost => &self.lanes[1],
+            Lane::Within => &self.lanes[2],
+            Lane::Peer => &self.lanes[3],
+        };
+        self.once(slot, || self.new_stream()).copied()
+    }
+
+    /// A stream that waits for nothing but itself, the legacy default stream included (gpu.md, streams rule 1).
+    pub(super) fn new_stream(&self) -> Result<StreamHandle, GpuError> {
+        let mut stream = StreamHandle::NULL;
+        // SAFETY: the place for the answer is ours.
+        unsafe { self.calls().stream_create(&raw mut stream, sys::STREAM_NON_BLOCKING) }?;
+        Ok(stream)
+    }
+
+    /// What is in a slot, made first if need be, once.
+    pub(super) fn once<'a, T>(
+        &self,
+        slot: &'a OnceLock<T>,
+        make: impl FnOnce() -> Result<T, GpuError>,
+    ) -> Result<&'a T, GpuError> {
+        if let Some(made) = slot.get() {
+            return Ok(made);
+        }
+        let _setup = lock(&self.setup);
+        if let Some(made) = slot.get() {
+            return Ok(made);
+        }
+        let made = make()?;
+        Ok(slot.get_or_init(|| made))
+    }
+
+    /// An event behind all that a stream was given so far. The context is current.
+    #[inline]
+    pub(super) fn record(self: &Arc<Self>, stream: StreamHandle) -> Result<Event, GpuError> {
+        // Taken out before anything can fail: the lock is held for a moment only.
+        let kept = lock(&self.events).pop();
+        let raw = match kept {
+            Some(raw) => raw,
+            None => self.new_event(sys::EVENT_DISABLE_TIMING)?,
+        };
+        let event = CudaEvent::new(Raw::pooled(Arc::clone(self), raw));
+        // SAFETY: an event of this context, and a stream of it.
+        unsafe { self.calls().event_record(raw, stream) }?;
+        Ok(Event::new(Arc::new(event)))
+    }
+
+    /// A new event. The context is current.
+    pub(super) fn new_event(&self, flags: u32) -> Result<EventHandle, GpuError> {
+        let mut raw = EventHandle::NULL;
+        // SAFETY: the place for the answer is ours.
+        unsafe { self.calls().event_create(&raw mut raw, flags) }?;
+        Ok(raw)
+    }
+
+    /// Takes an event back. It may not have fired: recording it again is a new promise, and streams that wait for the
+    /// old one go on waiting for that.
+    pub(super) fn keep_event(&self, raw: EventHandle) {
+        lock(&self.events).push(raw);
+    }
+
+    /// Whether an event has fired.
+    #[inline]
+    pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
+        // SAFETY: an event that is alive: its holder asks.
+        let ask = || unsafe { self.calls().event_query(raw) };
+        let answer = match ask() {
+            // A thread without a context, on a driver that wants one.
+            Err(error) if error.code == INVALID_CONTEXT => self.context.enter().and_then(|_current| ask()),
+            answer => answer,
+        };
+        match answer {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for an event, which blocks this thread and no stream.
+    pub(super) fn wait_for(&self, raw: EventHandle) -> Result<(), GpuError> {
+        let _current = self.context.enter()?;
+        // SAFETY: as above.
+        unsafe { self.calls().event_synchronize(raw) }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // A context of the user's that is destroyed has taken all of it along.
+        let Ok(_current) = self.context.enter() else { return };
+        let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for event in events {
+            // SAFETY: the pool had it, so nobody has it; made in this context.
+            released("event", unsafe { self.context.calls.event_destroy(event) });
+        }
+        for lane in self.lanes.iter().filter_map(OnceLock::get) {
+            // SAFETY: made in this context, and used through this home only.
+            released("stream", unsafe { self.context.calls.stream_destroy(*lane) });
+        }
+    }
+}
+
+/// Locks a mutex; a panic of somebody who held it is not passed on.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,272 @@
+//! Handles between processes, in the four forms that the driver has.
+
+use super::device::CudaGpu;
+use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because, released};
+use super::home::{Home, lock};
+use super::memory::{self, How, Memory, Pool};
+use super::pointer::Facts;
+use super::sys::{
+    AllocationHandle, AllocationProp, Bytes64, ContextHandle, DevicePtr, IPC_LAZY_ENABLE_PEER_ACCESS,
+    PoolHandle, handle_type, pointer,
+};
+use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey};
+use crate::mem::{AllocId, MemKind, Region};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+/// What is open by bytes: once for each context and handle, however often it is asked for (gpu.md, legacy IPC rule 4).
+/// The exporter's number of the allocation is part of the name, since the bytes may come back for another.
+#[derive(Debug, Default)]
+pub(super) struct Opened(Mutex<HashMap<Name, Weak<Memory>>>);
+
+type Name = (ContextHandle, [u8; 64], AllocId);
+
+// ---- export -----------------------------------------------------------------------------------------
+
+/// Makes a handle of a region of this device's memory.
+pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result<Handle, GpuError> {
+    let wrong = |what: &str| because("export", INVALID_VALUE, format!("{region:?} {what}"));
+    let addr = region.addr();
+    let facts = gpu.shared.facts(addr)?.ok_or_else(|| wrong("is host memory, or freed already"))?;
+    if facts.id != region.id() {
+        return Err(wrong("is not what lies at its address: that was freed, and allocated again"));
+    }
+    let extent = gpu.shared.extent(addr, facts)?;
+    if extent.kind != MemKind::Device(gpu.info().uuid) {
+        return Err(wrong("is not this device's: ask the device that owns it"));
+    }
+    if addr + region.len() > extent.end() {
+        return Err(wrong("is made of several handles: export each extent"));
+    }
+    if !extent.forms.contains(form) {
+        return Err(because("export", NOT_SUPPORTED, why_not(gpu, form, &facts)));
+    }
+    let owner = gpu.shared.gpus()?.get(usize::try_from(facts.ordinal).unwrap_or(usize::MAX));
+    let owner = owner.ok_or_else(|| wrong("is of no device that this process can see"))?;
+    let home = gpu.shared.gpu_in(owner, facts.context)?.home()?;
+    let _current = home.context.enter()?;
+    let base = extent.base;
+    if !home.context.sync_memops {
+        let on = 1_u32;
+        // SAFETY: the value is as long as the attribute. VMM and pool memory refuse it, which changes nothing.
+        let _ =
+            unsafe { home.calls().pointer_set_attribute((&raw const on).cast(), pointer::SYNC_MEMOPS, base) };
+    }
+    let key = match form {
+        HandleForm::Bytes => {
+            let mut handle = Bytes64([0; 64]);
+            // SAFETY: the place for the answer is ours; the base of the allocation is asked for (legacy IPC rule 1).
+            unsafe { home.calls().ipc_get_mem_handle(&raw mut handle, base) }?;
+            HandleKey::Bytes(handle.0)
+        }
+        HandleForm::Fd => HandleKey::Fd(export_vmm_fd(&home, base)?),
+        HandleForm::Pool => {
+            let fd = export_pool_fd(&home, PoolHandle(facts.pool))?;
+            let mut data = Bytes64([0; 64]);
+            // SAFETY: the place for the answer is ours; the pointer is one of the pool's.
+            unsafe { home.calls().mem_pool_export_pointer(&raw mut data, base) }?;
+            HandleKey::Pool(fd, data.0)
+        }
+        HandleForm::Fabric => {
+            let mut handle = Bytes64([0; 64]);
+            export_vmm(&home, base, (&raw mut handle).cast(), handle_type::FABRIC)?;
+            HandleKey::Fabric(handle.0)
+        }
+    };
+    let (gpu, id, len) = (gpu.info().uuid, facts.id, extent.len);
+    Ok(Handle { gpu, id, len, offset: addr - extent.base, key })
+}
+
+/// Why memory has no handle of a form: asked first, never tried and hoped for (legacy IPC rule 8).
+fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
+    match form {
+        HandleForm::Bytes if facts.pool != 0 => {
+            "pool memory has no legacy IPC handle: export it as HandleForm::Pool, or allocate it by cuMemAlloc".into()
+        }
+        HandleForm::Bytes => {
+            "the driver gives this memory no legacy IPC handle (VMM memory, or opened from another process): export it \
+             as HandleForm::Fd, or allocate it by cuMemAlloc"
+                .into()
+        }
+        HandleForm::Fd if facts.legacy_ipc => {
+            "memory of cuMemAlloc has no descriptor: export it as HandleForm::Bytes".into()
+        }
+        HandleForm::Fd => {
+            "the memory was not allocated with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or belongs to a pool".into()
+        }
+        HandleForm::Pool if facts.pool == 0 => "the memory belongs to no pool".into(),
+        HandleForm::Pool => {
+            "the pool was not made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; the default pool is not".into()
+        }
+        HandleForm::Fabric => match gpu.fabric.get() {
+            Some(Some(refusal)) => format!("fabric handles were refused: {refusal}"),
+            _ => "the memory was not allocated with CU_MEM_HANDLE_TYPE_FABRIC".into(),
+        },
+    }
+}
+
+fn export_vmm(home: &Home, base: DevicePtr, to: *mut c_void, kind: c_int) -> Result<(), GpuError> {
+    let mut handle: AllocationHandle = 0;
+    // SAFETY: the places for the answers are ours, of the size that the kind of handle has; the count that is taken on
+    // the allocation is given back.
+    unsafe {
+        home.calls().mem_retain_allocation_handle(&raw mut handle, base as *mut c_void)?;
+        let exported = home.calls().mem_export_to_shareable_handle(to, handle, kind, 0);
+        released("VMM handle", home.calls().mem_release(handle));
+        exported
+    }
+}
+
+fn export_vmm_fd(home: &Home, base: DevicePtr) -> Result<OwnedFd, GpuError> {
+    let mut fd: c_int = -1;
+    export_vmm(home, base, (&raw mut fd).cast(), handle_type::POSIX_FD)?;
+    own(fd)
+}
+
+fn export_pool_fd(home: &Home, pool: PoolHandle) -> Result<OwnedFd, GpuError> {
+    let mut fd: c_int = -1;
+    let to = (&raw mut fd).cast();
+    // SAFETY: the place for the answer is ours, and the pool has memory, so it is alive.
+    unsafe { home.calls().mem_pool_export_to_shareable_handle(to, pool, handle_type::POSIX_FD, 0) }?;
+    own(fd)
+}
+
+fn own(fd: c_int) -> Result<OwnedFd, GpuError> {
+    if fd < 0 {
+        return Err(because("export", INVALID_HANDLE, format!("the driver gave descriptor {fd}")));
+    }
+    // SAFETY: the driver has just opened it, for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // A program that is started by this one must not keep the memory.
+    let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
+    Ok(fd)
+}
+
+// ---- open -------------------------------------------------------------------------------------------
+
+/// Opens another process's handle for the engines of `gpu`.
+pub(super) fn open(gpu: &CudaGpu, handle: &Handle) -> Result<Region, GpuError> {
+    let home = gpu.home()?;
+    let current = home.context.enter()?;
+    let kind = MemKind::Device(handle.gpu);
+    let (ptr, owner): (DevicePtr, Box<dyn std::any::Any + Send + Sync>) = match &handle.key {
+        HandleKey::Bytes(bytes) => {
+            let opened = open_bytes(gpu, &home, handle, *bytes)?;
+            (opened.ptr, Box::new(opened))
+        }
+        HandleKey::Fd(fd) => {
+            let from = descriptor(fd);
+            let memory = open_vmm(gpu, &home, handle, from, handle_type::POSIX_FD)?;
+            (memory.ptr, Box::new(memory))
+        }
+        HandleKey::Fabric(bytes) => {
+            let mut bytes = Bytes64(*bytes);
+            let from = (&raw mut bytes).cast();
+            let memory = open_vmm(gpu, &home, handle, from, handle_type::FABRIC)?;
+            (memory.ptr, Box::new(memory))
+        }
+        HandleKey::Pool(fd, data) => {
+            let (memory, pool) = open_pool(gpu, &home, fd, *data)?;
+            // A tuple's first is dropped first: the pointer before the pool.
+            (memory.ptr, Box::new((memory, pool)))
+        }
+    };
+    drop(current);
+    check_length(gpu, ptr, handle.len)?;
+    memory::region(gpu, ptr, handle.len, kind, owner)
+}
+
+/// What a handle says of its length is another process's word; the driver knows.
+fn check_length(gpu: &CudaGpu, ptr: DevicePtr, len: usize) -> Result<(), GpuError> {
+    let size = gpu.shared.facts(ptr)?.map_or(0, |facts| (facts.start + facts.size).saturating_sub(ptr));
+    if len == 0 || len > size {
+        let hint = format!("the handle says {len} bytes, the memory has {size}");
+        return Err(because("open", INVALID_HANDLE, hint));
+    }
+    Ok(())
+}
+
+fn open_bytes(
+    gpu: &CudaGpu,
+    home: &Arc<Home>,
+    handle: &Handle,
+    bytes: [u8; 64],
+) -> Result<Arc<Memory>, GpuError> {
+    let name = (home.context.raw, bytes, handle.id);
+    // Held while the handle is opened: two threads get one mapping.
+    let mut opened = lock(&gpu.shared.opened.0);
+    if let Some(memory) = opened.get(&name).and_then(Weak::upgrade) {
+        return Ok(memory);
+    }
+    opened.retain(|_, memory| memory.strong_count() > 0);
+    let mut ptr = 0;
+    // SAFETY: the place for the answer is ours; the driver checks the bytes.
+    unsafe { home.calls().ipc_open_mem_handle(&raw mut ptr, Bytes64(bytes), IPC_LAZY_ENABLE_PEER_ACCESS) }
+        .map_err(not_opened)?;
+    let memory = Memory { home: Arc::clone(home), ptr, span: handle.len, how: How::Close };
+    let memory = Arc::new(memory);
+    opened.insert(name, Arc::downgrade(&memory));
+    Ok(memory)
+}
+
+fn not_opened(error: GpuError) -> GpuError {
+    let hint = match error.code {
+        INVALID_CONTEXT => "the exporting process cannot open its own handle: use the pointer itself",
+        INVALID_VALUE | INVALID_HANDLE => {
+            "the exporter has freed the memory or has ended, the bytes are no handle, or the two processes are in \
+             different pid namespaces (containers) or on different MIG instances"
+        }
+        _ => return error,
+    };
+    GpuError { hint: hint.into(), ..error }
+}
+
+/// The driver takes a descriptor in the place of a pointer.
+fn descriptor(fd: &OwnedFd) -> *mut c_void {
+    std::ptr::without_provenance_mut(
+        usize::try_from(BorrowedFd::as_raw_fd(&std::os::fd::AsFd::as_fd(fd))).unwrap_or(0),
+    )
+}
+
+fn open_vmm(
+    gpu: &CudaGpu,
+    home: &Arc<Home>,
+    handle: &Handle,
+    from: *mut c_void,
+    kind: c_int,
+) -> Result<Memory, GpuError> {
+    let granule = memory::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false))?;
+    if handle.len == 0 || !handle.len.is_multiple_of(granule) {
+        let hint =
+            format!("the handle says {} bytes: VMM memory comes in multiples of {granule}", handle.len);
+        return Err(because("open", INVALID_HANDLE, hint));
+    }
+    let mut imported: AllocationHandle = 0;
+    // SAFETY: the place for the answer is ours; the driver checks what it is given, and takes no ownership of it.
+    unsafe { home.calls().mem_import_from_shareable_handle(&raw mut imported, from, kind) }?;
+    let mapped = memory::map(gpu, home, imported, handle.len);
+    // SAFETY: imported above; mapped memory stays until it is unmapped.
+    released("VMM handle", unsafe { home.calls().mem_release(imported) });
+    mapped
+}
+
+fn open_pool(
+    gpu: &CudaGpu,
+    home: &Arc<Home>,
+    fd: &OwnedFd,
+    data: [u8; 64],
+) -> Result<(Memory, Pool), GpuError> {
+    let (calls, mut raw, mut ptr) = (home.calls(), PoolHandle::NULL, 0);
+    // SAFETY: the place for the answer is ours; the driver checks the descriptor, and takes no ownership of it.
+    unsafe {
+        calls.mem_pool_import_from_shareable_handle(&raw mut raw, descriptor(fd), handle_type::POSIX_FD, 0)
+    }?;
+    let pool = Pool::of(calls, raw);
+    pool.grant(gpu.device)?;
+    let mut data = Bytes64(data);
+    // SAFETY: the place for the answer is ours; the driver checks the bytes.
+    unsafe { calls.mem_pool_import_pointer(&raw mut ptr, raw, &raw mut data) }?;
+    Ok((Memory { home: Arc::clone(home), ptr, span: 0, how: How::Free }, pool))
+}

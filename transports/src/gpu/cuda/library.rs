@@ -1,0 +1,94 @@
+//! Opening the driver's library, and knowing it for what it is.
+
+use super::calls::Calls;
+use super::error::{self, NO_LIBRARY, STUB_LIBRARY, TOO_OLD};
+use crate::gpu::GpuError;
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use std::ffi::{CStr, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+/// Under which names it is looked for. The driver installs the first; the second may be a toolkit's stub.
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// The oldest driver that has the memory pools and everything else but what is looked up call by call: CUDA 11.2.
+const OLDEST: c_int = 11_020;
+
+/// A library that is a driver's, and the CUDA version that it speaks (13000 is 13.0). Calls no `cuInit`.
+pub(super) fn open(given: Option<&Path>) -> Result<(Calls, c_int), GpuError> {
+    let names = given.map_or_else(|| NAMES.map(PathBuf::from).to_vec(), |path| vec![path.to_owned()]);
+    let mut refusal: Option<GpuError> = None;
+    for name in names {
+        match try_open(&name) {
+            Ok(found) => return Ok(found),
+            // What a library says of itself tells more than that another is not there.
+            Err(error) if error.code == NO_LIBRARY && refusal.is_some() => {}
+            Err(error) => refusal = refusal.filter(|first| first.code != NO_LIBRARY).or(Some(error)),
+        }
+    }
+    Err(refusal.unwrap_or_else(|| error::error("dlopen", NO_LIBRARY)))
+}
+
+fn try_open(name: &Path) -> Result<(Calls, c_int), GpuError> {
+    // SAFETY: loading runs the library's initialisers; the driver's are meant to be run in any program, and touch no
+    // device before `cuInit`.
+    let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.map_err(|why| {
+        let why = std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string);
+        let hint = format!(
+            "{why}: this machine has no NVIDIA driver, or its libcuda.so.1 is not in the library path (a container \
+             has to be given it)"
+        );
+        error::because("dlopen", NO_LIBRARY, hint)
+    })?;
+    let path = place(&library).unwrap_or_else(|| name.display().to_string());
+    let calls = Calls::of(library, path);
+    let mut version = 0;
+    // SAFETY: the place for the answer is ours.
+    match unsafe { calls.driver_get_version(&raw mut version) } {
+        Ok(()) => {}
+        Err(refused) if refused.code == STUB_LIBRARY => return Err(stub(&calls.path)),
+        Err(other) => return Err(other),
+    }
+    if version < OLDEST {
+        let hint = format!(
+            "{} speaks CUDA {}; CUDA {} is the oldest that Carrack can use: update the driver",
+            calls.path,
+            dotted(version),
+            dotted(OLDEST)
+        );
+        return Err(error::because("cuDriverGetVersion", TOO_OLD, hint));
+    }
+    Ok((calls, version))
+}
+
+/// What a toolkit ships to link against: every symbol is there, and every call says 34.
+pub(super) fn stub(path: &str) -> GpuError {
+    let hint = format!(
+        "{path} is the CUDA toolkit's stub, for linking only: take its folder (`stubs`) out of LD_LIBRARY_PATH; the \
+         driver's own library is libcuda.so.1"
+    );
+    error::because("cuDriverGetVersion", STUB_LIBRARY, hint)
+}
+
+/// 13000 as 13.0.
+pub(super) fn dotted(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// The file that a library came from.
+fn place(library: &Library) -> Option<String> {
+    // SAFETY: only the address is taken.
+    let symbol = unsafe { library.get::<*mut c_void>(b"cuInit") }.ok()?.as_raw_ptr();
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: the place for the answer is ours.
+    if unsafe { libc::dladdr(symbol, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the loader's that lives as long as the library, which is open.
+    let file = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(file.to_string_lossy().into_owned())
+}

@@ -1,0 +1,341 @@
+//! Allocating memory of each flavour, and giving it back in the context that it came from.
+
+use super::calls::Calls;
+use super::device::CudaGpu;
+use super::error::{INVALID_VALUE, MISSING_CALL, OUT_OF_MEMORY, because, released};
+use super::home::{Home, Lane};
+use super::peer::can_access;
+use super::sys::{
+    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, PoolHandle, PoolProps, device,
+    handle_type,
+};
+use crate::gpu::{Flavour, Gpu, GpuError, HostRegistration};
+use crate::mem::{MemKind, Region};
+use std::ffi::{c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// Plain allocations take up whole blocks of this, so that a handle exposes no neighbour (gpu.md, legacy IPC rule 2).
+const BLOCK: usize = 2 << 20;
+
+/// How memory is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum How {
+    /// `cuMemFree`.
+    Free,
+    /// `cuMemFreeHost`.
+    FreeHost,
+    /// `cuMemFreeAsync`, on the stream of copies within the device.
+    ToPool,
+    /// `cuMemUnmap`, and the addresses.
+    Unmap,
+    /// `cuIpcCloseMemHandle`.
+    Close,
+}
+
+/// Memory that is given back when this is dropped. Whoever holds it waits for the work on it first.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) home: Arc<Home>,
+    pub(super) ptr: DevicePtr,
+    /// Bytes that it takes up.
+    pub(super) span: usize,
+    pub(super) how: How,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let calls = self.home.calls();
+        let Ok(_current) = self.home.context.enter() else { return };
+        // SAFETY: each is given back as it was taken, once, by its only holder.
+        let outcome = unsafe {
+            match self.how {
+                How::Free => calls.mem_free(self.ptr),
+                How::FreeHost => calls.mem_free_host(self.ptr as *mut c_void),
+                How::ToPool => {
+                    self.home.lane(Lane::Within).and_then(|stream| calls.mem_free_async(self.ptr, stream))
+                }
+                How::Unmap => calls
+                    .mem_unmap(self.ptr, self.span)
+                    .and_then(|()| calls.mem_address_free(self.ptr, self.span)),
+                How::Close => calls.ipc_close_mem_handle(self.ptr),
+            }
+        };
+        released("memory", outcome);
+    }
+}
+
+/// Allocates `len` bytes.
+pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Region, GpuError> {
+    if len == 0 {
+        return Err(because("allocate", INVALID_VALUE, "an allocation of 0 bytes"));
+    }
+    let home = gpu.home()?;
+    let uuid = gpu.info().uuid;
+    let current = home.context.enter()?;
+    let allocated = match flavour {
+        Flavour::Plain => plain(&home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Shareable => shareable(gpu, &home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Pooled => pooled(gpu, &home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Pinned => pinned(&home, len).map(|memory| (memory, MemKind::Pinned)),
+        Flavour::Managed => managed(&home, len).map(|memory| (memory, MemKind::Managed(uuid))),
+    };
+    let allocated = allocated.map_err(|error| explain(&home, len, error));
+    drop(current);
+    let (memory, kind) = allocated?;
+    region(gpu, memory.ptr, len, kind, Box::new(memory))
+}
+
+/// A region over memory that `owner` keeps.
+pub(super) fn region(
+    gpu: &CudaGpu,
+    ptr: DevicePtr,
+    len: usize,
+    kind: MemKind,
+    owner: Box<dyn std::any::Any + Send + Sync>,
+) -> Result<Region, GpuError> {
+    let nothing = || because("allocate", INVALID_VALUE, "the driver allocated nothing");
+    let base = NonNull::new(ptr as *mut u8).ok_or_else(nothing)?;
+    let id = gpu.shared.buffer_id(ptr)?.ok_or_else(nothing)?;
+    let engine = gpu.shared_self()?;
+    // SAFETY: the driver's memory, of which nothing here makes references, and which the owner keeps.
+    Ok(unsafe { Region::from_parts(base, len, kind, id, Some(engine), owner) })
+}
+
+fn blocks(len: usize, block: usize) -> Result<usize, GpuError> {
+    let spans = len.checked_next_multiple_of(block.max(1));
+    spans.ok_or_else(|| {
+        because("allocate", OUT_OF_MEMORY, format!("{len} bytes are more than there are addresses"))
+    })
+}
+
+fn plain(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
+    let (span, mut ptr) = (blocks(len, BLOCK)?, 0);
+    // SAFETY: the place for the answer is ours.
+    unsafe { home.calls().mem_alloc(&raw mut ptr, span) }?;
+    Ok(Memory { home: Arc::clone(home), ptr, span, how: How::Free })
+}
+
+fn managed(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
+    let mut ptr = 0;
+    // SAFETY: the place for the answer is ours.
+    unsafe { home.calls().mem_alloc_managed(&raw mut ptr, len, sys::ATTACH_GLOBAL) }?;
+    Ok(Memory { home: Arc::clone(home), ptr, span: len, how: How::Free })
+}
+
+fn pinned(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
+    let mut ptr = null_mut();
+    // SAFETY: the place for the answer is ours.
+    unsafe { home.calls().mem_host_alloc(&raw mut ptr, len, sys::HOST_PORTABLE) }?;
+    Ok(Memory { home: Arc::clone(home), ptr: ptr as usize, span: len, how: How::FreeHost })
+}
+
+// ---- VMM --------------------------------------------------------------------------------------------
+
+fn shareable(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
+    let calls = home.calls();
+    let fabric = gpu.fabric.get_or_init(|| try_fabric(gpu, home));
+    let types = handle_type::POSIX_FD | if fabric.is_none() { handle_type::FABRIC } else { 0 };
+    let prop = AllocationProp::of(gpu.device, types, rdma_capable(calls, gpu.device));
+    let span = blocks(len, granularity(calls, &prop)?)?;
+    let mut handle: AllocationHandle = 0;
+    // SAFETY: the place for the answer is ours.
+    unsafe { calls.mem_create(&raw mut handle, span, &raw const prop, 0) }?;
+    let mapped = map(gpu, home, handle, span);
+    // SAFETY: created above; mapped memory stays until it is unmapped.
+    released("VMM handle", unsafe { calls.mem_release(handle) });
+    mapped
+}
+
+/// Whether memory can be made that other nodes of an NVLink fabric may open: the device may say so, and the system not
+/// permit it. The reason why not is the driver's.
+fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
+    let calls = home.calls();
+    let mut supported: c_int = 0;
+    // SAFETY: the place for the answer is ours.
+    let asked =
+        unsafe { calls.device_get_attribute(&raw mut supported, device::FABRIC_SUPPORTED, gpu.device) };
+    match asked {
+        Ok(()) if supported != 0 => {}
+        Ok(()) => {
+            return Some(because(
+                "cuMemCreate",
+                super::error::NOT_SUPPORTED,
+                "the device has no fabric handles",
+            ));
+        }
+        Err(error) => return Some(error),
+    }
+    let both = handle_type::POSIX_FD | handle_type::FABRIC;
+    let prop = AllocationProp::of(gpu.device, both, rdma_capable(calls, gpu.device));
+    let span = match granularity(calls, &prop) {
+        Ok(span) => span,
+        Err(error) => return Some(error),
+    };
+    let mut handle: AllocationHandle = 0;
+    // SAFETY: the place for the answer is ours; what was created is released at once.
+    unsafe {
+        match calls.mem_create(&raw mut handle, span, &raw const prop, 0) {
+            Ok(()) => calls.mem_release(handle).err(),
+            Err(error) => Some(error),
+        }
+    }
+}
+
+fn rdma_capable(calls: &Calls, device: Device) -> bool {
+    let mut capable: c_int = 0;
+    // SAFETY: the place for the answer is ours.
+    let asked =
+        unsafe { calls.device_get_attribute(&raw mut capable, device::GPU_DIRECT_RDMA_WITH_VMM, device) };
+    asked.is_ok() && capable != 0
+}
+
+pub(super) fn granularity(calls: &Calls, prop: &AllocationProp) -> Result<usize, GpuError> {
+    let mut bytes = 0;
+    // SAFETY: the place for the answer is ours.
+    unsafe { calls.mem_get_allocation_granularity(&raw mut bytes, prop, sys::GRANULARITY_RECOMMENDED) }?;
+    Ok(bytes.max(1))
+}
+
+/// Gives `span` bytes of an allocation an address, and the devices access.
+pub(super) fn map(
+    gpu: &CudaGpu,
+    home: &Arc<Home>,
+    handle: AllocationHandle,
+    span: usize,
+) -> Result<Memory, GpuError> {
+    let (calls, mut ptr) = (home.calls(), 0);
+    // SAFETY: the place for the answer is ours.
+    unsafe { calls.mem_address_reserve(&raw mut ptr, span, 0, 0, 0) }?;
+    // SAFETY: the addresses were just reserved, for this.
+    if let Err(error) = unsafe { calls.mem_map(ptr, span, 0, handle, 0) } {
+        // SAFETY: reserved above, and not mapped.
+        released("addresses", unsafe { calls.mem_address_free(ptr, span) });
+        return Err(error);
+    }
+    let memory = Memory { home: Arc::clone(home), ptr, span, how: How::Unmap };
+    let grant = |device: Device| {
+        let access = AccessDesc::read_write(device);
+        // SAFETY: the range was mapped above.
+        unsafe { calls.mem_set_access(ptr, span, &raw const access, 1) }
+    };
+    grant(gpu.device)?;
+    grant_to_peers(gpu, grant);
+    Ok(memory)
+}
+
+/// Access is per allocation for VMM and pools: peers that can reach the device get it now, one by one, and one that does
+/// not can still be served by a peer copy.
+fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(), GpuError>) {
+    for peer in gpu.shared.gpus().unwrap_or_default().iter().filter(|peer| peer.device != gpu.device) {
+        if can_access(gpu.shared.calls, peer.device, gpu.device).is_ok()
+            && let Err(why) = grant(peer.device)
+        {
+            tracing::debug!(%why, peer = peer.device, "no access for a peer");
+        }
+    }
+}
+
+// ---- pools ------------------------------------------------------------------------------------------
+
+/// A pool of the library's own whose memory other processes can open.
+#[derive(Debug)]
+pub(super) struct Pool {
+    calls: &'static Calls,
+    pub(super) raw: PoolHandle,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: made or imported here; memory that is still out keeps it.
+        released("pool", unsafe { self.calls.mem_pool_destroy(self.raw) });
+    }
+}
+
+impl Pool {
+    /// One that exists already.
+    pub(super) fn of(calls: &'static Calls, raw: PoolHandle) -> Self {
+        Self { calls, raw }
+    }
+
+    fn create(gpu: &CudaGpu, calls: &'static Calls) -> Result<Self, GpuError> {
+        let (props, mut raw) = (PoolProps::of(gpu.device, handle_type::POSIX_FD), PoolHandle::NULL);
+        // SAFETY: the place for the answer is ours.
+        unsafe { calls.mem_pool_create(&raw mut raw, &raw const props) }?;
+        let pool = Self { calls, raw };
+        grant_to_peers(gpu, |peer| pool.grant(peer));
+        Ok(pool)
+    }
+
+    /// Lets a device read and write all memory of the pool.
+    pub(super) fn grant(&self, device: Device) -> Result<(), GpuError> {
+        let access = AccessDesc::read_write(device);
+        // SAFETY: the pool is alive.
+        unsafe { self.calls.mem_pool_set_access(self.raw, &raw const access, 1) }
+    }
+}
+
+fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
+    let calls = home.calls();
+    let pool = home.once(&home.pool, || Pool::create(gpu, calls))?.raw;
+    let (stream, mut ptr) = (home.lane(Lane::Within)?, 0);
+    // SAFETY: the place for the answer is ours.
+    unsafe { calls.mem_alloc_from_pool_async(&raw mut ptr, len, pool, stream) }?;
+    let memory = Memory { home: Arc::clone(home), ptr, span: len, how: How::ToPool };
+    // Other streams may use it as soon as the region is out.
+    // SAFETY: a stream of the library's own.
+    unsafe { calls.stream_synchronize(stream) }?;
+    Ok(memory)
+}
+
+// ---- host memory ------------------------------------------------------------------------------------
+
+/// Host memory of somebody's that was locked here.
+#[derive(Debug)]
+struct Locked {
+    home: Arc<Home>,
+    addr: usize,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let Ok(_current) = self.home.context.enter() else { return };
+        // SAFETY: locked here, and not yet unlocked.
+        released("host registration", unsafe {
+            self.home.calls().mem_host_unregister(self.addr as *mut c_void)
+        });
+    }
+}
+
+/// # Safety
+/// As `Gpu::register_host`.
+pub(super) unsafe fn register_host(
+    home: &Arc<Home>,
+    addr: *mut u8,
+    len: usize,
+) -> Result<HostRegistration, GpuError> {
+    let _current = home.context.enter()?;
+    let flags = sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP;
+    // SAFETY: passed on from the caller.
+    unsafe { home.calls().mem_host_register(addr.cast(), len, flags) }?;
+    let locked = Locked { home: Arc::clone(home), addr: addr as usize };
+    Ok(HostRegistration::new(Box::new(locked)))
+}
+
+/// Says how much there was, where that is why.
+fn explain(home: &Home, len: usize, error: GpuError) -> GpuError {
+    let (mut free, mut total) = (0, 0);
+    match error.code {
+        OUT_OF_MEMORY => {
+            // SAFETY: the places for the answers are ours.
+            let asked = unsafe { home.calls().mem_get_info(&raw mut free, &raw mut total) };
+            let hint = match asked {
+                Ok(()) => format!("{len} bytes do not fit: {free} of {total} are free"),
+                Err(_) => format!("{len} bytes do not fit"),
+            };
+            GpuError { hint, ..error }
+        }
+        MISSING_CALL | INVALID_VALUE => GpuError { hint: format!("{len} bytes: {}", error.hint), ..error },
+        _ => error,
+    }
+}

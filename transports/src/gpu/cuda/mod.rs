@@ -1,0 +1,55 @@
+//! NVIDIA's driver, opened at run time: a program that has it built in runs on a machine that has no GPU.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `library` | opening `libcuda.so.1`, and telling a stub from a driver |
+//! | `calls` | the table of the driver's calls, each of which may be missing |
+//! | `sys` | its types and numbers |
+//! | `error` | its codes, in words |
+//! | `driver` | what the process has: [`CudaDriver`] |
+//! | `pointer` | what an address is |
+//! | `device` | one device, and its copies: [`CudaGpu`] |
+//! | `context` | making a context current for a moment |
+//! | `home` | streams, events and peers of one context |
+//! | `memory` | allocating and giving back |
+//! | `peer` | access to other devices |
+//! | `links` | what lies between devices, for reports |
+//! | `ipc` | handles between processes |
+//! | `stream` | streams of the user's: [`CudaStream`] |
+//! | `event` | events, our own and shared |
+//!
+//! # Why a table of our own, and not cudarc's
+//!
+//! cudarc's `driver::sys` has all of these calls, and is the oracle of the test in `sys`. It is not the base, because
+//! a symbol that the driver lacks is a panic there; because its results are Rust enums, so that a code which only a
+//! newer driver knows would be undefined behaviour; because it tries `libcuda.so`, a toolkit's stub, before the driver's
+//! `libcuda.so.1`; and because its CUDA version is a feature that two users of one program would have to agree on. Here
+//! each call is looked up by itself, a missing one is an error that names it, and every answer is an integer. So there
+//! is no CUDA version to choose when Carrack is built.
+//!
+//! # Contexts
+//!
+//! [`CudaDriver::adopt`] initialises nothing: until the program has called `cuInit`, every address is host memory. What is
+//! found in a context is worked on in that context; what the library needs for itself is done in the device's primary
+//! context, which the CUDA runtime shares. A thread that calls in has its own context back afterwards. What the library
+//! has made stays until the process ends, streams and contexts included, because the driver is the process's.
+
+mod calls;
+mod context;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod home;
+mod ipc;
+mod library;
+mod links;
+mod memory;
+mod peer;
+mod pointer;
+mod stream;
+mod sys;
+
+pub use device::CudaGpu;
+pub use driver::CudaDriver;
+pub use stream::CudaStream;

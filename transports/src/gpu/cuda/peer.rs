@@ -1,0 +1,77 @@
+//! From one device to another's memory.
+
+use super::calls::Calls;
+use super::error::{PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED, because};
+use super::home::Home;
+use super::sys::{Device, p2p};
+use crate::gpu::{GpuError, PeerInfo};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Which devices' primary contexts a context was given access to.
+#[derive(Debug)]
+pub(super) struct Peers(Box<[AtomicBool]>);
+
+impl Peers {
+    pub(super) fn new(devices: usize) -> Self {
+        Self((0..devices).map(|_| AtomicBool::new(false)).collect())
+    }
+}
+
+/// Whether the driver says that a device reaches another's memory.
+pub(super) fn can_access(calls: &Calls, device: Device, peer: Device) -> Result<(), GpuError> {
+    let mut can: c_int = 0;
+    // SAFETY: the place for the answer is ours; the driver checks the numbers.
+    unsafe { calls.device_can_access_peer(&raw mut can, device, peer) }?;
+    if can != 0 {
+        return Ok(());
+    }
+    let hint = format!(
+        "device {device} has no peer access to device {peer} (no NVLink, and PCIe between them is not allowed to be \
+         used: IOMMU, ACS, or two sockets); copies go through host memory"
+    );
+    Err(because("cuDeviceCanAccessPeer", PEER_ACCESS_UNSUPPORTED, hint))
+}
+
+/// Gives the context of `home` access to all ordinary memory of the peer's primary context, whose home is `other`.
+pub(super) fn enable(home: &Home, other: &Home) -> Result<(), GpuError> {
+    let known = usize::try_from(other.context.device).ok().and_then(|at| home.peers.0.get(at));
+    if known.is_some_and(|enabled| enabled.load(Ordering::Acquire)) {
+        return Ok(());
+    }
+    can_access(home.calls(), home.context.device, other.context.device)?;
+    let _current = home.context.enter()?;
+    // SAFETY: two contexts that are held; access is only added.
+    match unsafe { home.calls().ctx_enable_peer_access(other.context.raw, 0) } {
+        Ok(()) => {}
+        // The user has done it: so much the better.
+        Err(error) if error.code == PEER_ACCESS_ALREADY_ENABLED => {}
+        Err(error) => return Err(error),
+    }
+    if let Some(enabled) = known {
+        enabled.store(true, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Whether access was enabled before.
+#[inline]
+pub(super) fn is_enabled(home: &Home, peer: usize) -> bool {
+    home.peers.0.get(peer).is_some_and(|enabled| enabled.load(Ordering::Acquire))
+}
+
+/// What the driver says of the way from one device to another; `link` is for the caller to fill in.
+pub(super) fn describe(calls: &Calls, device: Device, peer: Device) -> Result<PeerInfo, GpuError> {
+    let ask = |attribute| {
+        let mut value: c_int = 0;
+        // SAFETY: the place for the answer is ours; the driver checks the numbers.
+        unsafe { calls.device_get_p2p_attribute(&raw mut value, attribute, device, peer) }?;
+        Ok::<_, GpuError>(value)
+    };
+    Ok(PeerInfo {
+        access: ask(p2p::ACCESS_SUPPORTED)? != 0,
+        performance_rank: ask(p2p::PERFORMANCE_RANK)?,
+        native_atomics: ask(p2p::NATIVE_ATOMIC_SUPPORTED)? != 0,
+        link: String::new(),
+    })
+}

@@ -1,0 +1,152 @@
+//! What an address is: one batched query.
+
+use super::driver::Shared;
+use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because};
+use super::sys::{ContextHandle, handle_type, memory_type, pointer};
+use crate::gpu::{Extent, Forms, Gpu, GpuError, HandleForm};
+use crate::mem::{AllocId, MemKind};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What is asked, what every driver knows first: one that does not know the last is asked for fewer.
+const ATTRIBUTES: [c_int; 10] = [
+    pointer::MEMORY_TYPE,
+    pointer::CONTEXT,
+    pointer::DEVICE_ORDINAL,
+    pointer::IS_MANAGED,
+    pointer::BUFFER_ID,
+    pointer::RANGE_START_ADDR,
+    pointer::RANGE_SIZE,
+    pointer::IS_LEGACY_CUDA_IPC_CAPABLE,
+    pointer::ALLOWED_HANDLE_TYPES,
+    pointer::MEMPOOL_HANDLE,
+];
+
+/// So many have to be known.
+const NEEDED: usize = 7;
+
+/// All of them, to begin with.
+pub(super) const ALL: usize = ATTRIBUTES.len();
+
+/// The driver's answers about an address that it knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    memory_type: u32,
+    /// Null for VMM and pool memory, which is no error (gpu.md, VMM rule 1).
+    pub(super) context: ContextHandle,
+    pub(super) ordinal: i32,
+    managed: bool,
+    pub(super) id: AllocId,
+    pub(super) start: usize,
+    pub(super) size: usize,
+    pub(super) legacy_ipc: bool,
+    pub(super) handle_types: c_int,
+    pub(super) pool: usize,
+}
+
+impl Shared {
+    /// Asks the driver; `None` for host memory that it knows nothing of. Needs no context.
+    pub(super) fn facts(&self, addr: usize) -> Result<Option<Facts>, GpuError> {
+        let mut count = self.attributes.load(Ordering::Relaxed);
+        let answers = loop {
+            match self.ask(addr, count) {
+                Ok(answers) => break answers,
+                // An attribute that this driver does not know, and so never will.
+                Err(error) if error.code == INVALID_VALUE && count > NEEDED => count -= 1,
+                // Some drivers have no answer for a foreign address, where most have an empty one.
+                Err(error) if error.code == INVALID_VALUE => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        };
+        self.attributes.store(count, Ordering::Relaxed);
+        let [kind, context, ordinal, managed, id, start, size, legacy, handles, pool] = answers;
+        if low(kind) == 0 && low(managed) == 0 {
+            return Ok(None);
+        }
+        let word = |answer: u64| usize::try_from(answer).unwrap_or(usize::MAX);
+        Ok(Some(Facts {
+            memory_type: low(kind),
+            context: ContextHandle(word(context)),
+            ordinal: low(ordinal).cast_signed(),
+            managed: low(managed) != 0,
+            id: AllocId(id),
+            start: word(start),
+            size: word(size),
+            legacy_ipc: low(legacy) != 0,
+            handle_types: low(handles).cast_signed(),
+            pool: word(pool),
+        }))
+    }
+
+    fn ask(&self, addr: usize, count: usize) -> Result<[u64; ALL], GpuError> {
+        // Each answer has 8 bytes, whatever its type: what the driver does not write stays 0.
+        let mut answers = [0_u64; ALL];
+        let first = (&raw mut answers).cast::<u64>();
+        let places: [*mut c_void; ALL] = std::array::from_fn(|at| first.wrapping_add(at).cast());
+        let asked = c_uint::try_from(count.min(ALL)).unwrap_or(0);
+        // SAFETY: as many attributes as places for their answers, of which none is longer than 8 bytes.
+        unsafe { self.calls.pointer_get_attributes(asked, ATTRIBUTES.as_ptr(), places.as_ptr(), addr) }?;
+        Ok(answers)
+    }
+
+    /// The allocation that an address lies in, and nothing else.
+    pub(super) fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
+        let mut id = 0_u64;
+        // SAFETY: the place for the answer is ours, and has its 8 bytes.
+        let asked =
+            unsafe { self.calls.pointer_get_attribute((&raw mut id).cast(), pointer::BUFFER_ID, addr) };
+        match asked {
+            Ok(()) => Ok(Some(AllocId(id))),
+            Err(error) if error.code == INVALID_VALUE => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the facts mean.
+    pub(super) fn extent(&'static self, addr: usize, facts: Facts) -> Result<Extent, GpuError> {
+        let gpus = self.gpus()?;
+        let owner = usize::try_from(facts.ordinal).ok().and_then(|at| gpus.get(at));
+        let pinned = facts.memory_type == memory_type::HOST && !facts.managed;
+        let gpu = match owner {
+            Some(gpu) => Some(self.gpu_in(gpu, facts.context)?),
+            None if pinned => None,
+            // Managed memory at rest belongs to no device; it is named after the first.
+            None if facts.managed => gpus.first().cloned(),
+            None => {
+                let hint = format!(
+                    "{addr:#x} is memory of device {}, which this process cannot see: widen CUDA_VISIBLE_DEVICES",
+                    facts.ordinal
+                );
+                return Err(because("cuPointerGetAttributes", INVALID_DEVICE, hint));
+            }
+        };
+        let kind = match (facts.memory_type, &gpu) {
+            _ if pinned => MemKind::Pinned,
+            (_, Some(gpu)) if facts.managed => MemKind::Managed(gpu.info().uuid),
+            (memory_type::UNIFIED, Some(gpu)) => MemKind::Managed(gpu.info().uuid),
+            (memory_type::DEVICE, Some(gpu)) => MemKind::Device(gpu.info().uuid),
+            (other, _) => {
+                let hint = format!("{addr:#x} is memory of a type that is not known here ({other})");
+                return Err(because("cuPointerGetAttributes", NOT_SUPPORTED, hint));
+            }
+        };
+        let on_device = matches!(kind, MemKind::Device(_));
+        let by_fd = on_device && facts.handle_types & handle_type::POSIX_FD != 0;
+        let forms = Forms::NONE
+            .with(HandleForm::Bytes, on_device && facts.legacy_ipc)
+            .with(HandleForm::Fd, by_fd && facts.pool == 0)
+            .with(HandleForm::Pool, by_fd && facts.pool != 0)
+            .with(HandleForm::Fabric, on_device && facts.handle_types & handle_type::FABRIC != 0);
+        // Of some host memory the driver tells no range: nothing is known of its end.
+        let (base, len) = if facts.size == 0 { (addr, usize::MAX - addr) } else { (facts.start, facts.size) };
+        let context = (facts.context != ContextHandle::NULL).then_some(facts.context.0 as u64);
+        let gpu = gpu.map(|gpu| gpu as Arc<dyn Gpu>);
+        Ok(Extent { base, len, kind, id: facts.id, gpu, context, forms })
+    }
+}
+
+/// An answer that is shorter than its place: the lower half, on machines that have these GPUs.
+fn low(answer: u64) -> u32 {
+    u32::try_from(answer & u64::from(u32::MAX)).unwrap_or(0)
+}

@@ -1,0 +1,152 @@
+//! Streams of the user's own.
+
+use super::driver::CudaDriver;
+use super::error::{INVALID_HANDLE, NOT_SUPPORTED, because, released};
+use super::event::raw_of;
+use super::home::Home;
+use super::sys::{self, ContextHandle, DevicePtr, StreamHandle, device};
+use crate::gpu::{Event, GpuError, Stream, Until};
+use std::any::Any;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// A stream: made here, or one that the program already has.
+#[derive(Debug)]
+pub struct CudaStream {
+    home: Arc<Home>,
+    raw: StreamHandle,
+    /// Made here, and so destroyed here.
+    owned: bool,
+}
+
+impl CudaStream {
+    /// A new stream in a context.
+    pub(super) fn new(home: &Arc<Home>) -> Result<Self, GpuError> {
+        let _current = home.context.enter()?;
+        Ok(Self { home: Arc::clone(home), raw: home.new_stream()?, owned: true })
+    }
+
+    /// A stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and 2 are CUDA's names for the
+    /// default streams of the calling thread's current context. It is not destroyed with this.
+    ///
+    /// # Safety
+    /// It is a stream, and stays one until this and all that was done with it are gone.
+    ///
+    /// # Errors
+    /// There is no such stream, or, for a default stream, no current context.
+    pub unsafe fn from_raw(driver: &CudaDriver, raw: usize) -> Result<Self, GpuError> {
+        let shared = driver.ready("cuStreamGetCtx")?;
+        let (calls, raw) = (shared.calls, StreamHandle(raw));
+        let mut context = ContextHandle::NULL;
+        // SAFETY: the caller's promise; the place for the answer is ours.
+        unsafe { calls.stream_get_ctx(raw, &raw mut context) }?;
+        let home = shared.home_of(context)?;
+        Ok(Self { home, raw, owned: false })
+    }
+
+    /// The stream as the driver's own calls take it.
+    pub fn as_raw(&self) -> usize {
+        self.raw.0
+    }
+
+    /// The device's address of a word of host memory that is registered or pinned, or of device memory.
+    fn word(&self, call: &'static str, word: *mut u64) -> Result<DevicePtr, GpuError> {
+        if word.is_null() || !word.is_aligned() {
+            let hint = format!("the word at {word:p} is not aligned to 8 bytes, or is none");
+            return Err(because(call, super::error::INVALID_VALUE, hint));
+        }
+        let mut same: c_int = 0;
+        let (calls, context) = (self.home.calls(), &self.home.context);
+        // SAFETY: the place for the answer is ours.
+        let asked = unsafe {
+            calls.device_get_attribute(&raw mut same, device::HOST_POINTER_FOR_REGISTERED, context.device)
+        };
+        let mut at: DevicePtr = word as usize;
+        if asked.is_err() || same == 0 {
+            // SAFETY: as above; what is no registered memory is refused, and then taken for device memory.
+            let _ = unsafe { calls.mem_host_get_device_pointer(&raw mut at, word.cast(), 0) };
+        }
+        Ok(at)
+    }
+}
+
+impl Stream for CudaStream {
+    fn record(&self) -> Result<Event, GpuError> {
+        let _current = self.home.context.enter()?;
+        self.home.record(self.raw)
+    }
+
+    fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        let Some(event) = raw_of(event)? else { return Ok(()) };
+        let _current = self.home.context.enter()?;
+        // SAFETY: both are alive, being held. The driver notes what the event stands for now, so that it may be used
+        // again at once.
+        unsafe { self.home.calls().stream_wait_event(self.raw, event, 0) }
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        let _current = self.home.context.enter()?;
+        // SAFETY: the stream is alive.
+        unsafe { self.home.calls().stream_synchronize(self.raw) }
+    }
+
+    unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
+        let (calls, at) = (self.home.calls(), self.word("cuStreamWriteValue64", word)?);
+        let _current = self.home.context.enter()?;
+        // SAFETY: the caller's promise.
+        let whole = unsafe { calls.stream_write_value64(self.raw, at, value, 0) };
+        fall_back(whole, value, |low| {
+            // SAFETY: the lower half of the word, which is the first on machines that have these GPUs.
+            unsafe { calls.stream_write_value32(self.raw, at, low, 0) }
+        })
+    }
+
+    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<(), GpuError> {
+        let (calls, at) = (self.home.calls(), self.word("cuStreamWaitValue64", word.cast_mut())?);
+        let flags = match until {
+            Until::Equal => sys::WAIT_EQUAL,
+            Until::Reached => sys::WAIT_REACHED,
+        };
+        let _current = self.home.context.enter()?;
+        // SAFETY: the caller's promise.
+        let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
+        fall_back(whole, value, |low| {
+            // SAFETY: as in `write_value64`.
+            unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
+        })
+    }
+}
+
+/// A device without operations on 64 bits does those that fit into 32: the upper half of a counter that stays small
+/// is 0, and stays so.
+fn fall_back(
+    whole: Result<(), GpuError>,
+    value: u64,
+    half: impl FnOnce(u32) -> Result<(), GpuError>,
+) -> Result<(), GpuError> {
+    match (whole, u32::try_from(value)) {
+        (Err(error), Ok(low)) if matches!(error.code, NOT_SUPPORTED | super::error::MISSING_CALL) => {
+            half(low)
+        }
+        (whole, _) => whole,
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.owned
+            && let Ok(_current) = self.home.context.enter()
+        {
+            // SAFETY: made here; the driver lets the work that it was given end first.
+            released("stream", unsafe { self.home.calls().stream_destroy(self.raw) });
+        }
+    }
+}
+
+/// The driver's stream behind one of ours.
+pub(super) fn stream_of(stream: &dyn Stream) -> Result<StreamHandle, GpuError> {
+    let any: &dyn Any = stream;
+    let own = any.downcast_ref::<CudaStream>();
+    own.map(|own| own.raw)
+        .ok_or_else(|| because("cuEventRecord", INVALID_HANDLE, "the stream is another driver's"))
+}

@@ -1,0 +1,143 @@
+//! What becomes of a driver that is not there, is a stub, is too old, lacks calls, or answers with what no header has.
+//! The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
+
+use carrack_transports::gpu::cuda::CudaDriver;
+use carrack_transports::gpu::{Driver, Flavour, HandleForm};
+use carrack_transports::mem::{GpuUuid, MemKind};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles the mock, in a folder of its own so that two tests never write one file.
+fn mock(test: &str, define: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test).join("stubs");
+    std::fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libcuda.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mock/libcuda.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-w", define, "-o"]).arg(&library).arg(source);
+    assert!(compiler.status().unwrap().success(), "{compiler:?}");
+    library
+}
+
+/// One of the mock's own words.
+fn word(library: &Path, name: &str) -> i32 {
+    // SAFETY: the mock's functions take nothing and return an int; opening it a second time is opening it again.
+    unsafe {
+        let library = libloading::Library::new(library).unwrap();
+        library.get::<unsafe extern "C" fn() -> i32>(name).unwrap()()
+    }
+}
+
+#[test]
+fn without_a_library_every_address_is_host_memory_and_the_reason_is_told() {
+    let driver = CudaDriver::at(Path::new("/nowhere/libcuda.so.1"));
+    assert!(driver.classify(0x1000).unwrap().is_none());
+    assert!(driver.buffer_id(0x1000).unwrap().is_none());
+    let why = driver.devices().unwrap_err();
+    assert_eq!((why.code, why.name), (-1, "NO_LIBRARY"));
+    assert!(why.hint.contains("/nowhere/libcuda.so.1") && why.hint.contains("NVIDIA driver"), "{why}");
+    assert_eq!(driver.version(), None);
+}
+
+#[test]
+fn a_file_that_is_no_library_is_an_error() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library.so");
+    std::fs::write(&path, "not a library").unwrap();
+    assert_eq!(CudaDriver::at(&path).devices().unwrap_err().name, "NO_LIBRARY");
+}
+
+#[test]
+fn a_library_of_something_else_lacks_the_first_call() {
+    let why = CudaDriver::at(Path::new("libc.so.6")).devices().unwrap_err();
+    assert_eq!((why.call, why.name), ("cuDriverGetVersion", "MISSING_CALL"));
+    assert!(why.hint.contains("libc.so.6"), "{why}");
+}
+
+#[test]
+fn a_stub_is_recognised_named_and_what_to_do_is_said() {
+    let library = mock("stub", "-DSTUB");
+    let driver = CudaDriver::at(&library);
+    let why = driver.devices().unwrap_err();
+    assert_eq!((why.code, why.name), (34, "STUB_LIBRARY"));
+    assert!(why.hint.contains(&library.display().to_string()), "{why}");
+    assert!(why.hint.contains("LD_LIBRARY_PATH"), "{why}");
+    assert!(driver.classify(0x1000).unwrap().is_none());
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_told_so() {
+    let why = CudaDriver::at(&mock("ancient", "-DANCIENT")).devices().unwrap_err();
+    assert_eq!(why.name, "TOO_OLD");
+    assert!(why.hint.contains("10.2") && why.hint.contains("update"), "{why}");
+}
+
+#[test]
+fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
+    let library = mock("inits", "-DMOCK");
+    let driver = CudaDriver::at(&library);
+    assert!(format!("{driver:?}").contains("not opened"), "nothing is opened at the start");
+    assert!(driver.classify(0x10000).unwrap().is_none(), "nobody can have device memory yet");
+    assert!(driver.version().unwrap().contains("99.0"));
+    assert_eq!(word(&library, "mock_inits"), 0);
+    let gpus = driver.devices().unwrap();
+    assert_eq!(word(&library, "mock_inits"), 1);
+    assert_eq!(word(&library, "mock_retained"), 0, "looking at devices makes no context");
+    let info = gpus[0].info();
+    assert_eq!((gpus.len(), &*info.name, info.uuid), (1, "Mock", GpuUuid([7; 16])));
+    assert_eq!(info.pci.len(), 32, "text without an end ends with its place");
+    // Whoever comes later sees it initialised.
+    let extent = driver.classify(0x10007).unwrap().unwrap();
+    assert_eq!(
+        (extent.base, extent.len, extent.id.0, extent.kind),
+        (0x10000, 0x10_0000, 99, MemKind::Device(info.uuid))
+    );
+    assert_eq!(extent.context, None, "no context is no error (gpu.md, VMM rule 1)");
+    assert!(driver.classify(0x5000).unwrap().is_none());
+    assert!(driver.extents(0x10000, 0x10_0000).unwrap().len() == 1);
+    assert_eq!(driver.extents(0x10000, 0x10_0001).unwrap_err().code, 1);
+}
+
+#[test]
+fn codes_and_types_that_no_header_has_are_errors() {
+    let driver = CudaDriver::at(&mock("unheard", "-DMOCK"));
+    let gpus = driver.devices().unwrap();
+    let why = gpus[0].allocate(100, Flavour::Plain).unwrap_err();
+    assert_eq!((why.call, why.code, why.name), ("cuMemAlloc_v2", 4242, "UNKNOWN"));
+    let why = driver.classify(0x90_0000).unwrap_err();
+    assert!(why.name == "NOT_SUPPORTED" && why.hint.contains("77"), "{why}");
+    let why = driver.classify(0xa0_0000).unwrap_err();
+    assert!(why.name == "INVALID_DEVICE" && why.hint.contains("device 5"), "{why}");
+}
+
+#[test]
+fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
+    let library = mock("lacks", "-DMOCK");
+    let driver = CudaDriver::at(&library);
+    let missing = driver.missing_calls().unwrap();
+    assert!(missing.contains(&"cuMemCreate") && missing.contains(&"cuIpcGetMemHandle"), "{missing:?}");
+    assert!(!missing.contains(&"cuDeviceGetUuid_v2"), "the older name will do");
+    let gpu = driver.devices().unwrap().remove(0);
+    for (flavour, call) in [
+        (Flavour::Pinned, "cuMemHostAlloc"),
+        (Flavour::Managed, "cuMemAllocManaged"),
+        (Flavour::Pooled, "cuMemPoolCreate"),
+    ] {
+        let why = gpu.allocate(100, flavour).unwrap_err();
+        assert_eq!((why.call, why.name), (call, "MISSING_CALL"), "{why}");
+        assert!(why.hint.contains("libcuda.so"), "{why}");
+    }
+    assert_eq!(gpu.allocate(100, Flavour::Shareable).unwrap_err().name, "MISSING_CALL");
+    assert_eq!(gpu.allocate(0, Flavour::Plain).unwrap_err().name, "INVALID_VALUE");
+    assert_eq!(gpu.shared_event().unwrap_err().call, "cuEventCreate");
+    assert_eq!(gpu.open_event(&[0; 64]).unwrap_err().call, "cuIpcOpenEventHandle");
+    assert_eq!(gpu.peer(gpu.info().uuid).unwrap_err().call, "cuDeviceGetP2PAttribute");
+    let stream = gpu.stream().unwrap();
+    assert_eq!(stream.record().unwrap_err().call, "cuEventCreate");
+    assert_eq!(stream.synchronize().unwrap_err().call, "cuStreamSynchronize");
+    // The driver refuses to destroy it, which `Drop` survives.
+    drop(stream);
+    let host = carrack_transports::mem::Region::host(64);
+    assert_eq!(gpu.export(&host, HandleForm::Bytes).unwrap_err().name, "INVALID_VALUE");
+    assert_eq!(gpu.reaches(GpuUuid([8; 16])).unwrap_err().name, "INVALID_DEVICE");
+    assert_eq!(word(&library, "mock_depth"), 0, "every way out restores the caller's context");
+}
