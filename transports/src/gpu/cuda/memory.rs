@@ -277,11 +277,12 @@ impl Pool {
 
 fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
     let calls = home.calls();
+    let span = blocks(len, 512)?;
     let pool = home.once(&home.pool, || Pool::create(gpu, calls))?.raw;
     let (stream, mut ptr) = (home.lane(Lane::Within)?, 0);
     // SAFETY: the place for the answer is ours.
-    unsafe { calls.mem_alloc_from_pool_async(&raw mut ptr, len, pool, stream) }?;
-    let memory = Memory { home: Arc::clone(home), ptr, span: len, how: How::ToPool };
+    unsafe { calls.mem_alloc_from_pool_async(&raw mut ptr, span, pool, stream) }?;
+    let memory = Memory { home: Arc::clone(home), ptr, span, how: How::ToPool };
     // Other streams may use it as soon as the region is out.
     // SAFETY: a stream of the library's own.
     unsafe { calls.stream_synchronize(stream) }?;

@@ -1,0 +1,117 @@
+//! What this layer costs, beside raw calls in the same process. Not a test: `-- --ignored --nocapture figures`.
+
+use crate::support::{MIB, make, need, start};
+use crate::user;
+use carrack_transports::gpu::{Driver, Gpu};
+use carrack_transports::mem::Region;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The best of five runs of `count` calls, in nanoseconds a call.
+fn best(count: usize, mut run: impl FnMut(usize)) -> f64 {
+    run(count.min(10));
+    let time = |_| {
+        let began = Instant::now();
+        run(count);
+        began.elapsed().as_secs_f64() * 1e9 / count as f64
+    };
+    (0..5).map(time).fold(f64::INFINITY, f64::min)
+}
+
+#[test]
+#[ignore = "figures, to be asked for"]
+fn figures() {
+    let Some((driver, gpus)) = need(1) else { return };
+    println!("{}; {}", driver.version().unwrap(), gpus[0].info().name);
+    user::set_current(user::primary(0));
+    queries(&driver, &gpus);
+    for (name, far) in [("within device 0", 0), ("to device 1", 1), ("the other engine, to device 0", 1)] {
+        if let Some(far) = gpus.get(far) {
+            let (src, dst) = if name.starts_with("the other") { (far, &gpus[0]) } else { (&gpus[0], far) };
+            copies(name, src, dst);
+        }
+    }
+}
+
+fn queries(driver: &dyn Driver, gpus: &[Arc<dyn Gpu>]) {
+    let kinds = ["plain", "shareable", "pooled", "pinned", "host"];
+    println!("\nns a call              classify  buffer_id");
+    for kind in kinds {
+        let region = make(&gpus[0], kind, MIB);
+        let addr = region.addr() + 77;
+        let classify = best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.classify(addr)))));
+        let id = best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.buffer_id(addr)))));
+        println!("  {kind:<20} {classify:>8.0}  {id:>9.0}");
+    }
+}
+
+fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
+    println!("\nplain memory, {name}, engine of device {}", src.info().ordinal);
+    println!("µs a copy, back to back     raw      ours   ours/raw     GB/s");
+    let largest = 256 * MIB;
+    let (from, to) = (make(src, "plain", largest), make(dst, "plain", largest));
+    let context = user::primary(i32::try_from(src.info().ordinal).unwrap());
+    user::set_current(context);
+    src.reaches(dst.info().uuid).unwrap();
+    let stream = user::stream(1);
+    for (len, count) in [(8, 5000), (64 << 10, 5000), (MIB, 2000), (16 * MIB, 300), (256 * MIB, 30)] {
+        let raw = best(count, |count| {
+            (0..count).for_each(|_| user::copy_async(to.addr(), from.addr(), len, stream));
+            user::synchronize(stream);
+        });
+        let ours = best(count, |count| {
+            let mut last = None;
+            (0..count).for_each(|_| last = Some(start(&**src, (&to, 0), (&from, 0), len).unwrap()));
+            last.unwrap().wait().unwrap();
+        });
+        let rate = len as f64 / ours;
+        println!(
+            "  {len:>12} bytes   {:>9.2} {:>9.2}   {:>8.3} {rate:>8.1}",
+            raw / 1e3,
+            ours / 1e3,
+            ours / raw
+        );
+    }
+    println!("µs a copy, each waited for:  raw + cuStreamSynchronize, ours + poll, ours + wait");
+    for len in [8, 64 << 10, MIB] {
+        let raw = best(2000, |count| {
+            (0..count).for_each(|_| {
+                user::copy_async(to.addr(), from.addr(), len, stream);
+                user::synchronize(stream);
+            });
+        });
+        let polled = best(2000, |count| {
+            (0..count).for_each(|_| {
+                let event = start(&**src, (&to, 0), (&from, 0), len).unwrap();
+                while !event.query().unwrap() {
+                    std::hint::spin_loop();
+                }
+            });
+        });
+        let waited = best(2000, |count| {
+            (0..count).for_each(|_| start(&**src, (&to, 0), (&from, 0), len).unwrap().wait().unwrap());
+        });
+        println!("  {len:>12} bytes   {:>9.2} {:>9.2} {:>9.2}", raw / 1e3, polled / 1e3, waited / 1e3);
+    }
+    host_costs(src, (&from, &to));
+    user::set_current(user::primary(0));
+}
+
+/// What a call costs the thread, where the device is kept waiting for nothing.
+fn host_costs(gpu: &Arc<dyn Gpu>, (from, to): (&Region, &Region)) {
+    let own = best(500, |count| {
+        let events: Vec<_> = (0..count).map(|_| start(&**gpu, (to, 0), (from, 0), 8).unwrap()).collect();
+        events.last().unwrap().wait().unwrap();
+    });
+    user::set_current(0);
+    let foreign = best(500, |count| {
+        let events: Vec<_> = (0..count).map(|_| start(&**gpu, (to, 0), (from, 0), 8).unwrap()).collect();
+        events.last().unwrap().wait().unwrap();
+    });
+    println!(
+        "µs, 8 bytes back to back with its context current {:.2}, with none {:.2}",
+        own / 1e3,
+        foreign / 1e3
+    );
+}

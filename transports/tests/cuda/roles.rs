@@ -1,0 +1,129 @@
+//! The other process: this program again, in a role.
+
+use crate::processes;
+use crate::streams;
+use carrack_transports::gpu::Handle;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const ROLE: &str = "CARRACK_CUDA_CHILD";
+
+/// A process that plays a role. Killed when dropped.
+pub struct Other {
+    process: Child,
+    pub wire: Wire,
+}
+
+impl Other {
+    /// Starts it, with environment variables of its own.
+    pub fn start(role: &str, environment: &[(&str, &str)]) -> Self {
+        let (wire, theirs) = UnixStream::pair().unwrap();
+        wire.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .envs(environment.iter().copied())
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        Self { process, wire: Wire(wire) }
+    }
+
+    /// Waits for its end, which must be a good one.
+    pub fn expect_success(mut self) {
+        self.wire.0.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(self.process.wait().unwrap().success());
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What the child plays; nothing, when it is no child.
+pub fn play() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    // SAFETY: standard input is the socket that `Other::start` gave, and nothing else uses it.
+    let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
+    match role.split(' ').collect::<Vec<_>>()[..] {
+        ["beside", "a", "kernel"] => streams::beside_a_kernel(),
+        ["import"] => processes::import(&wire),
+        ["export", kind] => processes::export(&wire, kind),
+        ["wait"] => processes::wait_for_events(&wire),
+        ["rounds"] => processes::rounds(&wire),
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+/// A socket over which two processes speak.
+pub struct Wire(UnixStream);
+
+impl Wire {
+    pub fn say(&self, bytes: &[u8]) {
+        let mut wire = &self.0;
+        wire.write_all(&u32::try_from(bytes.len()).unwrap().to_le_bytes()).unwrap();
+        wire.write_all(bytes).unwrap();
+    }
+
+    pub fn hear(&self) -> Vec<u8> {
+        self.hear_or_end().expect("the other side ended")
+    }
+
+    /// `None` when the other side has hung up.
+    pub fn hear_or_end(&self) -> Option<Vec<u8>> {
+        let (mut wire, mut len) = (&self.0, [0; 4]);
+        wire.read_exact(&mut len).ok()?;
+        let mut bytes = vec![0; u32::from_le_bytes(len) as usize];
+        wire.read_exact(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    #[track_caller]
+    pub fn expect(&self, word: &str) {
+        assert_eq!(String::from_utf8_lossy(&self.hear()), word);
+    }
+
+    /// VMM rule 4: descriptors travel by SCM_RIGHTS.
+    pub fn say_handle(&self, handle: &Handle) {
+        self.say(&handle.encode());
+        let Some(fd) = handle.fd() else { return };
+        let fds = [fd];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&self.0, &[IoSlice::new(b"f")], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    pub fn hear_handle(&self) -> Handle {
+        let text = self.hear().try_into().unwrap();
+        if let Some(handle) = Handle::decode(&text, None) {
+            return handle;
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let mut fds = control.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
+            _ => Vec::new(),
+        });
+        Handle::decode(&text, fds.next()).unwrap()
+    }
+}

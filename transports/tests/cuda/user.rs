@@ -1,0 +1,219 @@
+//! What a program does that uses CUDA itself: raw calls, through cudarc.
+
+use cudarc::driver::sys as cu;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+
+/// Fails the test where the driver refuses the user.
+#[track_caller]
+pub fn ok(result: cu::CUresult) {
+    assert_eq!(result, cu::CUresult::CUDA_SUCCESS);
+}
+
+/// The calling thread's context.
+pub fn current() -> usize {
+    let mut context = null_mut();
+    // SAFETY: the place for the answer is ours.
+    unsafe { ok(cu::cuCtxGetCurrent(&raw mut context)) };
+    context as usize
+}
+
+/// Makes a context current, or none.
+pub fn set_current(context: usize) {
+    // SAFETY: the tests pass contexts that are alive, or 0.
+    unsafe { ok(cu::cuCtxSetCurrent(context as cu::CUcontext)) };
+}
+
+/// A device's primary context, retained to the end of the program.
+pub fn primary(device: i32) -> usize {
+    let mut context = null_mut();
+    // SAFETY: the place for the answer is ours.
+    unsafe { ok(cu::cuDevicePrimaryCtxRetain(&raw mut context, device)) };
+    context as usize
+}
+
+/// A context of the user's own, current when this returns.
+pub fn new_context(device: i32) -> usize {
+    let mut context = null_mut();
+    // SAFETY: the place for the answer is ours; no parameters means the defaults.
+    unsafe { ok(cu::cuCtxCreate_v4(&raw mut context, null_mut(), 0, device)) };
+    context as usize
+}
+
+pub fn destroy_context(context: usize) {
+    // SAFETY: made by `new_context`, and not used by the test afterwards.
+    unsafe { ok(cu::cuCtxDestroy_v2(context as cu::CUcontext)) };
+}
+
+/// `cudaMalloc`, in the current context.
+pub fn alloc(len: usize) -> usize {
+    let mut ptr = 0;
+    // SAFETY: the place for the answer is ours.
+    unsafe { ok(cu::cuMemAlloc_v2(&raw mut ptr, len)) };
+    usize::try_from(ptr).unwrap()
+}
+
+pub fn free(ptr: usize) {
+    // SAFETY: made by `alloc`, and not used by the test afterwards.
+    unsafe { ok(cu::cuMemFree_v2(ptr as u64)) };
+}
+
+/// A stream that the legacy default stream waits for, or one that it does not, in the current context.
+pub fn stream(flags: u32) -> usize {
+    let mut stream = null_mut();
+    // SAFETY: the place for the answer is ours.
+    unsafe { ok(cu::cuStreamCreate(&raw mut stream, flags)) };
+    stream as usize
+}
+
+pub fn synchronize(stream: usize) {
+    // SAFETY: a stream that is alive, or a default one.
+    unsafe { ok(cu::cuStreamSynchronize(stream as cu::CUstream)) };
+}
+
+/// `cudaDeviceSynchronize`.
+pub fn synchronize_all() {
+    // SAFETY: no arguments.
+    unsafe { ok(cu::cuCtxSynchronize()) };
+}
+
+/// VMM memory: a range of `handles` allocations of `granule` bytes each, with access for `devices` only.
+pub struct Mapping {
+    pub ptr: usize,
+    pub len: usize,
+}
+
+impl Mapping {
+    pub fn granule(owner: i32) -> usize {
+        let mut granule = 0;
+        let prop = Self::prop(owner);
+        let which = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        // SAFETY: the places for question and answer are ours.
+        unsafe { ok(cu::cuMemGetAllocationGranularity(&raw mut granule, &raw const prop, which)) };
+        granule
+    }
+
+    pub fn new(owner: i32, handles: usize, devices: &[i32]) -> Self {
+        let (granule, prop) = (Self::granule(owner), Self::prop(owner));
+        let (len, mut ptr) = (granule * handles, 0);
+        // SAFETY: addresses that were just reserved are mapped piece by piece, and given access to.
+        unsafe {
+            ok(cu::cuMemAddressReserve(&raw mut ptr, len, 0, 0, 0));
+            for at in 0..handles {
+                let mut handle = 0;
+                ok(cu::cuMemCreate(&raw mut handle, granule, &raw const prop, 0));
+                ok(cu::cuMemMap(ptr + (at * granule) as u64, granule, 0, handle, 0));
+                ok(cu::cuMemRelease(handle));
+            }
+            for &device in devices {
+                let access = cu::CUmemAccessDesc {
+                    location: Self::location(device),
+                    flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                };
+                ok(cu::cuMemSetAccess(ptr, len, &raw const access, 1));
+            }
+        }
+        Self { ptr: usize::try_from(ptr).unwrap(), len }
+    }
+
+    fn location(device: i32) -> cu::CUmemLocation {
+        cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+    }
+
+    fn prop(owner: i32) -> cu::CUmemAllocationProp {
+        // SAFETY: plain data, of which zero means nothing asked for.
+        let mut prop: cu::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        prop.type_ = cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.location = Self::location(owner);
+        prop
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and used no more.
+        unsafe {
+            ok(cu::cuMemUnmap(self.ptr as u64, self.len));
+            ok(cu::cuMemAddressFree(self.ptr as u64, self.len));
+        }
+    }
+}
+
+/// A kernel that runs until a word of pinned memory is not 0, or for five seconds.
+const SPIN: &str = "\
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 flag)
+{
+    .reg .u64 %flag, %start, %now, %gone;
+    .reg .u32 %word;
+    .reg .pred %stop;
+    ld.param.u64 %flag, [flag];
+    mov.u64 %start, %globaltimer;
+LOOP:
+    ld.volatile.u32 %word, [%flag];
+    setp.ne.u32 %stop, %word, 0;
+    @%stop bra DONE;
+    mov.u64 %now, %globaltimer;
+    sub.u64 %gone, %now, %start;
+    setp.gt.u64 %stop, %gone, 5000000000;
+    @%stop bra DONE;
+    bra LOOP;
+DONE:
+    ret;
+}
+\0";
+
+/// Launches it, on a stream or on the legacy default stream (0), in the current context.
+pub fn spin(stream: usize, flag: usize) {
+    let (mut module, mut function, mut flag) = (null_mut(), null_mut(), flag as u64);
+    let mut arguments: [*mut c_void; 1] = [(&raw mut flag).cast()];
+    // SAFETY: the text is a kernel with one argument, which is read before the call returns; the word that it names
+    // stays until the kernel is over.
+    unsafe {
+        ok(cu::cuModuleLoadData(&raw mut module, SPIN.as_ptr().cast()));
+        ok(cu::cuModuleGetFunction(&raw mut function, module, c"spin".as_ptr()));
+        let stream = stream as cu::CUstream;
+        ok(cu::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut()));
+    }
+}
+
+/// The flags of the current context.
+pub fn context_flags() -> u32 {
+    let mut flags = 0;
+    // SAFETY: the place for the answer is ours.
+    unsafe { ok(cu::cuCtxGetFlags(&raw mut flags)) };
+    flags
+}
+
+/// Plain copies, as a program makes them.
+pub fn copy_async(dst: usize, src: usize, len: usize, stream: usize) {
+    // SAFETY: the callers keep the memory until they have synchronised.
+    unsafe { ok(cu::cuMemcpyDtoDAsync_v2(dst as u64, src as u64, len, stream as cu::CUstream)) };
+}
+
+/// Whether a plain copy between device addresses is refused.
+pub fn copy_is_refused(dst: usize, src: usize, len: usize) -> bool {
+    // SAFETY: the callers give allocated ranges; what is not accessible is refused.
+    unsafe { cu::cuMemcpyDtoD_v2(dst as u64, src as u64, len) != cu::CUresult::CUDA_SUCCESS }
+}
+
+/// Turns on peer access of the current context to another, as a program may have done before us.
+pub fn enable_peer(context: usize) {
+    // SAFETY: a context that is alive.
+    let result = unsafe { cu::cuCtxEnablePeerAccess(context as cu::CUcontext, 0) };
+    let already = cu::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    assert!([cu::CUresult::CUDA_SUCCESS, already].contains(&result), "{result:?}");
+}
+
+/// The driver's own word on the version of the library.
+pub fn name_of(code: i32) -> String {
+    let mut name = null();
+    // SAFETY: the place for the answer is ours, and the codes asked for are ones of the headers.
+    unsafe {
+        let code: cu::CUresult = std::mem::transmute(code);
+        ok(cu::cuGetErrorName(code, &raw mut name));
+        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
+    }
+}
