@@ -57,7 +57,7 @@ fuzz_target!(|key: Key| {
             bytes = any;
         }
     }
-    let Ok(imported) = domain.import(&WireKey(bytes.clone())) else { return };
+    let Ok(imported) = domain.import(&WireKey(bytes.clone()), None) else { return };
     let Some(mapped) = imported.region() else { return };
     assert_eq!(bytes, exported.key.0, "another key leads to the region");
     assert!(mapped.len() == LEN && region.whole().write(&[7; LEN]).is_ok());

@@ -133,7 +133,7 @@ impl DeviceInner {
         let host_pool = if pool.kind().is_host() { pool.clone() } else { host() };
         let mut lanes = Vec::new();
         let mut refused = Vec::new();
-        for (transport, domain) in &runtime.domains {
+        for (transport, domain) in runtime.domains.iter().filter(|(_, domain)| domain.carries_messages()) {
             // A transport that cannot receive into the pool's memory gets host packets; progress then
             // lands what came in.
             let direct = pool.kind().is_host() || domain.caps().am_to_device;

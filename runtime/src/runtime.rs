@@ -17,6 +17,7 @@ use crate::region::Regions;
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::wait::Sleepers;
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
+use carrack_transports::cuda_ipc::{self, CudaIpc};
 use carrack_transports::fork::Owner;
 use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::cuda::CudaDriver;
@@ -112,9 +113,15 @@ impl RuntimeBuilder {
         drivers.push(driver(&settings)?);
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
-        let (domains, unavailable) = open_transports(&settings, &identity);
+        let (mut domains, unavailable) = open_transports(&settings, &identity);
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
+        }
+        // Between processes of one node, whose messages go through shared memory.
+        let maps_gpus =
+            settings.gpu_ipc().is_allowed() && settings.transports().contains(&TransportChoice::Shm);
+        if maps_gpus {
+            domains.push((cuda_ipc::NAME, Arc::new(CudaIpc::new(drivers.clone()))));
         }
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let sleepers = Sleepers::new().map_err(|error| StartError::System(error.to_string()))?;

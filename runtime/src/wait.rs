@@ -137,6 +137,7 @@ impl Inner {
     /// Sleeps until something happens, or `done` turns true on another thread, or the time is up.
     #[cold]
     fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration) {
+        self.look_after_domains();
         let devices = self.devices().clone();
         let lanes: Vec<_> = devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
         self.sleepers.enter();

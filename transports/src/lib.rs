@@ -10,6 +10,7 @@
 //! | [`gpu`] | GPUs behind one trait: none, simulated |
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
+//! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
 //! | [`fork`] | whether this is still the process that something belongs to |
 //! | [`sync`] | rings, queues, free lists: model-checked |
@@ -24,6 +25,8 @@
 pub mod clock;
 #[cfg(not(loom))]
 pub mod contract;
+#[cfg(not(loom))]
+pub mod cuda_ipc;
 #[cfg(not(loom))]
 pub mod fd_channel;
 pub mod fork;

@@ -3,7 +3,9 @@
 pub mod raw;
 
 pub use carrack_transports::contract::Loan;
+use carrack_transports::gpu::Gpu;
 pub use carrack_transports::mem::{Buffer, Buffers, Region, RegionSlice};
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use carrack_transports::mem::{MemKind, MemRef, Packet};
@@ -32,6 +34,13 @@ impl SendBuffer<'_> {
         match self {
             Self::Borrowed(_) => MemKind::Host,
             Self::Owned(buffer) => buffer.kind(),
+        }
+    }
+
+    pub(crate) fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
+        match self {
+            Self::Borrowed(_) => None,
+            Self::Owned(buffer) => buffer.gpu(),
         }
     }
 

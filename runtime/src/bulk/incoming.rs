@@ -427,7 +427,8 @@ impl Pass<'_> {
         }
         let mut many: Vec<_> = turn.drain(..count).collect();
         let memory = many[0].memory.clone();
-        let places: Option<Vec<_>> = many.iter_mut().map(|pull| Some((pull.offer.addr, pull.room()?))).collect();
+        let places: Option<Vec<_>> =
+            many.iter_mut().map(|pull| Some((pull.offer.addr, pull.room()?))).collect();
         let done = places.map_or(0, |places| memory.read_many(&places).unwrap_or(0));
         let mut left = many.split_off(done);
         if let Some(pull) = left.first_mut() {
@@ -573,7 +574,8 @@ impl Pull {
         // An address that runs over is the sender's nonsense, and no memory's.
         let addr = self.offer.addr.wrapping_add(begin as u64);
         let memory = self.memory.clone();
-        let room = self.room().ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
+        let room =
+            self.room().ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
         memory.read(addr, room.part(begin, len))
     }
 
@@ -601,7 +603,11 @@ impl Pull {
     pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
         let is_dead = matches!(error, OpError::PeerDown { cause: DownCause::Gone(_), .. });
         if !is_dead && self.share.as_ref().is_some_and(|share| !share.close()) {
-            tracing::warn!(rank = self.from.0, size = self.size, "a buffer is lost: its sender was writing to it");
+            tracing::warn!(
+                rank = self.from.0,
+                size = self.size,
+                "a buffer is lost: its sender was writing to it"
+            );
             std::mem::forget(self.buffer().map(std::mem::take));
         }
         self.target.fail(self.from, self.size, error)

@@ -4,9 +4,9 @@
 //! to wait for it, so the receiver asks it to help. Whoever takes a piece copies it; a sender that makes no progress
 //! takes none, and costs nothing. Who has what is said by a [`Split`] in memory that both see.
 
+use super::Bulk;
 use super::outgoing::Offered;
 use super::wire::HelpWanted;
-use super::Bulk;
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::progress::Pass;

@@ -216,9 +216,13 @@ impl<A, B> Table<A, B> {
     ) -> Result<T, u64> {
         let theirs = |value| if let Value::B(theirs) = value { Some(theirs) } else { None };
         let is_theirs = |value: &Value<A, B>| matches!(value, Value::B(_));
-        self.meet(key, value, is_theirs, |value, at| theirs(at).map(|b| taken(value, b)), |value| {
-            Value::A(keep_as(value))
-        })
+        self.meet(
+            key,
+            value,
+            is_theirs,
+            |value, at| theirs(at).map(|b| taken(value, b)),
+            |value| Value::A(keep_as(value)),
+        )
     }
 
     /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made only then.
@@ -369,8 +373,7 @@ impl<A, B> Table<A, B> {
 #[inline(always)]
 fn hash(key: &Key) -> u64 {
     let [who, tag] = key.words();
-    let product =
-        u128::from(who ^ 0x9e37_79b9_7f4a_7c15_u64) * u128::from(tag ^ 0xd6e8_feb8_6659_fd93_u64);
+    let product = u128::from(who ^ 0x9e37_79b9_7f4a_7c15_u64) * u128::from(tag ^ 0xd6e8_feb8_6659_fd93_u64);
     (product >> 64) as u64 ^ product as u64
 }
 

@@ -79,7 +79,7 @@ impl Post<'_, Atomic<'_>> {
 
     fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
         let Atomic { place, operation } = &self.kind;
-        let Some((region, offset)) = self.remote(place, 8)? else {
+        let Some((region, offset)) = self.remote(place, 8, None)? else {
             return Ok(match *operation {
                 Operation::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
                 Operation::CompareSwap { expected, new } => {

@@ -80,6 +80,8 @@ pub enum Path {
     Loopback,
     /// Through memory that two processes share.
     Shm,
+    /// GPU memory that is mapped from another process of the node, by CUDA's IPC.
+    CudaIpc,
 }
 
 impl Path {
@@ -88,6 +90,7 @@ impl Path {
         match self {
             Self::Loopback => carrack_transports::loopback::NAME,
             Self::Shm => carrack_transports::shm::NAME,
+            Self::CudaIpc => carrack_transports::cuda_ipc::NAME,
         }
     }
 }

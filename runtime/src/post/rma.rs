@@ -17,6 +17,7 @@ use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
+use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
@@ -80,11 +81,13 @@ impl Runtime {
 }
 
 impl<K> Post<'_, K> {
-    /// The remote memory and where in it, if it is mapped here; else its owner has to help.
+    /// The remote memory and where in it, if it is mapped here (for the engines of the GPU that is `near`); else its owner has to
+    /// help.
     pub(super) fn remote<'p>(
         &self,
         place: &Place<'p>,
         len: u64,
+        near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Option<(&'p Region, usize)>, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
@@ -106,7 +109,7 @@ impl<K> Post<'_, K> {
         if let Some(cause) = route.down() {
             return Err(PostError::PeerDown { rank, cause: cause.clone() });
         }
-        let (transport, imported) = match rmr.imported(&self.runtime.0) {
+        let (transport, imported) = match rmr.imported(&self.runtime.0, near) {
             Ok((transport, imported)) => (Some(*transport), Some(imported)),
             Err(_) => (route.linked().map(|linked| linked.transport), None),
         };
@@ -128,9 +131,9 @@ impl<K> Post<'_, K> {
 
     /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here and now.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
-        let imported = place.rmr.imported(&self.runtime.0).ok();
-        let region = imported.and_then(|(_, imported)| imported.region());
-        kind.is_host() && region.is_some_and(|region| region.kind().is_host())
+        let imported = || place.rmr.imported(&self.runtime.0, None).ok();
+        let region = || imported()?.1.region();
+        kind.is_host() && region().is_some_and(|region| region.kind().is_host())
     }
 
     pub(super) fn outstanding(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Outstanding {
@@ -253,7 +256,7 @@ impl Post<'_, Put<'_>> {
         let place = &self.kind.place;
         let buffer = given.as_ref().ok_or(PostError::Spent)?;
         let size = buffer.len();
-        let remote = self.remote(place, size as u64)?;
+        let remote = self.remote(place, size as u64, buffer.gpu())?;
         let device = self.device_inner();
         if let Some((region, at)) = remote
             && region.kind().is_host()
@@ -372,8 +375,9 @@ impl Post<'_, Get<'_>> {
         let buffer = given.as_mut().ok_or(PostError::Spent)?;
         let size = buffer.len();
         let (kind, device) = (buffer.kind(), self.device_inner());
+        let near = buffer.gpu().cloned();
         let Some(target) = buffer.view_mut() else { return Err(PostError::ReadOnly("Bytes")) };
-        let remote = self.remote(place, size as u64)?;
+        let remote = self.remote(place, size as u64, near.as_ref())?;
         if size == 0 {
             self.tell(device, place, 0);
             return Ok(self.over(0, given.take().unwrap_or_default()));

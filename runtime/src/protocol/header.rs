@@ -105,10 +105,7 @@ impl Message {
 
     /// Whether it is about a message that is under way already, or about memory: no message of the user's.
     pub(crate) fn is_bulk(self) -> bool {
-        !matches!(
-            self,
-            Self::Am { .. } | Self::Send { .. } | Self::OfferAm { .. } | Self::OfferSend { .. }
-        )
+        !matches!(self, Self::Am { .. } | Self::Send { .. } | Self::OfferAm { .. } | Self::OfferSend { .. })
     }
 
     /// The group and the number of a note.

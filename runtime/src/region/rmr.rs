@@ -3,6 +3,7 @@
 use crate::names::Rank;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, WireKey};
+use carrack_transports::gpu::Gpu;
 use std::sync::{Arc, OnceLock};
 
 /// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr) gives, and what
@@ -127,21 +128,29 @@ impl Rmr {
         self.offset
     }
 
-    /// The memory, mapped here, and by which transport; or why it cannot be.
+    /// The memory, mapped here (for the engines of the device that is `near` when it is first used), and by which transport; or why it cannot be.
     #[inline]
-    pub(crate) fn imported(&self, runtime: &Inner) -> Result<&(&'static str, Imported), &str> {
-        self.region.imported.get_or_init(|| self.import(runtime)).as_ref().map_err(String::as_str)
+    pub(crate) fn imported(
+        &self,
+        runtime: &Inner,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<&(&'static str, Imported), &str> {
+        self.region.imported.get_or_init(|| self.import(runtime, near)).as_ref().map_err(String::as_str)
     }
 
     #[cold]
-    fn import(&self, runtime: &Inner) -> Result<(&'static str, Imported), String> {
+    fn import(
+        &self,
+        runtime: &Inner,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<(&'static str, Imported), String> {
         let mut reasons = Vec::new();
         for (transport, domain) in &runtime.domains {
             let Some((_, key)) = self.region.keys.iter().find(|(name, _)| name == transport) else {
                 reasons.push(format!("{transport}: its owner could not export it"));
                 continue;
             };
-            match domain.import(key) {
+            match domain.import(key, near) {
                 Ok(imported) => return Ok((transport, imported)),
                 Err(why) => reasons.push(format!("{transport}: {why}")),
             }

@@ -76,6 +76,27 @@ impl Choice for KernelCopyChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
+/// What `CARRACK_GPU_IPC` can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GpuIpcChoice {
+    /// `auto`: where the driver allows it.
+    Auto,
+    /// `off`: never.
+    Off,
+}
+
+impl GpuIpcChoice {
+    /// Whether it may be tried.
+    pub fn is_allowed(self) -> bool {
+        self == Self::Auto
+    }
+}
+
+impl Choice for GpuIpcChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
+}
+
 /// What `CARRACK_PROGRESS` can ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -126,7 +147,7 @@ macro_rules! display_as_word {
     )+};
 }
 
-display_as_word!(TransportChoice, GpuChoice, KernelCopyChoice, ProgressChoice, DumpChoice);
+display_as_word!(TransportChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, DumpChoice);
 
 #[cfg(test)]
 mod tests {

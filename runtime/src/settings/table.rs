@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::choice::{DumpChoice, GpuChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
+use super::choice::{DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
 use super::declare::settings;
 use super::form::{Bytes, Count, List, Micros, Text, Word};
 
@@ -68,6 +68,10 @@ settings! {
     /// Which GPUs are looked for; `auto` uses NVIDIA's once the program has initialised CUDA.
     gpu: GpuChoice,
         "CARRACK_GPU", Word, GpuChoice::Auto;
+
+    /// Whether ranks of one node map each other's GPU memory, where the driver allows that.
+    gpu_ipc: GpuIpcChoice,
+        "CARRACK_GPU_IPC", Word, GpuIpcChoice::Auto;
 
     /// Simulated devices that the fake GPU has.
     fake_gpus: usize,

@@ -52,6 +52,11 @@ impl Imported {
         Some(Self { region, standing: Standing::Epoch(share, epoch) })
     }
 
+    /// Memory whose registration has an epoch that stands elsewhere.
+    pub fn watched(region: Region, share: Arc<Share>, epoch: u64) -> Self {
+        Self { region, standing: Standing::Epoch(share, epoch) }
+    }
+
     /// Memory of this very process.
     pub fn own(region: Region, guard: Weak<()>) -> Self {
         Self { region, standing: Standing::Guard(guard) }

@@ -56,6 +56,7 @@ pub use memory::{Exported, Imported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
+use crate::gpu::Gpu;
 use crate::mem::{PacketSource, Region};
 use std::sync::Arc;
 
@@ -88,14 +89,23 @@ pub trait Domain: Send + Sync {
         Err("this transport maps no memory".into())
     }
 
-    /// Maps a region that a peer has exported. The key came from outside: it is checked.
+    /// Maps a region that a peer has exported. The key came from outside: it is checked. Memory of a GPU is mapped for the
+    /// engines of the device that is `near`, if that can be.
     ///
     /// # Errors
     /// Why it cannot be mapped.
-    fn import(&self, key: &WireKey) -> Result<Imported, String> {
-        let _ = key;
+    fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+        let _ = (key, near);
         Err("this transport maps no memory".into())
     }
+
+    /// Whether it has devices. One that has none only maps memory.
+    fn carries_messages(&self) -> bool {
+        true
+    }
+
+    /// Lets go of what nobody needs any more. Called now and then.
+    fn look_after(&self) {}
 
     /// A device of its own, which receives into `packets`.
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable>;

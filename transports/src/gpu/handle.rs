@@ -86,6 +86,8 @@ pub enum HandleKey {
 impl Handle {
     /// Bytes of a handle on the wire, beside its descriptor.
     pub const WIRE: usize = 112;
+    /// Where the offset stands among them.
+    const OFFSET: usize = 24;
 
     /// Its form.
     pub fn form(&self) -> HandleForm {
@@ -119,6 +121,22 @@ impl Handle {
             *to = *from;
         }
         bytes
+    }
+
+    /// The same, of a region of the allocation that begins elsewhere in it.
+    pub fn encode_at(&self, offset: usize) -> [u8; Self::WIRE] {
+        let mut bytes = self.encode();
+        let places = bytes.iter_mut().skip(Self::OFFSET);
+        for (place, byte) in places.zip((offset as u64).to_le_bytes()) {
+            *place = byte;
+        }
+        bytes
+    }
+
+    /// Where the exported region begins, according to such bytes.
+    pub fn offset_of(bytes: &[u8; Self::WIRE]) -> usize {
+        let word = bytes.get(Self::OFFSET..).and_then(|rest| rest.first_chunk::<8>());
+        word.and_then(|word| usize::try_from(u64::from_le_bytes(*word)).ok()).unwrap_or(usize::MAX)
     }
 
     /// The handle that such bytes and the descriptor that came with them are; `None` when they are none. Any bytes may
@@ -173,6 +191,9 @@ mod tests {
             let come = Handle::decode(&sent.encode(), fd).unwrap();
             assert_eq!(come.form(), form);
             assert_eq!(come.encode(), sent.encode());
+            assert_eq!((Handle::offset_of(&sent.encode()), Handle::offset_of(&sent.encode_at(99))), (77, 99));
+            assert_eq!(Handle { offset: 99, ..sent }.encode(), handle(make()).encode_at(99));
+            let sent = handle(make());
             assert_eq!(
                 (come.gpu, come.id, come.len, come.offset),
                 (sent.gpu, sent.id, sent.len, sent.offset)

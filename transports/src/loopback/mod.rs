@@ -12,6 +12,7 @@ use crate::contract::{
     Header, Identity, Imported, Lender, Link, Loan, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach,
     Submit, SubmitError, Transport, Unavailable, WireKey,
 };
+use crate::gpu::Gpu;
 use crate::mem::{Buffer, CopyError, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::TryLock;
 use rustix::event::EventfdFlags;
@@ -81,7 +82,7 @@ impl Domain for LoopbackDomain {
         Ok(Exported::new(WireKey(key), Withdraw { number, _guard: guard }))
     }
 
-    fn import(&self, key: &WireKey) -> Result<Imported, String> {
+    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
         let Some((process, number)) = key.0.split_last_chunk::<8>() else {
             return Err("its key is not one of this transport's".into());
         };

@@ -2,9 +2,11 @@
 
 use super::Loan;
 use super::{CopyError, MemKind, MemMut, MemRef, Packet, RegionSlice, copy::copy_and_wait};
+use crate::gpu::Gpu;
 use bytes::{Bytes, BytesMut};
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 /// Up to [`SmallBytes::MAX`] bytes held in place, so that a small message needs no packet and no
 /// allocation.
@@ -164,6 +166,14 @@ impl Buffer {
             Self::Region(slice) => slice.kind(),
             Self::Packet(packet) => packet.kind(),
             _ => MemKind::Host,
+        }
+    }
+
+    /// The GPU that owns it, of part of a region that has one.
+    pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
+        match self {
+            Self::Region(slice) => slice.region().gpu(),
+            _ => None,
         }
     }
 

@@ -144,6 +144,25 @@ impl Region {
         self.0.base.as_ptr() as usize
     }
 
+    /// A part of it as a region of its own, which keeps all of it alive. `None` when the part is not inside.
+    pub fn subregion(&self, offset: usize, len: usize) -> Option<Self> {
+        self.subregion_with(offset, len, Box::new(()))
+    }
+
+    /// The same, that keeps something else alive as well, and lets go of that last.
+    pub fn subregion_with(
+        &self,
+        offset: usize,
+        len: usize,
+        what: Box<dyn Any + Send + Sync>,
+    ) -> Option<Self> {
+        let inside = offset.checked_add(len)? <= self.0.len;
+        let Allocation { base, kind, id, gpu, .. } = &*self.0;
+        let owner: Box<dyn Any + Send + Sync> = Box::new((self.clone(), what));
+        // SAFETY: within the allocation, which the owner keeps.
+        inside.then(|| unsafe { Self::from_parts(base.add(offset), len, *kind, *id, gpu.clone(), owner) })
+    }
+
     /// A part of it that keeps all of it alive. `None` when the part is not inside.
     pub fn slice(&self, offset: usize, len: usize) -> Option<RegionSlice> {
         let end = offset.checked_add(len)?;

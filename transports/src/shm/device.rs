@@ -11,8 +11,8 @@ use super::segment::{BellPage, Segment};
 use super::{Geometry, NAME};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach,
-    Splits, SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach, Splits,
+    SubmitError, Unavailable,
 };
 use crate::fd_channel::Listener;
 use crate::mem::PacketSource;

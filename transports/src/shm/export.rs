@@ -62,9 +62,13 @@ pub(super) fn export(region: &Region) -> Result<Exported, String> {
     let share = region.share().ok_or(
         "it is memory of this process alone: allocate it with Runtime::allocate for peers to map it",
     )?;
+    Ok(Exported::new(export_shared(share)?, Registration(share.clone())))
+}
+
+/// Begins a registration of shared memory, which the caller ends. Its key.
+pub(crate) fn export_shared(share: &Share) -> Result<WireKey, String> {
     let found = share.whereabouts().ok_or("it is memory of another process")?;
     let namespace = namespace()?;
-    let epoch = share.open();
     let key = Key {
         namespace,
         pid: u64::from(std::process::id()),
@@ -72,16 +76,31 @@ pub(super) fn export(region: &Region) -> Result<Exported, String> {
         dev: found.dev,
         ino: found.ino,
         len: found.len,
-        epoch,
+        epoch: share.open(),
     };
-    Ok(Exported::new(key.encode(), Registration(share.clone())))
+    Ok(key.encode())
+}
+
+/// Shared memory of another process, mapped.
+pub(crate) struct FoundShared {
+    pub(crate) region: Region,
+    /// Of its registration.
+    pub(crate) epoch: u64,
+    /// Of its memfd: that of no other memory while this is mapped.
+    pub(crate) inode: u64,
 }
 
 /// Maps a peer's region.
+pub(super) fn import(key: &WireKey) -> Result<Imported, String> {
+    let found = find_shared(key)?;
+    Imported::mapped(found.region, found.epoch).ok_or_else(|| "it cannot be told whether it stands".into())
+}
+
+/// Maps shared memory of a peer.
 ///
 /// The descriptor is opened through `/proc`, where the kernel lets processes of one user see each other's. The
 /// memfd must be the one that the key names, so a number that was used again leads nowhere.
-pub(super) fn import(key: &WireKey) -> Result<Imported, String> {
+pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, String> {
     let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
     if key.namespace != namespace()? {
         return Err("it is in another pid namespace, whose processes are not seen here".into());
@@ -93,8 +112,7 @@ pub(super) fn import(key: &WireKey) -> Result<Imported, String> {
     if (stat.st_dev, stat.st_ino) != (key.dev, key.ino) {
         return Err("it is not there any more".into());
     }
-    let region = Region::map_shared(&fd, key.len)?;
-    Imported::mapped(region, key.epoch).ok_or_else(|| "it cannot be told whether it stands".into())
+    Ok(FoundShared { region: Region::map_shared(&fd, key.len)?, epoch: key.epoch, inode: key.ino })
 }
 
 #[cfg(test)]

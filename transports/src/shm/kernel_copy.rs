@@ -43,12 +43,7 @@ impl KernelCopy {
     }
 
     /// One call of the kernel. The bytes copied: not all, where not all can be, and never none of some.
-    fn call(
-        &self,
-        way: Way,
-        here: &[libc::iovec],
-        there: &[libc::iovec],
-    ) -> Result<usize, PeerMemoryError> {
+    fn call(&self, way: Way, here: &[libc::iovec], there: &[libc::iovec]) -> Result<usize, PeerMemoryError> {
         let (local, remote) = (here.as_ptr(), there.as_ptr());
         let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
         loop {

@@ -30,6 +30,7 @@ pub use segment::Geometry;
 use crate::contract::{
     Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Transport, Unavailable, WireKey,
 };
+use crate::gpu::Gpu;
 use crate::mem::{PacketSource, Region};
 use crate::sync::ring::{FIRST, MAX_PAYLOAD};
 use std::sync::Arc;
@@ -98,7 +99,7 @@ impl Domain for ShmDomain {
         export::export(region)
     }
 
-    fn import(&self, key: &WireKey) -> Result<Imported, String> {
+    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
         export::import(key)
     }
 

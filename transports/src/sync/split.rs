@@ -80,23 +80,34 @@ impl Split {
 
     /// For the reader: the next piece from the front of `total` units. `None`: all are taken.
     pub fn take_front(&self, turn: u32, total: u32, most: u32) -> Option<Piece> {
-        let (claims, count) = self.claim(turn, total, |left| half(left, most), |claims, count| {
-            Claims { front: claims.front + count, ..claims }
-        })?;
+        let (claims, count) = self.claim(
+            turn,
+            total,
+            |left| half(left, most),
+            |claims, count| Claims { front: claims.front + count, ..claims },
+        )?;
         Some(Piece { first: claims.front, count })
     }
 
     /// For the writer: the last piece of `total` units that is not taken. `None`: all are, or the word is in other use by now.
     pub fn take_back(&self, turn: u32, total: u32, most: u32) -> Option<Piece> {
-        let (claims, count) = self.claim(turn, total, |left| half(left, most), |claims, count| {
-            Claims { back: claims.back + count, ..claims }
-        })?;
+        let (claims, count) = self.claim(
+            turn,
+            total,
+            |left| half(left, most),
+            |claims, count| Claims { back: claims.back + count, ..claims },
+        )?;
         Some(Piece { first: total - claims.back - count, count })
     }
 
     /// For the reader: all that is not taken yet, so that the writer takes no more.
     pub fn close(&self, turn: u32, total: u32) {
-        self.claim(turn, total, |left| left, |claims, count| Claims { front: claims.front + count, ..claims });
+        self.claim(
+            turn,
+            total,
+            |left| left,
+            |claims, count| Claims { front: claims.front + count, ..claims },
+        );
     }
 
     /// Takes some of what is left. What was taken before, and how many.

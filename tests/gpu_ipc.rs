@@ -1,0 +1,340 @@
+//! GPU memory between processes: ranks that map each other's, with simulated GPUs here, and with real ones where
+//! `TEST_GPU=cuda` says so.
+
+mod support;
+
+use carrack::buffer::{Region, RegionSlice};
+use carrack::post::Path;
+use carrack::region::Mr;
+use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
+use carrack::transports::gpu::{Flavour, Gpu};
+use carrack::{
+    Buffer, CompQueue, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
+    UserContext,
+};
+use std::sync::Arc;
+use std::time::Duration;
+use support::ranks::{Ranks, Role, die};
+use support::words::{fill, wrong};
+use support::{Job, OverShm, Watchdog};
+
+const PATIENCE: Duration = Duration::from_secs(100);
+const FLAVOURS: [Flavour; 2] = [Flavour::Plain, Flavour::Shareable];
+const LEN: usize = 3 << 20;
+
+#[test]
+fn every_pair_of_kinds_is_put_and_got_by_the_copy_engine() {
+    let _watchdog = Watchdog::over("kinds");
+    for flavour in 0..FLAVOURS.len() as u64 {
+        Ranks::start("kinds", 2, &[flavour]).succeed();
+    }
+}
+
+#[test]
+fn a_registration_that_has_ended_is_noticed_and_its_memory_freed_when_nobody_has_it_mapped() {
+    let _watchdog = Watchdog::over("ended");
+    Ranks::start("ended", 2, &[]).succeed();
+}
+
+#[test]
+fn an_importer_that_is_killed_holds_nothing_up_and_an_exporter_that_is_killed_hurts_nobody() {
+    let _watchdog = Watchdog::over("killed");
+    for victim in 0..2 {
+        Ranks::start("killed", 3, &[victim]).succeed_but_for(Rank(victim as u32));
+    }
+}
+
+#[test]
+fn without_ipc_the_reason_is_told_and_nothing_is_lost() {
+    let _watchdog = Watchdog::over("off");
+    Ranks::start("off", 2, &[]).succeed();
+}
+
+#[test]
+fn a_rank_in_its_role() {
+    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    match role.name.as_str() {
+        "kinds" => kinds(&role),
+        "ended" => ended(&role),
+        "killed" => killed(&role),
+        _ => off(&role),
+    }
+}
+
+fn settings() -> SettingsBuilder {
+    let real = std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda");
+    OverShm::settings().gpu(if real { GpuChoice::Cuda } else { GpuChoice::Fake })
+}
+
+fn gpus(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
+    let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
+    driver.expect("a driver with devices")
+}
+
+/// Calls an operation until it is over.
+fn over(
+    runtime: &Runtime,
+    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+) -> Result<Status, PostError> {
+    let done = Synchronizer::new(1);
+    loop {
+        match call(&done)? {
+            Outcome::Done(status) => return Ok(status),
+            Outcome::Posted => {
+                runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
+                return Ok(done.take().unwrap().remove(0));
+            }
+            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
+        }
+    }
+}
+
+fn put(runtime: &Runtime, buffer: impl Into<Buffer>, rmr: &Rmr, at: u64) -> Result<Status, PostError> {
+    let mut buffer = Some(buffer.into());
+    over(runtime, |done| runtime.post_put(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call())
+}
+
+fn get(runtime: &Runtime, buffer: impl Into<Buffer>, rmr: &Rmr, at: u64) -> Result<Status, PostError> {
+    let mut buffer = Some(buffer.into());
+    over(runtime, |done| runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call())
+}
+
+/// Waits until a rank has said something. Nobody wakes those who wait for that.
+fn heard(role: &Role, runtime: &Runtime, what: &str, by: u32) {
+    while !role.has_said(what, by) {
+        runtime.progress().unwrap();
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn filled(len: usize, salt: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fill(&mut bytes, salt, 0);
+    bytes
+}
+
+fn holds(slice: &RegionSlice, salt: u64) -> bool {
+    wrong(&slice.to_vec().unwrap(), salt, 0).is_none()
+}
+
+/// Registers memory, and tells the others of it.
+fn registered(role: &Role, runtime: &Runtime, what: &str, region: &Region) -> Mr {
+    let mr = runtime.register_memory(region).unwrap();
+    role.tells(what, &runtime.get_rmr(&mr).to_bytes());
+    mr
+}
+
+fn told(role: &Role, what: &str, by: u32) -> Rmr {
+    Rmr::from_bytes(&role.told(what, by)).unwrap()
+}
+
+// ---- roles -------------------------------------------------------------------------------------------
+
+const ODD: [(usize, usize); 5] = [(0, 1), (1, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1)];
+
+/// Rank 0 puts to, and gets from, device memory of rank 1, from and to memory of all kinds.
+fn kinds(role: &Role) {
+    let flavour = FLAVOURS[role.words[0] as usize];
+    let runtime = role.runtime(settings());
+    let gpus = gpus(&runtime);
+    let told_of = CompQueue::new(64);
+    let name = runtime.register_comp(&told_of).unwrap();
+    if role.rank == 1 {
+        let region = gpus[gpus.len() - 1].allocate(LEN, flavour).unwrap();
+        region.whole().write(&vec![0xee; LEN]).unwrap();
+        let mr = registered(role, &runtime, "memory", &region);
+        // Each put is told of when its bytes are there; then they are checked, with what lies around them.
+        for (turn, _) in (0..KINDS).flat_map(|_| ODD).enumerate() {
+            runtime.wait_for(PATIENCE, || !told_of.is_empty()).unwrap();
+            let status = told_of.pop().unwrap().ok().unwrap();
+            let (at, len) = (status.tag.0 as usize, status.size);
+            assert!(holds(&region.slice(at, len).unwrap(), turn as u64), "{at}+{len}");
+            let around = [(at.saturating_sub(64), at), (at + len, at + len + 64)];
+            for (from, to) in around {
+                let bytes = region.slice(from, to - from).unwrap().to_vec().unwrap();
+                assert!(bytes.iter().all(|&byte| byte == 0xee), "around {at}+{len}");
+            }
+            region.whole().write(&vec![0xee; LEN]).unwrap();
+            fill_part(&region, at, len, 1000 + turn as u64);
+            role.says(&format!("checked {turn}"));
+            heard(role, &runtime, &format!("got {turn}"), 0);
+            region.whole().write(&vec![0xee; LEN]).unwrap();
+            role.says(&format!("cleared {turn}"));
+        }
+        role.meet("over", &runtime, 0..2);
+        drop(mr);
+        return;
+    }
+    let rmr = told(role, "memory", 1);
+    let mut turn = 0;
+    for kind in 0..KINDS {
+        for (at, len) in ODD {
+            let place = |salt: Option<u64>| source(&gpus, kind, len, salt);
+            let mut buffer = Some(place(Some(turn)));
+            let status = over(&runtime, |done| {
+                let buffer = buffer.take().unwrap();
+                let post = runtime.post_put(Rank(1), buffer, &rmr, at as u64).comp(done);
+                post.tag(Tag(at as u64)).remote_comp(name_of(name)).require(Path::CudaIpc).call()
+            });
+            assert_eq!(status.unwrap().ok().unwrap().size, len);
+            heard(role, &runtime, &format!("checked {turn}"), 1);
+            let status = get(&runtime, place(None), &rmr, at as u64).unwrap().ok().unwrap();
+            let bytes = status.buffer.to_vec().unwrap();
+            assert_eq!(wrong(&bytes, 1000 + turn, 0), None, "kind {kind}, {at}+{len}");
+            role.says(&format!("got {turn}"));
+            heard(role, &runtime, &format!("cleared {turn}"), 1);
+            turn += 1;
+        }
+    }
+    let outside = put(&runtime, vec![1; 2], &rmr, LEN as u64 - 1);
+    assert!(matches!(outside, Err(PostError::Outside { .. })), "{outside:?}");
+    role.meet("over", &runtime, 0..2);
+}
+
+fn fill_part(region: &Region, at: usize, len: usize, salt: u64) {
+    region.slice(at, len).unwrap().write(&filled(len, salt)).unwrap();
+}
+
+/// Host, pinned, and memory of each of two devices.
+const KINDS: usize = 4;
+
+fn source(gpus: &[Arc<dyn Gpu>], kind: usize, len: usize, salt: Option<u64>) -> Buffer {
+    let region = match kind {
+        0 => return salt.map_or_else(|| vec![0; len], |salt| filled(len, salt)).into(),
+        1 => gpus[0].allocate(len, Flavour::Pinned),
+        2 => gpus[0].allocate(len, Flavour::Plain),
+        _ => gpus[gpus.len() - 1].allocate(len, Flavour::Shareable),
+    };
+    let slice = region.unwrap().slice(0, len).unwrap();
+    if let Some(salt) = salt {
+        slice.write(&filled(len, salt)).unwrap();
+    }
+    slice.into()
+}
+
+/// Both ranks make their objects in the same order.
+fn name_of(name: RemoteComp) -> RemoteComp {
+    name
+}
+
+fn ended(role: &Role) {
+    let runtime = role.runtime(settings());
+    let gpu = gpus(&runtime).remove(0);
+    if role.rank == 1 {
+        let region = gpu.allocate(LEN, Flavour::Plain).unwrap();
+        fill_part(&region, 0, LEN, 1);
+        let first = registered(role, &runtime, "first", &region);
+        let part = registered(role, &runtime, "part", &region.subregion(1 << 20, 1000).unwrap());
+        heard(role, &runtime, "read", 0);
+        drop(first);
+        // The other registration of the same allocation stands.
+        role.says("first ended");
+        heard(role, &runtime, "first refused", 0);
+        let dropped = Arc::new(());
+        let kept = region.subregion_with(0, LEN, Box::new(dropped.clone())).unwrap();
+        let third = registered(role, &runtime, "third", &kept);
+        heard(role, &runtime, "third read", 0);
+        drop((part, third, kept, region));
+        // It is mapped over there, and stays here until it is not.
+        runtime.progress().unwrap();
+        assert_eq!(Arc::strong_count(&dropped), 2, "memory that is mapped elsewhere was let go of");
+        role.says("third ended");
+        runtime.wait_for(PATIENCE, || Arc::strong_count(&dropped) == 1).expect("it is let go of");
+        role.says("freed");
+        role.meet("over", &runtime, 0..2);
+        return;
+    }
+    let (first, part) = (told(role, "first", 1), told(role, "part", 1));
+    let bytes = get(&runtime, vec![0; LEN], &first, 0).unwrap().ok().unwrap().buffer.to_vec().unwrap();
+    assert_eq!(wrong(&bytes, 1, 0), None);
+    let bytes = get(&runtime, vec![0; 1000], &part, 0).unwrap().ok().unwrap().buffer.to_vec().unwrap();
+    assert_eq!(wrong(&bytes, 1, (1 << 20) / 8), None);
+    role.says("read");
+    heard(role, &runtime, "first ended", 1);
+    role.says("first refused");
+    let third = told(role, "third", 1);
+    assert!(get(&runtime, vec![0; LEN], &third, 0).unwrap().ok().is_ok());
+    role.says("third read");
+    heard(role, &runtime, "third ended", 1);
+    for stale in [&first, &part, &third] {
+        let refused = get(&runtime, vec![0; 10], stale, 0);
+        assert!(matches!(refused, Err(PostError::Stale(Rank(1)))), "{refused:?}");
+    }
+    drop((first, part, third));
+    heard(role, &runtime, "freed", 1);
+    role.meet("over", &runtime, 0..2);
+}
+
+/// Rank 1 exports, ranks 0 and 2 import; 0 or 1 is killed in the midst of it.
+fn killed(role: &Role) {
+    let victim = role.words[0] as u32;
+    let runtime = role.runtime(settings());
+    let gpu = gpus(&runtime).remove(0);
+    let survivors: Vec<u32> = (0..3).filter(|&rank| rank != victim).collect();
+    if role.rank == 1 {
+        let region = gpu.allocate(LEN, Flavour::Plain).unwrap();
+        let dropped = Arc::new(());
+        let kept = region.subregion_with(0, LEN, Box::new(dropped.clone())).unwrap();
+        drop(region);
+        let mr = registered(role, &runtime, "memory", &kept);
+        for rank in [0, 2] {
+            heard(role, &runtime, "began", rank);
+        }
+        if victim == 1 {
+            die();
+        }
+        heard(role, &runtime, "done", 2);
+        drop((mr, kept));
+        runtime
+            .wait_for(PATIENCE, || {
+                runtime.register_memory(&Region::host(8)).is_ok() && Arc::strong_count(&dropped) == 1
+            })
+            .expect("the dead hold nothing");
+    } else {
+        let rmr = told(role, "memory", 1);
+        let mut buffer = gpu.allocate(LEN, Flavour::Plain).unwrap().slice(0, LEN).unwrap();
+        for turn in 0.. {
+            match put(&runtime, buffer, &rmr, 0) {
+                Ok(status) => match status.buffer {
+                    Buffer::Region(slice) => buffer = slice,
+                    other => panic!("{other:?}"),
+                },
+                Err(PostError::PeerDown { rank: Rank(1), .. }) if victim == 1 => break,
+                Err(error) => panic!("{error}"),
+            }
+            if turn == 3 {
+                role.says("began");
+                if victim == role.rank {
+                    die();
+                }
+            }
+            if victim != 1 && turn > 20 {
+                break;
+            }
+        }
+        // It goes on.
+        let own = gpu.allocate(LEN, Flavour::Plain).unwrap();
+        fill_part(&own, 0, LEN, 9);
+        assert!(holds(&own.whole(), 9));
+        drop(rmr);
+        role.says("done");
+    }
+    role.meet("over", &runtime, survivors.into_iter());
+}
+
+fn off(role: &Role) {
+    let runtime = role.runtime(settings().gpu_ipc(GpuIpcChoice::Off));
+    let gpu = gpus(&runtime).remove(0);
+    if role.rank == 1 {
+        let region = gpu.allocate(100, Flavour::Plain).unwrap();
+        let _mr = registered(role, &runtime, "memory", &region);
+        role.meet("over", &runtime, 0..2);
+        return;
+    }
+    let rmr = told(role, "memory", 1);
+    let slice = gpu.allocate(10, Flavour::Plain).unwrap().slice(0, 10).unwrap();
+    let mut post = runtime.post_put(Rank(1), slice, &rmr, 0).user_context(UserContext(5));
+    let refused = post.call();
+    assert!(matches!(refused, Err(PostError::Unmapped { rank: Rank(1), .. })), "{refused:?}");
+    role.meet("over", &runtime, 0..2);
+}

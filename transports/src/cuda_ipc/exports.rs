@@ -1,0 +1,143 @@
+//! Allocations of this process that others map.
+
+use super::key::Key;
+use super::ledger::Ledger;
+use crate::contract::Exported;
+use crate::gpu::{Gpu, Handle, HandleForm};
+use crate::mem::{AllocId, GpuUuid, MemKind, Region};
+use crate::shm;
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The forms that importers survive the exporter's death with, in the order in which they are tried.
+const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
+
+/// An allocation that is exported: once, for all its regions.
+struct Allocation {
+    handle: Handle,
+    /// Where it begins.
+    base: usize,
+    /// Of its ledger.
+    inode: u64,
+    ledger: Ledger,
+}
+
+#[derive(Default)]
+pub(super) struct Exports {
+    all: Mutex<HashMap<(GpuUuid, AllocId), Weak<Allocation>>>,
+    left: Arc<Left>,
+}
+
+/// Regions that are registered no more, and that others may still have mapped: let go of when they have not. Of memory that
+/// the program answers for it is the program that keeps it for so long.
+#[derive(Default)]
+struct Left(Mutex<Vec<(Arc<Region>, Arc<Allocation>)>>);
+
+/// Ends a registration.
+struct Registration {
+    region: Arc<Region>,
+    allocation: Arc<Allocation>,
+    left: Arc<Left>,
+}
+
+/// Regions by the inode of their ledger, where they begin in their allocation, and their length, for ranks of the same
+/// process: no driver opens a process's own handles (gpu.md, legacy IPC rule 3).
+static OWN: Mutex<Vec<(Name, Weak<Region>)>> = Mutex::new(Vec::new());
+
+type Name = (u64, usize, u64);
+
+impl Exports {
+    pub(super) fn export(&self, region: &Region) -> Result<Exported, String> {
+        let gpu = match (region.kind(), region.gpu()) {
+            (MemKind::Device(_), Some(gpu)) => gpu,
+            (MemKind::Managed(_), _) => {
+                return Err("managed memory has no handle: the driver moves it about".into());
+            }
+            _ => return Err("it is not memory of a GPU".into()),
+        };
+        self.left.free();
+        let allocation = self.allocation(region, gpu)?;
+        let share = allocation.ledger.0.share().ok_or("its ledger is shared by nobody")?;
+        let ledger = shm::export::export_shared(share)?;
+        // Ended by the registration, which has to look at the ledger afterwards.
+        let (pid, simulated, len) = (std::process::id(), gpu.info().simulated, region.len() as u64);
+        let fd = allocation.handle.fd().map(|fd| fd.as_raw_fd().cast_unsigned());
+        let offset = region.addr() - allocation.base;
+        let key = Key { ledger, pid, fd, simulated, len, handle: allocation.handle.encode_at(offset) };
+        let region = Arc::new(region.clone());
+        let mut own = lock(&OWN);
+        own.retain(|(_, region)| region.strong_count() > 0);
+        own.push(((allocation.inode, offset, len), Arc::downgrade(&region)));
+        drop(own);
+        Ok(Exported::new(key.encode(), Registration { region, allocation, left: self.left.clone() }))
+    }
+
+    /// The allocation that a region lies in, as it was exported before or is now.
+    fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, String> {
+        let name = (gpu.info().uuid, region.id());
+        let mut all = lock(&self.all);
+        if let Some(known) = all.get(&name).and_then(Weak::upgrade)
+            && (known.base..known.base.saturating_add(known.handle.len)).contains(&region.addr())
+        {
+            return Ok(known);
+        }
+        all.retain(|_, allocation| allocation.strong_count() > 0);
+        let mut reasons = Vec::new();
+        let handle = FORMS.into_iter().find_map(|form| match gpu.export(region, form) {
+            Ok(handle) => Some(handle),
+            Err(error) => {
+                reasons.push(error.to_string());
+                None
+            }
+        });
+        let handle = handle.ok_or_else(|| reasons.join("; "))?;
+        let base = region.addr().checked_sub(handle.offset).ok_or("its handle begins behind it")?;
+        let ledger = Ledger::new()?;
+        let inode = ledger.0.share().and_then(|share| share.whereabouts()).map_or(0, |found| found.ino);
+        let allocation = Arc::new(Allocation { handle, base, inode, ledger });
+        all.insert(name, Arc::downgrade(&allocation));
+        Ok(allocation)
+    }
+
+    /// Frees what others do not have mapped any more.
+    pub(super) fn free_left(&self) {
+        self.left.free();
+    }
+}
+
+/// A region of this very process, by its key.
+pub(super) fn own(name: Name) -> Result<Region, String> {
+    let found = lock(&OWN).iter().find(|(other, _)| *other == name).and_then(|(_, known)| known.upgrade());
+    found.map(|region| (*region).clone()).ok_or_else(|| "it is not there any more".into())
+}
+
+impl Left {
+    fn free(&self) {
+        // Dropped outside the lock: freeing memory of a GPU takes time.
+        let freed: Vec<(Arc<Region>, Arc<Allocation>)> = {
+            let mut left = lock(&self.0);
+            // While another region of the allocation is registered, those who have it mapped may be there for that one.
+            left.extract_if(.., |(_, allocation)| {
+                allocation.ledger.stands(0) && allocation.ledger.importers().is_empty()
+            })
+            .collect()
+        };
+        drop(freed);
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(share) = self.allocation.ledger.0.share() {
+            share.close();
+        }
+        // Nobody waits here: whoever has it mapped closes it when it next looks.
+        lock(&self.left.0).push((self.region.clone(), self.allocation.clone()));
+        self.left.free();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

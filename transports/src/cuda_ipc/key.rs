@@ -1,0 +1,97 @@
+//! What an importer is told.
+
+use crate::contract::WireKey;
+use crate::gpu::Handle;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
+use std::os::fd::OwnedFd;
+
+/// How an importer finds an allocation: its ledger, its handle, and the handle's descriptor in the exporter's process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Key {
+    /// The ledger's own key, which is that of shared host memory.
+    pub(super) ledger: WireKey,
+    pub(super) pid: u32,
+    /// The descriptor's number, where the handle has one.
+    pub(super) fd: Option<u32>,
+    /// Whether the device is simulated: a real driver does not open its handles, nor the other way round.
+    pub(super) simulated: bool,
+    /// Bytes of the region, which begins where the handle says.
+    pub(super) len: u64,
+    /// As [`Handle::encode`] gives it.
+    pub(super) handle: [u8; Handle::WIRE],
+}
+
+const NO_FD: u32 = u32::MAX;
+
+impl Key {
+    pub(super) fn encode(&self) -> WireKey {
+        let numbers = [self.pid, self.fd.unwrap_or(NO_FD), u32::from(self.simulated)];
+        let mut bytes = Vec::with_capacity(20 + Handle::WIRE + self.ledger.0.len());
+        bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend(self.len.to_le_bytes());
+        bytes.extend(self.handle);
+        bytes.extend(&self.ledger.0);
+        WireKey(bytes)
+    }
+
+    pub(super) fn decode(key: &WireKey) -> Option<Self> {
+        let mut rest = key.0.as_slice();
+        let mut number = || {
+            let (number, behind) = rest.split_first_chunk::<4>()?;
+            rest = behind;
+            Some(u32::from_le_bytes(*number))
+        };
+        let (pid, fd, simulated) = (number()?, number()?, number()?);
+        let (len, rest) = rest.split_first_chunk::<8>()?;
+        let (handle, ledger) = rest.split_first_chunk::<{ Handle::WIRE }>()?;
+        Some(Self {
+            ledger: WireKey(ledger.to_vec()),
+            pid,
+            fd: Some(fd).filter(|&fd| fd != NO_FD),
+            simulated: simulated == 1,
+            len: u64::from_le_bytes(*len),
+            handle: *handle,
+        })
+    }
+
+    /// The handle, with its descriptor.
+    pub(super) fn handle(&self) -> Result<Handle, String> {
+        let fd = self.fd.map(|fd| fetch(self.pid, fd)).transpose()?;
+        Handle::decode(&self.handle, fd).ok_or_else(|| "its handle is damaged".into())
+    }
+}
+
+/// A descriptor of another process. The kernel allows it to whom it allows to copy from that process's memory.
+fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, String> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its process number is none")?;
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+        .map_err(|error| format!("its process is not to be found: {error}"))?;
+    rustix::process::pidfd_getfd(process, fd.cast_signed(), PidfdGetfdFlags::empty()).map_err(|error| {
+        format!(
+            "its descriptor cannot be fetched from its process: {error}; a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_survives_the_wire_and_nonsense_is_none() {
+        let key = Key {
+            ledger: WireKey(vec![3; 56]),
+            pid: 77,
+            fd: Some(5),
+            simulated: true,
+            len: 1 << 40,
+            handle: [9; Handle::WIRE],
+        };
+        assert_eq!(Key::decode(&key.encode()), Some(key.clone()));
+        let without = Key { fd: None, ..key };
+        assert_eq!(Key::decode(&without.encode()), Some(without));
+        assert!(Key::decode(&WireKey(vec![0; 130])).is_none());
+        assert!(fetch(u32::MAX, 0).is_err() && fetch(0, 0).is_err());
+        assert!(fetch(std::process::id(), 1 << 20).unwrap_err().contains("descriptor"));
+    }
+}

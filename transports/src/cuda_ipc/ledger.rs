@@ -1,0 +1,119 @@
+//! Who has an allocation mapped.
+
+use crate::mem::Region;
+use std::sync::atomic::{Ordering, fence};
+
+/// Processes that can have an allocation mapped at a time.
+const PLACES: usize = 128;
+
+/// A page in which each process that has the allocation mapped stands. The exporter makes it; importers map it before the
+/// allocation, and enter it before they look whether the registration stands: so the exporter, which ends the
+/// registration before it looks here, either finds them or is found out by them.
+#[derive(Clone)]
+pub(super) struct Ledger(pub(super) Region);
+
+/// A place in a ledger, given up when this is dropped.
+pub(super) struct Entry {
+    ledger: Ledger,
+    at: usize,
+    me: u64,
+}
+
+impl Ledger {
+    pub(super) const BYTES: usize = PLACES * 8;
+
+    pub(super) fn new() -> Result<Self, String> {
+        let region = Region::shared(Self::BYTES);
+        region.map(Self).map_err(|error| format!("no shared memory for the list of its importers: {error}"))
+    }
+
+    /// Whether the registration of that epoch stands.
+    pub(super) fn stands(&self, epoch: u64) -> bool {
+        self.0.share().is_some_and(|share| share.is_open(epoch))
+    }
+
+    /// Writes this process into it.
+    pub(super) fn enter(&self) -> Result<Entry, String> {
+        let me = name_of(std::process::id()).ok_or("/proc/self/stat cannot be read")?;
+        let at = (0..PLACES).find(|at| self.0.compare_swap(at * 8, 0, me) == Ok(0));
+        let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped already"))?;
+        // Before the look at the epoch.
+        fence(Ordering::SeqCst);
+        Ok(Entry { ledger: self.clone(), at, me })
+    }
+
+    /// The processes that have it mapped and are alive, after the registration has been ended. Strikes out the dead.
+    pub(super) fn importers(&self) -> Vec<u32> {
+        // After the end of the registration.
+        fence(Ordering::SeqCst);
+        let mut alive = Vec::new();
+        for at in (0..PLACES).map(|at| at * 8) {
+            let name = self.0.fetch_add(at, 0).unwrap_or(0);
+            let pid = (name >> 32) as u32;
+            if name == 0 {
+                continue;
+            }
+            if name_of(pid) == Some(name) {
+                alive.push(pid);
+            } else {
+                let _ = self.0.compare_swap(at, name, 0);
+            }
+        }
+        alive
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let _ = self.ledger.0.compare_swap(self.at * 8, self.me, 0);
+    }
+}
+
+/// A process by its number and when it started: numbers are used again. `None` when there is none.
+fn name_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name, in brackets, may contain anything. Behind it, the state comes first, and as the 20th the start, in ticks since
+    // boot: proc_pid_stat(5).
+    let (_, behind) = stat.rsplit_once(')')?;
+    let mut fields = behind.split_ascii_whitespace();
+    if fields.next()? == "Z" {
+        return None;
+    }
+    let started: u64 = fields.nth(18)?.parse().ok()?;
+    Some(u64::from(pid) << 32 | started & 0xffff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_alive_stands_in_the_ledger_until_it_leaves() {
+        let ledger = Ledger::new().unwrap();
+        assert!(ledger.importers().is_empty());
+        let (first, second) = (ledger.enter().unwrap(), ledger.enter().unwrap());
+        assert_eq!(ledger.importers(), [std::process::id(); 2]);
+        drop(first);
+        assert_eq!(ledger.importers(), [std::process::id()]);
+        drop(second);
+        assert!(ledger.importers().is_empty());
+    }
+
+    #[test]
+    fn the_dead_are_struck_out_and_a_full_ledger_says_so() {
+        let ledger = Ledger::new().unwrap();
+        // No process has that number: Linux has at most 2^22.
+        assert_eq!(ledger.0.compare_swap(0, 0, u64::from(u32::MAX) << 32 | 5), Ok(0));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let name = name_of(child.id());
+        child.wait().unwrap();
+        if let Some(name) = name {
+            assert_eq!(ledger.0.compare_swap(8, 0, name), Ok(0));
+        }
+        let all: Vec<_> = std::iter::from_fn(|| ledger.enter().ok()).collect();
+        assert!(all.len() >= PLACES - 2 && ledger.enter().is_err_and(|why| why.contains("processes")));
+        assert_eq!(ledger.importers().len(), all.len());
+        drop(all);
+        assert!(ledger.importers().is_empty() && ledger.enter().is_ok());
+    }
+}
