@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`contract`] | what every transport promises: [`Transport`](contract::Transport), [`Domain`](contract::Domain), [`Device`](contract::Device), [`Link`](contract::Link) |
 //! | [`mem`] | memory and its kinds, the one copy function, packets and their pools |
-//! | [`gpu`] | GPUs behind one trait: none, simulated |
+//! | [`gpu`] | GPUs behind one trait: none, simulated, NVIDIA's |
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |

@@ -85,25 +85,50 @@ fn memory_of_a_context_of_the_users_is_worked_on_in_that_context() {
             assert_eq!(user::current(), 0);
             let event = start(&*gpu, (&theirs, 0), (&host, 0), 100).unwrap();
             event.wait().unwrap();
-            drop(theirs);
+            drop((event, theirs));
             user::set_current(context);
             user::free(ptr);
-            user::destroy_context(context);
             user::set_current(0);
-            // What is left in the context is gone with it; that is an error for who asks, and no crash.
-            println!("in a destroyed context: {:?}", gpu.stream().map(|_| ()));
-            drop((event, gpu));
-            // The same handle may come back for another context.
-            let again = user::new_context(0);
-            let ptr = user::alloc(MIB);
-            let extent = driver.classify(ptr).unwrap().unwrap();
-            println!("the first context was {context:#x}, the second is {again:#x}");
-            let gpu = extent.gpu.unwrap();
-            gpu.stream().unwrap().synchronize().unwrap();
-            user::free(ptr);
-            user::destroy_context(again);
         });
     });
+}
+
+/// Life and death rule 2, for a context: what is left in one that is destroyed is an error for who asks, and no crash.
+#[test]
+fn a_destroyed_context_is_an_error_and_its_handle_may_come_back() {
+    let Some(_) = need(1) else { return };
+    crate::roles::Other::start("destroyed context", &[]).expect_success();
+}
+
+/// What the process above does: should the driver crash, it is alone.
+pub fn in_a_destroyed_context() {
+    let (driver, gpus) = need(1).unwrap();
+    let context = user::new_context(0);
+    let ptr = user::alloc(2 * MIB);
+    let gpu = driver.classify(ptr).unwrap().unwrap().gpu.unwrap();
+    let region = gpu.allocate(100, carrack_transports::gpu::Flavour::Plain).unwrap();
+    let host = Region::host(100);
+    let event = start(&*gpu, (&region, 0), (&host, 0), 100).unwrap();
+    event.wait().unwrap();
+    let stream = gpu.stream().unwrap();
+    user::destroy_context(context);
+    println!("the thread's context is now {:#x}", user::current());
+    println!("a stream in a destroyed context: {:?}", gpu.stream().map(drop));
+    println!("a record in a destroyed context: {:?}", stream.record().map(drop));
+    println!("a copy in a destroyed context: {:?}", start(&*gpu, (&region, 0), (&host, 0), 100).map(drop));
+    println!("an event of a destroyed context: {:?}", event.query());
+    drop((stream, event, region, gpu));
+    let again = user::new_context(0);
+    let ptr = user::alloc(2 * MIB);
+    println!("the first context was {context:#x}, the second is {again:#x}");
+    let gpu = driver.classify(ptr).unwrap().unwrap().gpu.unwrap();
+    gpu.stream().unwrap().synchronize().unwrap();
+    let region = gpu.allocate(100, carrack_transports::gpu::Flavour::Plain).unwrap();
+    region.whole().write(&payload(100, 3)).unwrap();
+    assert_eq!(region.whole().to_vec().unwrap(), payload(100, 3));
+    let region = make(&gpus[0], "plain", 100);
+    region.whole().write(&payload(100, 4)).unwrap();
+    assert_eq!(region.whole().to_vec().unwrap(), payload(100, 4), "the primary context goes on");
 }
 
 /// Streams rule 4.

@@ -232,7 +232,12 @@ pub fn wait_for_events(wire: &Wire) {
     let (_, gpus) = need(1).unwrap();
     let gpu = far(&gpus);
     let handle: [u8; 64] = wire.hear().try_into().unwrap();
-    let event = gpu.open_event(&handle).unwrap();
+    let owner = GpuUuid(wire.hear().try_into().unwrap());
+    let event = gpu.open_event(&handle).unwrap_or_else(|why| {
+        println!("an event of {owner} on device {}: {why}", gpu.info().ordinal);
+        let own = gpus.iter().find(|gpu| gpu.info().uuid == owner).unwrap();
+        own.open_event(&handle).unwrap()
+    });
     let stream = gpu.stream().unwrap();
     wire.say(b"opened");
     wire.expect("recorded");
@@ -251,6 +256,7 @@ fn a_stream_waits_for_an_event_of_another_process() {
     let event = gpus[0].shared_event().unwrap();
     assert_eq!(event.event().query(), Ok(true), "as long as there is no record");
     other.wire.say(&event.handle().unwrap());
+    other.wire.say(&gpus[0].info().uuid.0);
     other.wire.expect("opened");
     let gate = make(&gpus[0], "pinned", 8);
     gate.whole().write(&[0; 8]).unwrap();

@@ -1,5 +1,6 @@
 //! The other process: this program again, in a role.
 
+use crate::contexts;
 use crate::processes;
 use crate::streams;
 use carrack_transports::gpu::Handle;
@@ -64,6 +65,7 @@ pub fn play() {
     let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["beside", "a", "kernel"] => streams::beside_a_kernel(),
+        ["destroyed", "context"] => contexts::in_a_destroyed_context(),
         ["import"] => processes::import(&wire),
         ["export", kind] => processes::export(&wire, kind),
         ["wait"] => processes::wait_for_events(&wire),

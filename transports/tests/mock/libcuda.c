@@ -1,11 +1,13 @@
-/* A mock of the driver's library, for tests of the loader on machines without a GPU. It is no driver: nothing here
-   computes or copies anything.
+/* A mock of the driver's library, for tests of our side of it on machines without a GPU. It is no driver and no
+   simulation of a GPU: its device memory is the host's, its copies are over when they are asked for, and it knows few
+   calls.
 
      -DSTUB      as a toolkit's stub: every call says 34
      -DANCIENT   a driver of CUDA 10.2
      otherwise   one device; lacks many calls, answers with codes and types that no header has  */
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef STUB
@@ -16,17 +18,44 @@ int cuDeviceGetCount(int *count) { return 34; }
 
 #else
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, UNHEARD_OF = 4242 };
+enum {
+  INVALID_VALUE = 1,
+  NOT_INITIALIZED = 3,
+  DEINITIALIZED = 4,
+  INVALID_CONTEXT = 201,
+  NOT_READY = 600,
+  UNHEARD_OF = 4242
+};
 
-static int inits;
+static int inits, retained, gone, live_events, live_streams, live_allocations;
 static __thread void *stack[16];
 static __thread int depth;
-static int retained;
 
-/* For the test to look at. */
+static struct { char *ptr; size_t len; unsigned long long id; } allocations[64];
+static unsigned long long last_id = 100;
+
+/* For the tests to look at, and to end the driver. */
 int mock_inits(void) { return inits; }
 int mock_depth(void) { return depth; }
 int mock_retained(void) { return retained; }
+int mock_events(void) { return live_events; }
+int mock_streams(void) { return live_streams; }
+int mock_allocations(void) { return live_allocations; }
+int mock_go(void) { return gone = 1; }
+
+#define ALIVE if (gone) return DEINITIALIZED
+#define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
+
+static int find(size_t ptr) {
+  for (int at = 0; at < 64; at++)
+    if (allocations[at].ptr && ptr - (size_t)allocations[at].ptr < allocations[at].len) return at;
+  return -1;
+}
+
+static int is_device(size_t ptr, size_t len) {
+  int at = find(ptr);
+  return at >= 0 && ptr + len <= (size_t)allocations[at].ptr + allocations[at].len;
+}
 
 int cuDriverGetVersion(int *version) {
 #ifdef ANCIENT
@@ -43,6 +72,7 @@ int cuInit(unsigned flags) {
 }
 
 int cuDeviceGetCount(int *count) {
+  ALIVE;
   if (!inits) return NOT_INITIALIZED;
   *count = 1;
   return 0;
@@ -82,48 +112,140 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 }
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
+  ALIVE;
   retained++;
   *context = (void *)0xc0;
   return 0;
 }
 
 int cuCtxGetCurrent(void **context) {
+  ALIVE;
   *context = depth ? stack[depth - 1] : NULL;
   return 0;
 }
 
 int cuCtxPushCurrent_v2(void *context) {
+  ALIVE;
   stack[depth++] = context;
   return 0;
 }
 
 int cuCtxPopCurrent_v2(void **context) {
+  ALIVE;
   *context = stack[--depth];
   return 0;
 }
 
-int cuMemAlloc_v2(size_t *ptr, size_t len) { return UNHEARD_OF; }
+int cuMemAlloc_v2(size_t *ptr, size_t len) {
+  IN_CONTEXT;
+  if (len > 1 << 30) return UNHEARD_OF;
+  for (int at = 0; at < 64; at++) {
+    if (allocations[at].ptr) continue;
+    if (posix_memalign((void **)&allocations[at].ptr, 2 << 20, len)) return 2;
+    allocations[at].len = len;
+    allocations[at].id = ++last_id;
+    live_allocations++;
+    *ptr = (size_t)allocations[at].ptr;
+    return 0;
+  }
+  return 2;
+}
 
-int cuStreamCreate(size_t *stream, unsigned flags) {
-  *stream = 0x57;
+int cuMemFree_v2(size_t ptr) {
+  IN_CONTEXT;
+  int at = find(ptr);
+  if (at < 0 || (size_t)allocations[at].ptr != ptr) return INVALID_VALUE;
+  free(allocations[at].ptr);
+  allocations[at].ptr = NULL;
+  live_allocations--;
   return 0;
 }
 
-int cuStreamDestroy_v2(size_t stream) { return UNHEARD_OF; }
+int cuMemcpyHtoDAsync_v2(size_t dst, const void *src, size_t len, size_t stream) {
+  IN_CONTEXT;
+  if (!is_device(dst, len)) return INVALID_VALUE;
+  memcpy((void *)dst, src, len);
+  return 0;
+}
 
-/* Knows eight attributes of a pointer, and no more. 0x10000 and 1 MiB from there is device memory; 0x900000 is memory
-   of a type that is not known; 0xa00000 belongs to a device that is not visible; all else is the host's. */
+int cuMemcpyDtoHAsync_v2(void *dst, size_t src, size_t len, size_t stream) {
+  IN_CONTEXT;
+  if (!is_device(src, len)) return INVALID_VALUE;
+  memcpy(dst, (void *)src, len);
+  return 0;
+}
+
+int cuMemcpyDtoDAsync_v2(size_t dst, size_t src, size_t len, size_t stream) {
+  IN_CONTEXT;
+  if (!is_device(src, len) || !is_device(dst, len)) return INVALID_VALUE;
+  memmove((void *)dst, (void *)src, len);
+  return 0;
+}
+
+int cuStreamCreate(size_t *stream, unsigned flags) {
+  IN_CONTEXT;
+  /* Non-blocking ones only. */
+  if (flags != 1) return INVALID_VALUE;
+  *stream = 0x1000 + ++live_streams;
+  return 0;
+}
+
+int cuStreamDestroy_v2(size_t stream) {
+  IN_CONTEXT;
+  live_streams--;
+  /* It is destroyed, and what it says is for the caller to survive. */
+  return UNHEARD_OF;
+}
+
+/* An event counts how often it has to be asked until it has fired. */
+int cuEventCreate(int **event, unsigned flags) {
+  IN_CONTEXT;
+  live_events++;
+  *event = calloc(1, sizeof(int));
+  return 0;
+}
+
+int cuEventRecord(int *event, size_t stream) {
+  IN_CONTEXT;
+  *event = 2;
+  return 0;
+}
+
+int cuEventQuery(int *event) {
+  IN_CONTEXT;
+  if (*event == 0) return 0;
+  --*event;
+  return NOT_READY;
+}
+
+int cuEventSynchronize(int *event) {
+  IN_CONTEXT;
+  *event = 0;
+  return 0;
+}
+
+int cuPointerGetAttribute(unsigned long long *data, int attribute, size_t ptr) {
+  ALIVE;
+  int at = find(ptr);
+  if (attribute != 7 || at < 0) return INVALID_VALUE;
+  *data = allocations[at].id;
+  return 0;
+}
+
+/* Knows eight attributes of a pointer, and no more. What was allocated is device memory; 0x900000 is memory of a type
+   that is not known; 0xa00000 belongs to a device that is not visible; all else is the host's. */
 int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, size_t ptr) {
+  ALIVE;
   if (!inits) return NOT_INITIALIZED;
   if (count > 8) return INVALID_VALUE;
-  int device = ptr >= 0x10000 && ptr < 0x110000;
-  for (unsigned at = 0; at < count; at++) {
-    switch (attributes[at]) {
-      case 2: *(unsigned *)data[at] = device || ptr == 0xa00000 ? 2 : ptr == 0x900000 ? 77 : 0; break;
-      case 9: *(int *)data[at] = ptr == 0xa00000 ? 5 : device || ptr == 0x900000 ? 0 : -2; break;
-      case 7: *(unsigned long long *)data[at] = device ? 99 : 0; break;
-      case 11: *(size_t *)data[at] = device ? 0x10000 : 0; break;
-      case 12: *(size_t *)data[at] = device ? 0x100000 : 0; break;
+  int at = find(ptr);
+  for (unsigned which = 0; which < count; which++) {
+    switch (attributes[which]) {
+      case 2: *(unsigned *)data[which] = at >= 0 || ptr == 0xa00000 ? 2 : ptr == 0x900000 ? 77 : 0; break;
+      case 9: *(int *)data[which] = ptr == 0xa00000 ? 5 : at >= 0 || ptr == 0x900000 ? 0 : -2; break;
+      case 7: *(unsigned long long *)data[which] = at >= 0 ? allocations[at].id : 0; break;
+      case 11: *(size_t *)data[which] = at >= 0 ? (size_t)allocations[at].ptr : 0; break;
+      case 12: *(size_t *)data[which] = at >= 0 ? allocations[at].len : 0; break;
       default: break;
     }
   }

@@ -91,6 +91,7 @@ calls! {
     ctx_get_device(device: *mut Device) = "cuCtxGetDevice";
     ctx_enable_peer_access(peer: ContextHandle, flags: c_uint) = "cuCtxEnablePeerAccess";
 
+    mem_get_address_range(base: *mut DevicePtr, len: *mut usize, ptr: DevicePtr) = "cuMemGetAddressRange_v2";
     pointer_get_attribute(data: *mut c_void, attribute: c_int, ptr: DevicePtr) = "cuPointerGetAttribute";
     pointer_get_attributes(count: c_uint, attributes: *const c_int, data: *const *mut c_void, ptr: DevicePtr) = "cuPointerGetAttributes";
     pointer_set_attribute(value: *const c_void, attribute: c_int, ptr: DevicePtr) = "cuPointerSetAttribute";
@@ -133,7 +134,9 @@ calls! {
     ipc_get_event_handle(handle: *mut Bytes64, event: EventHandle) = "cuIpcGetEventHandle";
     ipc_open_event_handle(event: *mut EventHandle, handle: Bytes64) = "cuIpcOpenEventHandle";
 
-    memcpy_async(dst: DevicePtr, src: DevicePtr, len: usize, stream: StreamHandle) = "cuMemcpyAsync";
+    memcpy_htod_async(dst: DevicePtr, src: *const c_void, len: usize, stream: StreamHandle) = "cuMemcpyHtoDAsync_v2";
+    memcpy_dtoh_async(dst: *mut c_void, src: DevicePtr, len: usize, stream: StreamHandle) = "cuMemcpyDtoHAsync_v2";
+    memcpy_dtod_async(dst: DevicePtr, src: DevicePtr, len: usize, stream: StreamHandle) = "cuMemcpyDtoDAsync_v2";
     memcpy_peer_async(dst: DevicePtr, dst_context: ContextHandle, src: DevicePtr, src_context: ContextHandle, len: usize, stream: StreamHandle) = "cuMemcpyPeerAsync";
 
     stream_create(stream: *mut StreamHandle, flags: c_uint) = "cuStreamCreate";

@@ -7,7 +7,7 @@ use super::event::{Fired, IpcEvent};
 use super::home::{Home, Lane, lock};
 use super::memory;
 use super::stream::CudaStream;
-use super::sys::{ContextHandle, Device, Uuid};
+use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
 use super::{ipc, peer};
 use crate::gpu::{
     Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, SharedEvent,
@@ -127,7 +127,8 @@ impl CudaGpu {
             (MemKind::Device(_), MemKind::Device(_)) if own(dst) && own(src) => Lane::Within,
             (MemKind::Device(_), MemKind::Device(_)) => Lane::Peer,
             (MemKind::Device(_), _) => Lane::FromHost,
-            _ => Lane::ToHost,
+            (_, MemKind::Device(_)) => Lane::ToHost,
+            _ => return refuse(INVALID_VALUE, "the CPU copies between host and host"),
         };
         for owner in [dst, src].into_iter().filter(|kind| !own(*kind)).filter_map(MemKind::gpu) {
             // A copy works without access, more slowly: the driver takes it through host memory.
@@ -145,7 +146,7 @@ impl CudaGpu {
         home: &Home,
         (dst, src): (usize, usize),
         len: usize,
-        lane: Lane,
+        stream: StreamHandle,
     ) -> Result<(), GpuError> {
         let end = |addr: usize| {
             let freed = || {
@@ -161,7 +162,6 @@ impl CudaGpu {
             Ok::<_, GpuError>(context)
         };
         let (to, from) = (end(dst)?, end(src)?);
-        let stream = home.lane(lane)?;
         // SAFETY: the promise that `Gpu::copy` was given.
         unsafe {
             let (dst, src) = (dst, src);
@@ -193,14 +193,22 @@ impl Gpu for CudaGpu {
         }
         let (to, from) = (dst.0 as usize, src.0 as usize);
         let _current = home.context.enter()?;
-        let stream = home.lane(lane)?;
-        // SAFETY: the caller's promise; addresses are unified, so the driver knows what each is.
-        let mut started = unsafe { home.calls().memcpy_async(to, from, len, stream) };
+        let (calls, stream) = (home.calls(), home.lane(lane)?);
+        // Each call says which side is the device's: the one that finds it out by itself takes a pointer to freed device
+        // memory for one to host memory, and lets the CPU go there.
+        // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
+        let mut started = unsafe {
+            match lane {
+                Lane::FromHost => calls.memcpy_htod_async(to, src.0.cast(), len, stream),
+                Lane::ToHost => calls.memcpy_dtoh_async(dst.0.cast(), from, len, stream),
+                Lane::Within | Lane::Peer => calls.memcpy_dtod_async(to, from, len, stream),
+            }
+        };
         if let Err(refused) = &started
             && refused.code == INVALID_VALUE
             && matches!(lane, Lane::Peer | Lane::Within)
         {
-            started = self.copy_between_contexts(&home, (to, from), len, lane);
+            started = self.copy_between_contexts(&home, (to, from), len, stream);
         }
         started.map_err(|error| match error.code {
             INVALID_VALUE if error.hint.is_empty() => {

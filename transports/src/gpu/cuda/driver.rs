@@ -192,6 +192,9 @@ impl Shared {
             return Ok(gpus);
         }
         let _listing = lock(&self.listing);
+        if let Some(gpus) = self.gpus.get() {
+            return Ok(gpus);
+        }
         let mut count = 0;
         // SAFETY: the place for the answer is ours.
         unsafe { self.calls.device_get_count(&raw mut count) }?;

@@ -180,7 +180,7 @@ pub(super) fn open(gpu: &CudaGpu, handle: &Handle) -> Result<Region, GpuError> {
 
 /// What a handle says of its length is another process's word; the driver knows.
 fn check_length(gpu: &CudaGpu, ptr: DevicePtr, len: usize) -> Result<(), GpuError> {
-    let size = gpu.shared.facts(ptr)?.map_or(0, |facts| (facts.start + facts.size).saturating_sub(ptr));
+    let size = gpu.shared.length_from(ptr)?;
     if len == 0 || len > size {
         let hint = format!("the handle says {len} bytes, the memory has {size}");
         return Err(because("open", INVALID_HANDLE, hint));

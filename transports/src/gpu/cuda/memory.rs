@@ -96,7 +96,8 @@ pub(super) fn region(
 ) -> Result<Region, GpuError> {
     let nothing = || because("allocate", INVALID_VALUE, "the driver allocated nothing");
     let base = NonNull::new(ptr as *mut u8).ok_or_else(nothing)?;
-    let id = gpu.shared.buffer_id(ptr)?.ok_or_else(nothing)?;
+    let nameless = || because("allocate", INVALID_VALUE, format!("the driver has no buffer id for {ptr:#x}"));
+    let id = gpu.shared.buffer_id(ptr)?.ok_or_else(nameless)?;
     let engine = gpu.shared_self()?;
     // SAFETY: the driver's memory, of which nothing here makes references, and which the owner keeps.
     Ok(unsafe { Region::from_parts(base, len, kind, id, Some(engine), owner) })

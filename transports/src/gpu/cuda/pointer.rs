@@ -48,21 +48,25 @@ pub(super) struct Facts {
 impl Shared {
     /// Asks the driver; `None` for host memory that it knows nothing of. Needs no context.
     pub(super) fn facts(&self, addr: usize) -> Result<Option<Facts>, GpuError> {
-        let mut count = self.attributes.load(Ordering::Relaxed);
+        let known = self.attributes.load(Ordering::Relaxed);
+        let mut count = known;
         let answers = loop {
             match self.ask(addr, count) {
                 Ok(answers) => break answers,
-                // An attribute that this driver does not know, and so never will.
+                // An attribute that this driver does not know, or has no answer to for this address.
                 Err(error) if error.code == INVALID_VALUE && count > NEEDED => count -= 1,
                 // Some drivers have no answer for a foreign address, where most have an empty one.
                 Err(error) if error.code == INVALID_VALUE => return Ok(None),
                 Err(error) => return Err(error),
             }
         };
-        self.attributes.store(count, Ordering::Relaxed);
         let [kind, context, ordinal, managed, id, start, size, legacy, handles, pool] = answers;
         if low(kind) == 0 && low(managed) == 0 {
             return Ok(None);
+        }
+        // All of them have answers for device memory: what has none is not known to this driver, and never will be.
+        if count < known && low(kind) == memory_type::DEVICE && low(managed) == 0 {
+            self.attributes.store(count, Ordering::Relaxed);
         }
         let word = |answer: u64| usize::try_from(answer).unwrap_or(usize::MAX);
         Ok(Some(Facts {
@@ -101,6 +105,17 @@ impl Shared {
             Err(error) if error.code == INVALID_VALUE => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// How many bytes of an allocation lie from an address on; 0 where the driver does not say.
+    pub(super) fn length_from(&self, addr: usize) -> Result<usize, GpuError> {
+        let facts = self.facts(addr)?;
+        let (mut start, mut size) = facts.map_or((0, 0), |facts| (facts.start, facts.size));
+        if size == 0 {
+            // SAFETY: the places for the answers are ours. What the driver does not know stays 0.
+            let _ = unsafe { self.calls.mem_get_address_range(&raw mut start, &raw mut size, addr) };
+        }
+        Ok(start.saturating_add(size).saturating_sub(addr))
     }
 
     /// What the facts mean.

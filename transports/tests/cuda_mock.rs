@@ -1,5 +1,5 @@
-//! What becomes of a driver that is not there, is a stub, is too old, lacks calls, or answers with what no header has.
-//! The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
+//! What becomes of a driver that is not there, is a stub, is too old, lacks calls, answers with what no header has, or
+//! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
 
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Flavour, HandleForm};
@@ -86,22 +86,72 @@ fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
     assert_eq!((gpus.len(), &*info.name, info.uuid), (1, "Mock", GpuUuid([7; 16])));
     assert_eq!(info.pci.len(), 32, "text without an end ends with its place");
     // Whoever comes later sees it initialised.
-    let extent = driver.classify(0x10007).unwrap().unwrap();
-    assert_eq!(
-        (extent.base, extent.len, extent.id.0, extent.kind),
-        (0x10000, 0x10_0000, 99, MemKind::Device(info.uuid))
-    );
-    assert_eq!(extent.context, None, "no context is no error (gpu.md, VMM rule 1)");
+    let region = gpus[0].allocate(100, Flavour::Plain).unwrap();
+    let extent = driver.classify(region.addr() + 7).unwrap().unwrap();
+    assert_eq!((extent.base, extent.len, extent.id), (region.addr(), 2 << 20, region.id()));
+    assert_eq!((extent.kind, extent.context), (MemKind::Device(info.uuid), None));
     assert!(driver.classify(0x5000).unwrap().is_none());
-    assert!(driver.extents(0x10000, 0x10_0000).unwrap().len() == 1);
-    assert_eq!(driver.extents(0x10000, 0x10_0001).unwrap_err().code, 1);
+    assert_eq!(driver.extents(region.addr(), 2 << 20).unwrap().len(), 1);
+    assert_eq!(driver.extents(region.addr(), (2 << 20) + 1).unwrap_err().code, 1);
+}
+
+#[test]
+fn copies_use_a_few_streams_and_events_again_and_again() {
+    let library = mock("copies", "-DMOCK");
+    let driver = CudaDriver::at(&library);
+    let gpu = driver.devices().unwrap().remove(0);
+    let (one, other) =
+        (gpu.allocate(100, Flavour::Plain).unwrap(), gpu.allocate(100, Flavour::Plain).unwrap());
+    let bytes: Vec<u8> = (0..100).collect();
+    for _ in 0..1000 {
+        one.whole().write(&bytes).unwrap();
+        let (to, from) = (other.addr() as *mut u8, one.addr() as *const u8);
+        // SAFETY: both regions outlive the copy.
+        let event = unsafe { gpu.copy((to, other.kind()), (from, one.kind()), 100) }.unwrap();
+        // This thread has no context, which this driver wants for the question.
+        assert_eq!([(); 3].map(|()| event.query().unwrap()), [false, false, true]);
+        event.wait().unwrap();
+        assert_eq!(other.whole().to_vec().unwrap(), bytes);
+    }
+    assert_eq!((word(&library, "mock_streams"), word(&library, "mock_events")), (3, 2));
+    assert_eq!(word(&library, "mock_depth"), 0, "every way out restores the caller's context");
+    let addr = other.addr();
+    drop(other);
+    assert_eq!(word(&library, "mock_allocations"), 1);
+    assert!(driver.classify(addr).unwrap().is_none());
+    let kind = one.kind();
+    // SAFETY: the target is freed, which is the point; the driver refuses.
+    let freed = unsafe { gpu.copy((addr as *mut u8, kind), (one.addr() as *const u8, kind), 100) };
+    let why = freed.unwrap_err();
+    assert!(why.code == 1 && why.hint.contains("freed already"), "{why}");
+    // SAFETY: as above.
+    let freed = unsafe { gpu.copy((addr as *mut u8, kind), (bytes.as_ptr(), MemKind::Host), 100) };
+    assert!(freed.unwrap_err().hint.contains("freed already"));
+}
+
+#[test]
+fn what_is_dropped_after_the_driver_has_gone_is_dropped_quietly() {
+    let library = mock("gone", "-DMOCK");
+    let driver = CudaDriver::at(&library);
+    let gpu = driver.devices().unwrap().remove(0);
+    let region = gpu.allocate(100, Flavour::Plain).unwrap();
+    region.whole().write(&[1; 100]).unwrap();
+    let stream = gpu.stream().unwrap();
+    let event = stream.record().unwrap();
+    assert_eq!(word(&library, "mock_go"), 1);
+    let why = region.whole().write(&[1; 100]).unwrap_err();
+    assert!(why.to_string().contains("DEINITIALIZED"), "{why}");
+    assert_eq!(event.query().unwrap_err().code, 4);
+    assert_eq!(driver.classify(region.addr()).unwrap_err().code, 4);
+    drop((region, stream, event, gpu));
+    assert_eq!(word(&library, "mock_allocations"), 1, "nothing was freed any more");
 }
 
 #[test]
 fn codes_and_types_that_no_header_has_are_errors() {
     let driver = CudaDriver::at(&mock("unheard", "-DMOCK"));
     let gpus = driver.devices().unwrap();
-    let why = gpus[0].allocate(100, Flavour::Plain).unwrap_err();
+    let why = gpus[0].allocate(1 << 40, Flavour::Plain).unwrap_err();
     assert_eq!((why.call, why.code, why.name), ("cuMemAlloc_v2", 4242, "UNKNOWN"));
     let why = driver.classify(0x90_0000).unwrap_err();
     assert!(why.name == "NOT_SUPPORTED" && why.hint.contains("77"), "{why}");
@@ -128,11 +178,11 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     }
     assert_eq!(gpu.allocate(100, Flavour::Shareable).unwrap_err().name, "MISSING_CALL");
     assert_eq!(gpu.allocate(0, Flavour::Plain).unwrap_err().name, "INVALID_VALUE");
-    assert_eq!(gpu.shared_event().unwrap_err().call, "cuEventCreate");
+    assert_eq!(gpu.shared_event().unwrap_err().call, "cuIpcGetEventHandle");
     assert_eq!(gpu.open_event(&[0; 64]).unwrap_err().call, "cuIpcOpenEventHandle");
     assert_eq!(gpu.peer(gpu.info().uuid).unwrap_err().call, "cuDeviceGetP2PAttribute");
     let stream = gpu.stream().unwrap();
-    assert_eq!(stream.record().unwrap_err().call, "cuEventCreate");
+    assert_eq!(stream.wait(&stream.record().unwrap()).unwrap_err().call, "cuStreamWaitEvent");
     assert_eq!(stream.synchronize().unwrap_err().call, "cuStreamSynchronize");
     // The driver refuses to destroy it, which `Drop` survives.
     drop(stream);
