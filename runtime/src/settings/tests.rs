@@ -110,7 +110,7 @@ fn an_ill_formed_value_is_met_with_variable_value_form_and_example() {
     let message = from("CARRACK_GPU", "rocm").unwrap_err().to_string();
     assert_eq!(
         message,
-        "CARRACK_GPU=rocm cannot be read; expected one of auto, none, cuda, fake, for example cuda"
+        "CARRACK_GPU=rocm cannot be read; expected one of auto, none, cuda, fake, for example fake"
     );
 }
 
