@@ -82,8 +82,11 @@ impl CudaGpu {
 
     /// Whether a context of this device is its primary one.
     pub(super) fn is_primary(&self, context: ContextHandle) -> Result<bool, GpuError> {
-        // There is no primary context to compare with before somebody has made it, and then it is held anyway.
-        Ok(self.is_active()? && self.home()?.context.raw == context)
+        // There is no primary context to compare with before somebody has made it; then holding it costs nothing.
+        match self.home.get() {
+            Some(home) => Ok(home.context.raw == context),
+            None => Ok(self.is_active()? && self.home()?.context.raw == context),
+        }
     }
 
     /// Whether the device has a primary context: without one it has no ordinary memory in this process.
@@ -163,10 +166,7 @@ impl CudaGpu {
         };
         let (to, from) = (end(dst)?, end(src)?);
         // SAFETY: the promise that `Gpu::copy` was given.
-        unsafe {
-            let (dst, src) = (dst, src);
-            home.calls().memcpy_peer_async(dst, to, src, from, len, stream)
-        }
+        unsafe { home.calls().memcpy_peer_async(dst, to, src, from, len, stream) }
     }
 }
 

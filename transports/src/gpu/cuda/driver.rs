@@ -3,8 +3,8 @@
 use super::calls::Calls;
 use super::context::Context;
 use super::device::CudaGpu;
-use super::error::{DEINITIALIZED, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because};
-use super::home::{Home, lock};
+use super::error::{DEINITIALIZED, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because};
+use super::home::lock;
 use super::ipc::Opened;
 use super::links::Links;
 use super::sys::{ContextHandle, Device};
@@ -216,31 +216,28 @@ impl Shared {
         self.gpus().ok()?.iter().position(|gpu| gpu.info().uuid == uuid)
     }
 
-    /// The device, in the context in which memory was allocated: the primary one as a rule, and always for memory of no
-    /// context.
-    pub(super) fn gpu_in(
+    /// The engine for memory of a device that was found in a context: the owner's, in its primary context, as a rule, and
+    /// always for memory of no context. What was opened from another process lies in the opener's context, whoever owns
+    /// it.
+    pub(super) fn engine(
         &'static self,
-        gpu: &Arc<CudaGpu>,
+        owner: &Arc<CudaGpu>,
         context: ContextHandle,
     ) -> Result<Arc<CudaGpu>, GpuError> {
-        if context == ContextHandle::NULL || gpu.is_primary(context)? {
-            return Ok(Arc::clone(gpu));
+        if context == ContextHandle::NULL || owner.is_primary(context)? {
+            return Ok(Arc::clone(owner));
         }
+        self.gpu_in(context)
+    }
+
+    /// The device of a context, working in it.
+    pub(super) fn gpu_in(&'static self, context: ContextHandle) -> Result<Arc<CudaGpu>, GpuError> {
         let number = Context::number(self.calls, context);
-        let mut foreign = lock(&self.foreign);
-        if let Some((known, gpu)) = foreign.get(&context)
+        if let Some((known, gpu)) = lock(&self.foreign).get(&context)
             && *known == number
         {
             return Ok(Arc::clone(gpu));
         }
-        let adopted = CudaGpu::adopted(self, gpu, context);
-        // What was there lived in a context that is destroyed.
-        foreign.insert(context, (number, Arc::clone(&adopted)));
-        Ok(adopted)
-    }
-
-    /// What the library has in a context.
-    pub(super) fn home_of(&'static self, context: ContextHandle) -> Result<Arc<Home>, GpuError> {
         let mut device: Device = 0;
         {
             // Only to ask it for its device.
@@ -251,9 +248,15 @@ impl Shared {
         }
         let at = usize::try_from(device).unwrap_or(usize::MAX);
         let gpu = self.gpus()?.get(at).ok_or_else(|| {
-            because("cuCtxGetDevice", super::error::INVALID_DEVICE, format!("there is no device {device}"))
+            because("cuCtxGetDevice", INVALID_DEVICE, format!("there is no device {device}"))
         })?;
-        self.gpu_in(gpu, context)?.home()
+        if gpu.is_primary(context)? {
+            return Ok(Arc::clone(gpu));
+        }
+        let adopted = CudaGpu::adopted(self, gpu, context);
+        // What was there lived in a context that is destroyed, or came from another thread just now.
+        lock(&self.foreign).insert(context, (number, Arc::clone(&adopted)));
+        Ok(adopted)
     }
 }
 

@@ -6,8 +6,8 @@ use super::home::{Home, lock};
 use super::memory::{self, How, Memory, Pool};
 use super::pointer::Facts;
 use super::sys::{
-    AllocationHandle, AllocationProp, Bytes64, ContextHandle, DevicePtr, IPC_LAZY_ENABLE_PEER_ACCESS,
-    PoolHandle, handle_type, pointer,
+    AllocationHandle, AllocationProp, Bytes64, ContextHandle, DevicePtr, GRANULARITY_MINIMUM,
+    IPC_LAZY_ENABLE_PEER_ACCESS, PoolHandle, handle_type, pointer,
 };
 use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey};
 use crate::mem::{AllocId, MemKind, Region};
@@ -34,8 +34,11 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
         return Err(wrong("is not what lies at its address: that was freed, and allocated again"));
     }
     let extent = gpu.shared.extent(addr, facts)?;
-    if extent.kind != MemKind::Device(gpu.info().uuid) {
-        return Err(wrong("is not this device's: ask the device that owns it"));
+    match extent.kind {
+        MemKind::Device(owner) if owner == gpu.info().uuid => {}
+        MemKind::Device(_) => return Err(wrong("is not this device's: ask the device that owns it")),
+        MemKind::Managed(_) => return Err(wrong("is managed memory, which moves: no process exports it")),
+        _ => return Err(wrong("is host memory: share it as such")),
     }
     if addr + region.len() > extent.end() {
         return Err(wrong("is made of several handles: export each extent"));
@@ -45,7 +48,7 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     }
     let owner = gpu.shared.gpus()?.get(usize::try_from(facts.ordinal).unwrap_or(usize::MAX));
     let owner = owner.ok_or_else(|| wrong("is of no device that this process can see"))?;
-    let home = gpu.shared.gpu_in(owner, facts.context)?.home()?;
+    let home = gpu.shared.engine(owner, facts.context)?.home()?;
     let _current = home.context.enter()?;
     let base = extent.base;
     if !home.context.sync_memops {
@@ -237,7 +240,8 @@ fn open_vmm(
     from: *mut c_void,
     kind: c_int,
 ) -> Result<Memory, GpuError> {
-    let granule = memory::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false))?;
+    let granule =
+        memory::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false), GRANULARITY_MINIMUM)?;
     if handle.len == 0 || !handle.len.is_multiple_of(granule) {
         let hint =
             format!("the handle says {} bytes: VMM memory comes in multiples of {granule}", handle.len);

@@ -2,7 +2,7 @@
 
 use super::calls::Calls;
 use super::device::CudaGpu;
-use super::error::{INVALID_VALUE, MISSING_CALL, OUT_OF_MEMORY, because, released};
+use super::error::{INVALID_VALUE, OUT_OF_MEMORY, because, released};
 use super::home::{Home, Lane};
 use super::peer::can_access;
 use super::sys::{
@@ -138,7 +138,7 @@ fn shareable(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuE
     let fabric = gpu.fabric.get_or_init(|| try_fabric(gpu, home));
     let types = handle_type::POSIX_FD | if fabric.is_none() { handle_type::FABRIC } else { 0 };
     let prop = AllocationProp::of(gpu.device, types, rdma_capable(calls, gpu.device));
-    let span = blocks(len, granularity(calls, &prop)?)?;
+    let span = blocks(len, granularity(calls, &prop, sys::GRANULARITY_RECOMMENDED)?)?;
     let mut handle: AllocationHandle = 0;
     // SAFETY: the place for the answer is ours.
     unsafe { calls.mem_create(&raw mut handle, span, &raw const prop, 0) }?;
@@ -169,7 +169,7 @@ fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
     }
     let both = handle_type::POSIX_FD | handle_type::FABRIC;
     let prop = AllocationProp::of(gpu.device, both, rdma_capable(calls, gpu.device));
-    let span = match granularity(calls, &prop) {
+    let span = match granularity(calls, &prop, sys::GRANULARITY_RECOMMENDED) {
         Ok(span) => span,
         Err(error) => return Some(error),
     };
@@ -191,10 +191,11 @@ fn rdma_capable(calls: &Calls, device: Device) -> bool {
     asked.is_ok() && capable != 0
 }
 
-pub(super) fn granularity(calls: &Calls, prop: &AllocationProp) -> Result<usize, GpuError> {
+/// What sizes are multiples of: as is good for new memory, or at the least.
+pub(super) fn granularity(calls: &Calls, prop: &AllocationProp, option: c_int) -> Result<usize, GpuError> {
     let mut bytes = 0;
     // SAFETY: the place for the answer is ours.
-    unsafe { calls.mem_get_allocation_granularity(&raw mut bytes, prop, sys::GRANULARITY_RECOMMENDED) }?;
+    unsafe { calls.mem_get_allocation_granularity(&raw mut bytes, prop, option) }?;
     Ok(bytes.max(1))
 }
 
@@ -337,7 +338,7 @@ fn explain(home: &Home, len: usize, error: GpuError) -> GpuError {
             };
             GpuError { hint, ..error }
         }
-        MISSING_CALL | INVALID_VALUE => GpuError { hint: format!("{len} bytes: {}", error.hint), ..error },
+        INVALID_VALUE if error.hint.is_empty() => GpuError { hint: format!("{len} bytes"), ..error },
         _ => error,
     }
 }

@@ -124,7 +124,7 @@ impl Shared {
         let owner = usize::try_from(facts.ordinal).ok().and_then(|at| gpus.get(at));
         let pinned = facts.memory_type == memory_type::HOST && !facts.managed;
         let gpu = match owner {
-            Some(gpu) => Some(self.gpu_in(gpu, facts.context)?),
+            Some(owner) => Some(self.engine(owner, facts.context)?),
             None if pinned => None,
             // Managed memory at rest belongs to no device; it is named after the first.
             None if facts.managed => gpus.first().cloned(),
@@ -136,7 +136,7 @@ impl Shared {
                 return Err(because("cuPointerGetAttributes", INVALID_DEVICE, hint));
             }
         };
-        let kind = match (facts.memory_type, &gpu) {
+        let kind = match (facts.memory_type, owner.or(gpu.as_ref())) {
             _ if pinned => MemKind::Pinned,
             (_, Some(gpu)) if facts.managed => MemKind::Managed(gpu.info().uuid),
             (memory_type::UNIFIED, Some(gpu)) => MemKind::Managed(gpu.info().uuid),

@@ -40,7 +40,7 @@ impl CudaStream {
         let mut context = ContextHandle::NULL;
         // SAFETY: the caller's promise; the place for the answer is ours.
         unsafe { calls.stream_get_ctx(raw, &raw mut context) }?;
-        let home = shared.home_of(context)?;
+        let home = shared.gpu_in(context)?.home()?;
         Ok(Self { home, raw, owned: false })
     }
 

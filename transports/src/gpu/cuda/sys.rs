@@ -195,6 +195,8 @@ pub(super) const HOST_PORTABLE: c_uint = 1;
 pub(super) const HOST_DEVICE_MAP: c_uint = 2;
 /// `CU_MEM_ATTACH_GLOBAL`.
 pub(super) const ATTACH_GLOBAL: c_uint = 1;
+/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
+pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 pub(super) const GRANULARITY_RECOMMENDED: c_int = 1;
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
