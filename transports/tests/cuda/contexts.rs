@@ -1,5 +1,6 @@
 //! Whose context is current, before and after.
 
+use crate::roles::Other;
 use crate::support::{MIB, copy_and_check, make, need, payload, start};
 use crate::user;
 use carrack_transports::gpu::{Driver, Gpu, HandleForm};
@@ -97,7 +98,7 @@ fn memory_of_a_context_of_the_users_is_worked_on_in_that_context() {
 #[test]
 fn a_destroyed_context_is_an_error_and_its_handle_may_come_back() {
     let Some(_) = need(1) else { return };
-    crate::roles::Other::start("destroyed context", &[]).expect_success();
+    Other::alone("destroyed context");
 }
 
 /// What the process above does: should the driver crash, it is alone.

@@ -1,5 +1,6 @@
 //! Copies by the engines.
 
+use crate::roles::Other;
 use crate::support::{MIB, cause, copy_and_check, make, need, payload, start};
 use crate::user;
 use carrack_transports::gpu::Driver;
@@ -53,42 +54,53 @@ fn managed_memory_is_refused_by_name() {
     }
 }
 
+/// A region's memory that is gone under its address is the driver's error: no crash, and no fault on the device, after
+/// which the context would be lost.
 #[test]
-fn a_copy_from_or_to_freed_memory_is_an_error_and_the_device_goes_on() {
-    let Some((_, gpus)) = need(1) else { return };
-    // Addresses that nobody else is given meanwhile: reserved, and never mapped.
-    user::set_current(user::primary(0));
-    let mapping = user::Mapping::new(0, 1, &[0]);
-    let (addr, kind) = (mapping.ptr, MemKind::Device(gpus[0].info().uuid));
-    drop(mapping);
-    let plain = make(&gpus[0], "plain", 100);
-    // SAFETY: there is no memory, which is the point; the driver refuses.
-    let refused = unsafe { gpus[0].copy((addr as *mut u8, kind), (plain.addr() as *const u8, kind), 100) };
-    let why = refused.unwrap_err();
-    println!("to freed memory: {why}");
-    assert!(!why.hint.is_empty());
-    // SAFETY: as above.
-    let refused = unsafe { gpus[0].copy((plain.addr() as *mut u8, kind), (addr as *const u8, kind), 100) };
-    println!("from freed memory: {}", refused.unwrap_err());
-    let host = Region::host(100);
-    // SAFETY: as above.
-    let refused =
-        unsafe { gpus[0].copy((host.addr() as *mut u8, MemKind::Host), (addr as *const u8, kind), 100) };
-    println!("from freed memory to the host: {}", refused.unwrap_err());
-    plain.whole().write(&payload(100, 5)).unwrap();
-    assert_eq!(plain.whole().to_vec().unwrap(), payload(100, 5));
+fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {
+    let Some(_) = need(1) else { return };
+    Other::alone("freed memory");
 }
 
-#[test]
-fn a_copy_beyond_an_allocation_is_an_error() {
-    let Some((_, gpus)) = need(1) else { return };
-    let (small, large) = (make(&gpus[0], "shareable", 2 * MIB), make(&gpus[0], "shareable", 64 * MIB));
-    match start(&*gpus[0], (&small, 0), (&large, 0), 64 * MIB) {
-        Err(why) => println!("beyond: {why}"),
-        // The next addresses may be another test's memory: then it went there, and this proves nothing.
-        Ok(event) => println!("beyond: it was taken, and came to {:?}", event.wait()),
+/// What the process above does: should the driver take such a copy, it is alone.
+pub fn of_freed_memory() {
+    let (_, gpus) = need(1).unwrap();
+    user::set_current(user::primary(0));
+    let mapping = user::Mapping::new(0, 1, &[0]);
+    let (unmapped, kind) = (mapping.ptr, MemKind::Device(gpus[0].info().uuid));
+    drop(mapping);
+    let (plain, host) = (make(&gpus[0], "plain", 100), Region::host(100));
+    // The last to be allocated, so that nothing is given its address afterwards.
+    let large = make(&gpus[0], "plain", 64 * MIB);
+    let freed = large.addr();
+    drop(large);
+    for (what, addr) in [("unmapped", unmapped), ("freed", freed), ("never allocated", 0x10)] {
+        let nowhere = (addr as *mut u8, kind);
+        let ends = [(plain.addr() as *mut u8, kind), (host.addr() as *mut u8, MemKind::Host)];
+        for other in ends {
+            for (to, from) in [(nowhere, other), (other, nowhere)] {
+                // SAFETY: there is no memory at one end, which is the point; the driver refuses.
+                let refused = unsafe { gpus[0].copy(to, (from.0.cast_const(), from.1), 100) };
+                let why = refused.unwrap_err();
+                println!("{what} memory: {why}");
+                assert!(why.name == "INVALID_VALUE" && !why.hint.is_empty(), "{why}");
+            }
+        }
     }
+    let base = NonNull::new(0x10 as *mut u8).unwrap();
+    // SAFETY: as above.
+    let nowhere = unsafe {
+        let gpu = Some(Arc::clone(&gpus[0]));
+        Region::from_parts(base, 100, plain.kind(), plain.id(), gpu, Box::new(()))
+    };
+    assert_eq!(cause(nowhere.whole().write(&[1; 100])).name, "INVALID_VALUE");
+    // Longer than the allocation, which ends where its mapping does.
+    let (small, large) = (make(&gpus[0], "shareable", 2 * MIB), make(&gpus[0], "shareable", 64 * MIB));
     assert!(small.slice(0, 2 * MIB + 1).is_none(), "a slice of a region cannot ask for that");
+    let beyond = start(&*gpus[0], (&small, 0), (&large, 0), 64 * MIB);
+    println!("beyond an allocation: {:?}", beyond.map(drop));
+    plain.whole().write(&payload(100, 5)).unwrap();
+    assert_eq!(plain.whole().to_vec().unwrap(), payload(100, 5), "the device goes on");
 }
 
 /// gpu.md, measured: VMM memory without access for the engine's device takes a peer copy.
@@ -164,22 +176,6 @@ fn threads_that_copy_at_the_same_time_do_not_disturb_each_other() {
             });
         }
     });
-}
-
-/// A region's memory that is gone under its address is the driver's error, not a crash.
-#[test]
-fn errors_of_the_copy_function_name_the_kinds() {
-    let Some((_, gpus)) = need(1) else { return };
-    let region = make(&gpus[0], "plain", 100);
-    let base = NonNull::new(0x10 as *mut u8).unwrap();
-    // SAFETY: there is no memory, which is the point; the driver refuses.
-    let nowhere = unsafe {
-        let gpu = Some(Arc::clone(&gpus[0]));
-        Region::from_parts(base, 100, region.kind(), region.id(), gpu, Box::new(()))
-    };
-    let why = cause(nowhere.whole().write(&[1; 100]));
-    println!("to an address that nobody has: {why}");
-    assert_eq!(why.name, "INVALID_VALUE");
 }
 
 #[test]

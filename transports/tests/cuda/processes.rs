@@ -21,20 +21,26 @@ fn far(gpus: &[Arc<dyn Gpu>]) -> &Arc<dyn Gpu> {
 /// Opens what it is told of, finds what is expected there, and changes it. Ends with the wire.
 pub fn import(wire: &Wire) {
     let (driver, gpus) = need(1).unwrap();
-    let gpu = far(&gpus);
+    let (gpu, mut opened) = (far(&gpus), 0);
     while let Some(words) = wire.hear_or_end() {
         let seed = u64::from_le_bytes(words.try_into().unwrap());
         let handle = wire.hear_handle();
         assert_eq!(user::current(), 0, "a new process has no context");
-        let region = gpu.open(&handle).unwrap();
+        let region = match gpu.open(&handle) {
+            Ok(region) => region,
+            Err(why) => {
+                wire.say(format!("refused: {why}").as_bytes());
+                continue;
+            }
+        };
         assert_eq!(user::current(), 0, "legacy IPC rule 7");
-        println!(
-            "{:?} of {} opened by device {}: {region:?}, which the driver takes for {:?}",
-            handle.form(),
-            handle.gpu,
-            gpu.info().ordinal,
-            driver.classify(region.addr())
-        );
+        // The first few of each, since some tests have hundreds.
+        if opened < 8 {
+            let (form, on) = (handle.form(), gpu.info().ordinal);
+            let taken_for = driver.classify(region.addr());
+            println!("{form:?} of {} opened by device {on}: {region:?}, taken for {taken_for:?}", handle.gpu);
+        }
+        opened += 1;
         assert_eq!((region.len(), region.kind()), (handle.len, MemKind::Device(handle.gpu)));
         // Legacy IPC rule 4: the same handle again is the same mapping, and stays when one of them is closed.
         let again = gpu.open(&handle).unwrap();
@@ -103,8 +109,14 @@ fn masks_that_show_each_process_another_device_do_not_matter() {
             println!("device {mine} {kind}, opened under CUDA_VISIBLE_DEVICES={mask}");
             other.wire.say(&21_u64.to_le_bytes());
             other.wire.say_handle(&gpus[mine].export(&region, form).unwrap());
-            other.wire.expect("closed");
-            assert!(region.whole().to_vec().unwrap() == payload(LEN, 22), "{kind}");
+            // Legacy IPC is known to work under masks (gpu.md, measured); what the others do is told.
+            let answer = String::from_utf8(other.wire.hear()).unwrap();
+            if answer == "closed" {
+                assert!(region.whole().to_vec().unwrap() == payload(LEN, 22), "{kind}");
+            } else {
+                println!("{kind}, opened under CUDA_VISIBLE_DEVICES={mask}: {answer}");
+                assert_ne!(form, HandleForm::Bytes, "{answer}");
+            }
         }
         other.expect_success();
     }
@@ -191,7 +203,7 @@ fn handles_that_lie_or_are_none_are_errors() {
     let honest = gpu.export(&region, HandleForm::Pool).unwrap();
     let lie = gpu.open(&Handle { len: 1 << 40, ..honest }).map(drop);
     println!("a pool's pointer of 1 TiB: {}", lie.unwrap_err());
-    let other = Other::start("export plain", &[]);
+    let other = Other::start("export: plain", &[]);
     let honest = other.wire.hear_handle();
     let why = gpu.open(&Handle { len: honest.len + 1, ..honest }).map(drop).unwrap_err();
     assert_eq!(why.name, "INVALID_HANDLE", "{why}");
@@ -200,31 +212,32 @@ fn handles_that_lie_or_are_none_are_errors() {
 /// gpu.md, measured: a survivor goes on, and what it had mapped stays until it closes it.
 #[test]
 fn an_importer_survives_the_death_of_the_exporter() {
-    let Some((_, gpus)) = need(1) else { return };
-    for (kind, _) in KINDS {
-        let mut other = Other::start(&format!("export {kind}"), &[]);
-        let handle = other.wire.hear_handle();
-        let theirs = gpus[0].open(&handle).unwrap();
-        let part = theirs.slice(handle.offset, LEN).unwrap();
-        assert!(part.to_vec().unwrap() == payload(LEN, 11));
-        part.write(&payload(LEN, 12)).unwrap();
-        other.wire.say(b"look");
-        other.wire.expect("as expected");
-        let own = make(&gpus[0], "plain", theirs.len());
-        let copies: Vec<_> =
-            (0..50).map(|_| start(&*gpus[0], (&own, 0), (&theirs, handle.offset), LEN).unwrap()).collect();
-        other.kill();
-        let outcomes: Vec<_> = copies.iter().map(|copy| copy.wait()).collect();
-        println!(
-            "{kind}, killed in mid-copy: {} of 50 failed",
-            outcomes.iter().filter(|it| it.is_err()).count()
-        );
-        println!("{kind}, after its death: {:?}", part.to_vec().map(|bytes| bytes == payload(LEN, 12)));
-        drop((part, theirs));
-        println!("{kind}, opened after its death: {:?}", gpus[0].open(&handle).map(drop));
-        let (src, dst) = (make(&gpus[0], "plain", LEN + 100), make(&gpus[0], "shareable", LEN + 100));
-        copy_and_check(&*gpus[0], (&dst, 3), (&src, 5), LEN, 90);
-    }
+    let Some(_) = need(1) else { return };
+    KINDS.iter().for_each(|(kind, _)| Other::alone(&format!("survivor: {kind}")));
+}
+
+/// What the process above does: should its context be lost, it is alone.
+pub fn survive(kind: &str) {
+    let (_, gpus) = need(1).unwrap();
+    let mut other = Other::start(&format!("export: {kind}"), &[]);
+    let handle = other.wire.hear_handle();
+    let theirs = gpus[0].open(&handle).unwrap();
+    let part = theirs.slice(handle.offset, LEN).unwrap();
+    assert!(part.to_vec().unwrap() == payload(LEN, 11));
+    part.write(&payload(LEN, 12)).unwrap();
+    other.wire.say(b"look");
+    other.wire.expect("as expected");
+    let own = make(&gpus[0], "plain", theirs.len());
+    let copies: Vec<_> =
+        (0..50).map(|_| start(&*gpus[0], (&own, 0), (&theirs, handle.offset), LEN).unwrap()).collect();
+    other.kill();
+    let failed = copies.iter().filter(|copy| copy.wait().is_err()).count();
+    println!("{kind}, killed in mid-copy: {failed} of 50 failed");
+    println!("{kind}, after its death: {:?}", part.to_vec().map(|bytes| bytes == payload(LEN, 12)));
+    drop((part, theirs));
+    println!("{kind}, opened after its death: {:?}", gpus[0].open(&handle).map(drop));
+    let (src, dst) = (make(&gpus[0], "plain", LEN + 100), make(&gpus[0], "shareable", LEN + 100));
+    copy_and_check(&*gpus[0], (&dst, 3), (&src, 5), LEN, 90);
 }
 
 /// An event of one process holds up a stream of another.

@@ -1,6 +1,7 @@
 //! The other process: this program again, in a role.
 
 use crate::contexts;
+use crate::copies;
 use crate::processes;
 use crate::streams;
 use carrack_transports::gpu::Handle;
@@ -39,6 +40,11 @@ impl Other {
         Self { process, wire: Wire(wire) }
     }
 
+    /// Has a role played that could cost the process its context, or its life; it must end well.
+    pub fn alone(role: &str) {
+        Self::start(role, &[]).expect_success();
+    }
+
     /// Waits for its end, which must be a good one.
     pub fn expect_success(mut self) {
         self.wire.0.shutdown(std::net::Shutdown::Write).unwrap();
@@ -63,9 +69,11 @@ pub fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
     // SAFETY: standard input is the socket that `Other::start` gave, and nothing else uses it.
     let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
-    match role.split(' ').collect::<Vec<_>>()[..] {
-        ["beside", "a", "kernel"] => streams::beside_a_kernel(),
-        ["destroyed", "context"] => contexts::in_a_destroyed_context(),
+    match role.split(": ").collect::<Vec<_>>()[..] {
+        ["beside a kernel"] => streams::beside_a_kernel(),
+        ["destroyed context"] => contexts::in_a_destroyed_context(),
+        ["freed memory"] => copies::of_freed_memory(),
+        ["survivor", kind] => processes::survive(kind),
         ["import"] => processes::import(&wire),
         ["export", kind] => processes::export(&wire, kind),
         ["wait"] => processes::wait_for_events(&wire),

@@ -1,5 +1,6 @@
 //! Streams, events, and words that streams write and wait for.
 
+use crate::roles::Other;
 use crate::support::{MIB, make, need, payload, start};
 use crate::user;
 use carrack_transports::gpu::cuda::CudaStream;
@@ -108,7 +109,7 @@ fn a_stream_waits_for_a_word_and_writes_one_in_pinned_and_in_registered_memory()
 #[test]
 fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
     let Some(_) = need(1) else { return };
-    crate::roles::Other::start("beside a kernel", &[]).expect_success();
+    Other::alone("beside a kernel");
 }
 
 /// What the process above does.
