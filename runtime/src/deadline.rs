@@ -5,8 +5,8 @@
 //! one look at the clock when it is posted and leaves nothing behind.
 
 use crate::chores::{Chore, Chores};
+use carrack_transports::sync::Earliest;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A point in time, in microseconds since this process first asked; or never.
@@ -19,7 +19,7 @@ fn epoch() -> Instant {
 }
 
 impl Deadline {
-    pub(crate) const NEVER: Self = Self(u64::MAX);
+    pub(crate) const NEVER: Self = Self(Earliest::NEVER);
 
     pub(crate) fn after(span: Duration) -> Self {
         let elapsed = epoch().elapsed().saturating_add(span);
@@ -45,60 +45,35 @@ impl Deadline {
 }
 
 /// The earliest deadline of a runtime's operations.
-pub(crate) struct Deadlines {
-    earliest: AtomicU64,
-    chores: Chores,
-}
+pub(crate) struct Deadlines(Earliest);
 
 impl Deadlines {
     pub(crate) fn new(chores: &Chores) -> Self {
-        Self { earliest: AtomicU64::new(u64::MAX), chores: chores.clone() }
+        Self(Earliest::new(chores, Chore::Deadlines))
     }
 
     /// Notes one more, of an operation that now waits.
     #[inline]
     pub(crate) fn note(&self, deadline: Deadline) {
         if deadline.is_some() {
-            let before = self.earliest.fetch_min(deadline.0, Ordering::SeqCst);
-            self.chores.set(Chore::Deadlines, true);
-            if deadline.0 < before {
-                // Whoever sleeps would sleep too long.
-                self.chores.wake();
-            }
+            self.0.note(deadline.0);
         }
-    }
-
-    /// Whether there is any.
-    #[inline(always)]
-    pub(crate) fn any(&self) -> bool {
-        self.earliest.load(Ordering::SeqCst) != u64::MAX
     }
 
     /// The time, if the earliest deadline has passed. The caller looks at everything that waits, and notes
     /// what is left; nobody else does meanwhile.
     pub(crate) fn due(&self) -> Option<Deadline> {
-        let earliest = self.earliest.load(Ordering::Acquire);
-        if earliest == u64::MAX {
-            // First the bit, then a look: one that is noted in between sets it again.
-            self.chores.set(Chore::Deadlines, false);
-            if self.any() {
-                self.chores.set(Chore::Deadlines, true);
-            }
-            return None;
-        }
-        let now = Deadline::now();
-        let due = Deadline(earliest).has_passed(now);
-        let mine = due
-            && self
-                .earliest
-                .compare_exchange(earliest, u64::MAX, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok();
-        mine.then_some(now)
+        self.0.due(|| Deadline::now().0).map(Deadline)
+    }
+
+    /// Puts its bit right, which somebody may have taken.
+    pub(crate) fn correct(&self) {
+        self.0.correct();
     }
 
     /// How long one may sleep.
     pub(crate) fn limit(&self, longest: Duration) -> Duration {
-        match Deadline(self.earliest.load(Ordering::Acquire)) {
+        match Deadline(self.0.get()) {
             Deadline::NEVER => longest,
             earliest => earliest.span(Deadline::now()).min(longest),
         }
@@ -112,10 +87,10 @@ mod tests {
     #[test]
     fn the_earliest_deadline_is_due_once() {
         let deadlines = Deadlines::new(&Chores::default());
-        assert!(!deadlines.any() && deadlines.due().is_none());
+        assert_eq!((deadlines.limit(Duration::MAX), deadlines.due()), (Duration::MAX, None));
         deadlines.note(Deadline::after(Duration::from_secs(1000)));
         deadlines.note(Deadline::NEVER);
-        assert!(deadlines.any() && deadlines.due().is_none());
+        assert!(deadlines.due().is_none());
         assert!(deadlines.limit(Duration::MAX) <= Duration::from_secs(1000));
         deadlines.note(Deadline::now());
         assert_eq!(deadlines.limit(Duration::from_secs(1)), Duration::ZERO);

@@ -1,6 +1,5 @@
 //! What a rank waits for: for whoever wonders why nothing moves.
 
-use crate::chores::Chore;
 use crate::device::{Device, DeviceInner};
 use crate::error::WaitError;
 use crate::names::{Rank, Tag};
@@ -155,9 +154,7 @@ impl Inner {
     pub(crate) fn dump(&self) {
         // The signal has set all bits. First they go, then those come back that should: one that is set in between stays.
         self.chores.take_all();
-        if self.deadlines.any() {
-            self.chores.set(Chore::Deadlines, true);
-        }
+        self.deadlines.correct();
         self.retries.correct();
         self.suspects.correct();
         // One write, so that the dumps of several ranks do not mix.

@@ -7,11 +7,8 @@
 use crate::error::{ProgressError, WaitError};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::Armed;
-use carrack_transports::sync::barrier::{Barrier, heavy, light};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and under
@@ -19,47 +16,6 @@ use std::time::{Duration, Instant};
 const LONGEST: Duration = Duration::from_millis(500);
 /// Sleep while something is under way that no descriptor tells of.
 const SHORT: Duration = Duration::from_micros(100);
-
-/// Threads that sleep.
-pub(crate) struct Sleepers {
-    count: AtomicU32,
-    wake: OwnedFd,
-    barrier: Barrier,
-}
-
-impl Sleepers {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { count: AtomicU32::new(0), wake, barrier: Barrier::of_this_process() })
-    }
-
-    /// After something moved: whoever waits for it may have gone to sleep.
-    #[inline]
-    pub(crate) fn wake(&self) {
-        light(!(self.barrier.heavy && self.barrier.reachable));
-        if self.count.load(Ordering::Relaxed) != 0 {
-            self.ring();
-        }
-    }
-
-    #[cold]
-    fn ring(&self) {
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
-
-    /// Announces a sleeper; what it looks at after this, nobody can change without waking it.
-    fn enter(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        heavy(self.barrier);
-    }
-
-    fn leave(&self) {
-        if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // The last one out clears the bell. Others that are about to sleep look at their condition first.
-            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        }
-    }
-}
 
 impl Runtime {
     /// Makes progress on all devices until `done` says so, and sleeps when there is nothing to do.
@@ -140,9 +96,9 @@ impl Inner {
         self.look_after_domains();
         let devices = self.devices().clone();
         let lanes: Vec<_> = devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
-        self.sleepers.enter();
+        let _asleep = self.sleepers.enter();
         let mut armed = Vec::with_capacity(lanes.len());
-        let mut fds = vec![PollFd::new(&self.sleepers.wake, PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(self.sleepers.as_fd(), PollFlags::IN)];
         let bootstrap = self.bootstrap.wait_fd();
         let mut ready = done();
         for lane in &lanes {
@@ -174,6 +130,5 @@ impl Inner {
         for lane in armed {
             lane.device.disarm();
         }
-        self.sleepers.leave();
     }
 }

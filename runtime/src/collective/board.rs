@@ -3,8 +3,9 @@
 use super::group::Members;
 use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
+use carrack_transports::sync::Ticks;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
@@ -27,13 +28,11 @@ pub(crate) struct Board {
     members: OnceLock<Members>,
     hash: OnceLock<u64>,
     state: Mutex<State>,
-    /// For each step of a barrier, one more than the number of the last whose note has come: a barrier's notes say nothing but
-    /// this, so they need no list. What is not as expected goes into the list all the same.
-    barriers: [AtomicU64; STEPS],
+    /// For each step of a barrier, the number of the last whose note has come: a barrier's notes say nothing but this, so
+    /// they need no list. What is not as expected goes into the list all the same. Those who listen have a waker in the state.
+    barriers: Ticks<STEPS>,
     /// Grows with all else that those who wait may want to know.
     stirred: AtomicU64,
-    /// How many wait with a waker.
-    sleepers: AtomicU32,
 }
 
 /// Steps of a barrier: there are no more than 2^32 ranks.
@@ -220,9 +219,8 @@ impl Board {
             members: OnceLock::new(),
             hash: OnceLock::new(),
             state: Mutex::default(),
-            barriers: Default::default(),
+            barriers: Ticks::default(),
             stirred: AtomicU64::new(0),
-            sleepers: AtomicU32::new(0),
         }
     }
 
@@ -261,14 +259,12 @@ impl Board {
         let (Some(members), Some(&hash)) = (self.members.get(), self.hash.get()) else { return false };
         let count = members.count();
         let meaning = Meaning { hash, count, what: What::Barrier, root: Rank(0) };
-        let Some(heard) = self.barriers.get(note.step as usize) else { return false };
         if note.meaning != meaning || members.before(self.me, note.step) != Some(note.from) {
             return false;
         }
         // Two threads may deliver two of them in any order.
-        let Some(number) = note.number.checked_add(1) else { return false };
-        heard.fetch_max(number, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
+        let Some(are_listeners) = self.barriers.raise(note.step, note.number) else { return false };
+        if are_listeners {
             self.wake();
         }
         true
@@ -293,7 +289,7 @@ impl Board {
         self.stirred.fetch_add(1, Ordering::AcqRel);
         let wakers = {
             let mut state = self.lock();
-            self.sleepers.store(0, Ordering::SeqCst);
+            self.barriers.set_listeners(0);
             std::mem::take(&mut state.wakers)
         };
         wakers.into_iter().for_each(Waker::wake);
@@ -302,8 +298,7 @@ impl Board {
     /// The note of a member that is in a barrier, where this one's operation of that number is none.
     pub(super) fn barrier_instead(&self, number: u64) -> Option<Note> {
         // A member further on has a higher number there: that one has passed this operation.
-        let ticked = |heard: &AtomicU64| heard.load(Ordering::SeqCst) == number + 1;
-        let step = self.barriers.iter().position(ticked)? as u32;
+        let step = self.barriers.last_was(number)?;
         let members = self.members.get()?;
         let meaning =
             Meaning { hash: self.hash(), count: members.count(), what: What::Barrier, root: Rank(0) };
@@ -313,7 +308,7 @@ impl Board {
     /// Whether the note of a barrier's step has come.
     #[inline]
     pub(super) fn has_ticked(&self, number: u64, step: u32) -> bool {
-        self.barriers.get(step as usize).is_some_and(|heard| heard.load(Ordering::SeqCst) > number)
+        self.barriers.has(step, number)
     }
 
     /// Changes when there is something else to look at.
@@ -349,7 +344,7 @@ impl Board {
                 }
                 if !state.wakers.iter().any(|other| other.will_wake(waker)) {
                     state.wakers.push(waker.clone());
-                    self.sleepers.store(state.wakers.len() as u32, Ordering::SeqCst);
+                    self.barriers.set_listeners(state.wakers.len());
                 }
                 None
             }

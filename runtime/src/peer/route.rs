@@ -9,8 +9,8 @@ use crate::names::Rank;
 use crate::protocol::select::{PathVerdict, choose};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Caps, DownCause, Link, PeerId, PeerMemory, Reach, SubmitError};
+use carrack_transports::sync::hurdles::{Flag, Hurdles};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// From a device to one peer. Made when the peer is first used; a silent peer costs an empty cell.
@@ -22,15 +22,15 @@ pub(crate) struct Route {
     down: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
     /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without a lock by each post.
-    hurdles: AtomicU32,
+    hurdles: Hurdles,
     /// The last turn of the peer's word on offers.
     held_turn: Mutex<u64>,
 }
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
-const DOWN: u32 = 1 << 31;
+const DOWN: Flag = Flag::FIRST;
 /// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be offered.
-const HELD: u32 = 1 << 30;
+const HELD: Flag = Flag::SECOND;
 
 /// A link, and what is to be known of it.
 pub(crate) struct Linked {
@@ -79,7 +79,7 @@ impl Route {
             linking: Mutex::new(()),
             down: OnceLock::new(),
             backlog: Mutex::default(),
-            hurdles: AtomicU32::new(0),
+            hurdles: Hurdles::default(),
             held_turn: Mutex::new(0),
         }
     }
@@ -98,7 +98,7 @@ impl Route {
     /// Notes that the peer is gone. Whether that is news.
     pub(crate) fn set_down(&self, cause: DownCause) -> bool {
         let news = self.down.set(cause).is_ok();
-        self.hurdles.fetch_or(DOWN, Ordering::AcqRel);
+        self.hurdles.set(DOWN, true);
         news
     }
 
@@ -106,19 +106,19 @@ impl Route {
     /// wants offers.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
-        self.hurdles.load(Ordering::Acquire) == 0
+        self.hurdles.none()
     }
 
     /// Whether a message, or its offer, can go straight to the link.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.hurdles.load(Ordering::Acquire) & !HELD == 0
+        self.hurdles.none_but(HELD)
     }
 
     /// Whether messages that are to be matched have to be offered.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
-        self.hurdles.load(Ordering::Acquire) & HELD != 0
+        self.hurdles.has(HELD)
     }
 
     /// The peer has said that it wants offers, or not any more; heed the last word, in whatever order they come.
@@ -126,15 +126,8 @@ impl Route {
         let mut last = self.held_turn.lock().unwrap_or_else(PoisonError::into_inner);
         if turn > *last {
             *last = turn;
-            self.set_held(on);
+            self.hurdles.set(HELD, on);
         }
-    }
-
-    fn set_held(&self, held: bool) {
-        match held {
-            true => self.hurdles.fetch_or(HELD, Ordering::AcqRel),
-            false => self.hurdles.fetch_and(!HELD, Ordering::AcqRel),
-        };
     }
 
     pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {
@@ -147,10 +140,7 @@ impl Route {
 
     /// After a change to the backlog, with its lock held.
     pub(crate) fn set_waiting(&self, count: usize) {
-        let count = u32::try_from(count).unwrap_or(u32::MAX).min(HELD - 1);
-        // Only the holder of the lock changes the count, so nothing but the two flags can come in between.
-        let before = self.hurdles.load(Ordering::Acquire) & !(DOWN | HELD);
-        self.hurdles.fetch_add(count.wrapping_sub(before), Ordering::AcqRel);
+        self.hurdles.set_count(count);
     }
 
     /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it.
@@ -259,18 +249,18 @@ mod tests {
     #[test]
     fn a_peer_that_holds_is_no_obstacle_to_offers() {
         let route = Route::new(Rank(1));
-        route.set_held(true);
+        route.hold(true, 1);
         assert!(!route.is_clear() && route.is_open() && route.is_held());
         route.set_waiting(3);
         assert!(!route.is_open() && route.is_held());
-        route.set_held(false);
+        route.hold(false, 2);
         route.set_waiting(0);
         assert!(route.is_clear());
         // Two words that cross: the later one counts.
-        route.hold(false, 2);
-        route.hold(true, 1);
-        assert!(route.is_clear());
+        route.hold(false, 4);
         route.hold(true, 3);
+        assert!(route.is_clear());
+        route.hold(true, 5);
         assert!(route.is_held());
     }
 }

@@ -11,7 +11,12 @@
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
 //! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
 //! | [`biased_lock`] | the same, free of charge for its usual thread | devices, links |
-//! | [`barrier`] | a memory barrier of which one side is free | [`attention`], [`biased_lock`] |
+//! | [`barrier`] | a memory barrier of which one side is free | [`attention`], [`biased_lock`], [`sleepers`] |
+//! | [`sleepers`] | threads that sleep until somebody rings | waiting |
+//! | [`chores`] | what progress has to do, in one word | progress |
+//! | [`earliest`] | the earliest of many points in time | deadlines |
+//! | [`hurdles`] | a count and two flags that one load finds absent | routes to peers |
+//! | [`ticks`] | numbers that only grow, and who listens for them | barriers of groups |
 //!
 //! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that under
 //! `--cfg loom` every structure here is model-checked; those on the heap also run under Miri. The ones
@@ -21,17 +26,27 @@ pub mod attention;
 pub mod barrier;
 pub mod bells;
 pub mod biased_lock;
+pub mod chores;
+pub mod earliest;
 pub mod free_list;
+pub mod hurdles;
 pub(crate) mod primitives;
 pub mod queue;
 pub mod ring;
 pub mod slab;
 pub mod split;
+pub mod sleepers;
+pub mod ticks;
 pub mod try_lock;
 
 pub use biased_lock::BiasedLock;
+pub use chores::{Chores, Waiting};
+pub use earliest::Earliest;
 pub use free_list::FreeList;
+pub use hurdles::Hurdles;
 pub use queue::Queue;
 pub use slab::Slab;
 pub use split::Split;
+pub use sleepers::Sleepers;
+pub use ticks::Ticks;
 pub use try_lock::TryLock;

@@ -8,6 +8,11 @@ pub(crate) use std::sync::atomic::{
 };
 
 #[cfg(loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard};
+
+#[cfg(loom)]
 pub(crate) use loom::cell::UnsafeCell;
 
 #[cfg(loom)]
@@ -34,5 +39,32 @@ impl<T> UnsafeCell<T> {
     #[inline(always)]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
+    }
+}
+
+/// A word of which every access is sequentially consistent: a write, and then a read of another such word, are not exchanged.
+/// loom knows that of fences only: one stands before each read there.
+#[derive(Debug)]
+pub(crate) struct Sequential(AtomicU64);
+
+impl Sequential {
+    pub(crate) fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    #[inline(always)]
+    pub(crate) fn load(&self) -> u64 {
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn store(&self, value: u64) {
+        self.0.store(value, Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    pub(crate) fn fetch_max(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::SeqCst);
     }
 }

@@ -1,0 +1,260 @@
+//! What there is to be done, in one word: a look that finds nothing costs one load, whatever there could be.
+//!
+//! A bit is set by whoever puts something there, after it is there, and cleared by whoever finds nothing left. What is kept
+//! behind a lock ([`Waiting`]) has its bit changed with the lock held; [`super::earliest`] has no lock, and looks once more
+//! after it has cleared its bit. Somebody may take all bits: whoever does puts those back that are true.
+
+use super::Sleepers;
+use super::primitives::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
+use std::sync::{Arc, PoisonError};
+
+/// A bit for each sort of thing that may be there to be done. Shared by all who put something there.
+#[derive(Clone, Default, Debug)]
+pub struct Chores {
+    there: Arc<AtomicUsize>,
+    /// Threads that may sleep while there is nothing.
+    sleepers: Option<Arc<Sleepers>>,
+}
+
+/// The bit of one sort of thing. The highest bit is no sort's: see [`Found::is_signalled`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bit(pub usize);
+
+impl Chores {
+    /// Whose sleepers are woken when there is something.
+    pub fn waking(sleepers: &Arc<Sleepers>) -> Self {
+        Self { there: Arc::default(), sleepers: Some(sleepers.clone()) }
+    }
+
+    /// What there is.
+    #[inline(always)]
+    pub fn there(&self) -> Found {
+        Found(self.there.load(Ordering::Acquire))
+    }
+
+    /// Notes whether there is something, says whoever holds the lock on it.
+    #[inline]
+    pub fn set(&self, chore: impl Into<Bit>, is_there: bool) {
+        let Bit(bit) = chore.into();
+        if !is_there {
+            // Acquire: what others put there before they set the bit is seen by a look after this.
+            self.there.fetch_and(!bit, Ordering::AcqRel);
+        } else if self.there.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+            // Always written, though the bit may be set: the write is what makes visible what was put there.
+            self.wake();
+        }
+    }
+
+    /// Wakes threads that sleep, to look at what there is.
+    #[inline]
+    pub fn wake(&self) {
+        if let Some(sleepers) = &self.sleepers {
+            sleepers.wake();
+        }
+    }
+
+    /// The word, for a signal handler that sets all its bits.
+    #[cfg(not(loom))]
+    pub fn word(&self) -> Arc<AtomicUsize> {
+        self.there.clone()
+    }
+
+    /// Takes all bits, those included that no chore has: whoever does so puts back what is true.
+    pub fn take_all(&self) {
+        self.there.swap(0, Ordering::AcqRel);
+    }
+}
+
+/// What there was at some moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Found(usize);
+
+impl Found {
+    /// Anything at all.
+    #[inline(always)]
+    pub fn any(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Something of this sort.
+    #[inline(always)]
+    pub fn has(self, chore: impl Into<Bit>) -> bool {
+        self.0 & chore.into().0 != 0
+    }
+
+    /// The same without one.
+    #[inline(always)]
+    pub fn but(self, chore: impl Into<Bit>) -> Self {
+        Self(self.0 & !chore.into().0)
+    }
+
+    /// Whether a signal has set all bits: then also the highest, which no chore has.
+    #[inline(always)]
+    pub fn is_signalled(self) -> bool {
+        self.0 > isize::MAX as usize
+    }
+}
+
+/// A list behind a lock, with its length beside it for those who only want to know whether it is empty.
+#[derive(Debug)]
+pub struct Waiting<T> {
+    list: Mutex<T>,
+    count: AtomicU32,
+    chore: Option<(Chores, Bit)>,
+}
+
+impl<T: Default> Waiting<T> {
+    /// Of which no progress needs to know.
+    #[allow(clippy::new_without_default, reason = "one is made for progress, or not: both are said")]
+    pub fn new() -> Self {
+        Self { list: Mutex::new(T::default()), count: AtomicU32::new(0), chore: None }
+    }
+
+    /// Which is a chore of progress while it is not empty.
+    pub fn for_progress(chores: &Chores, chore: impl Into<Bit>) -> Self {
+        Self { chore: Some((chores.clone(), chore.into())), ..Self::new() }
+    }
+}
+
+impl<T> Waiting<T> {
+    /// Whether there was nothing a moment ago.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
+    /// How many there were a moment ago.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The list. Whoever changes its length calls [`set_count`](Self::set_count) before it lets go.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The list, if nobody has it at the moment.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.list.try_lock().ok()
+    }
+
+    /// Puts its bit right, which somebody may have taken or set without its lock.
+    pub fn correct(&self) {
+        let _list = self.lock();
+        if let Some((chores, chore)) = &self.chore {
+            chores.set(*chore, !self.is_empty());
+        }
+    }
+
+    /// Notes how many there are, says whoever holds the lock.
+    pub fn set_count(&self, count: usize) {
+        let before = self.count.swap(u32::try_from(count).unwrap_or(u32::MAX), Ordering::AcqRel);
+        if let Some((chores, chore)) = &self.chore
+            && (before == 0) != (count == 0)
+        {
+            chores.set(*chore, count != 0);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    const PULLS: Bit = Bit(1);
+    const FLUSHES: Bit = Bit(1 << 1);
+
+    type List = Waiting<Vec<u8>>;
+
+    fn put(list: &List, what: u8) {
+        let mut waiting = list.lock();
+        waiting.push(what);
+        list.set_count(waiting.len());
+    }
+
+    /// As progress does: looks at the bit first.
+    fn take(chores: &Chores, list: &List) -> Vec<u8> {
+        if !chores.there().has(PULLS) {
+            return Vec::new();
+        }
+        let mut waiting = list.lock();
+        list.set_count(0);
+        std::mem::take(&mut *waiting)
+    }
+
+    #[test]
+    fn loom_what_is_put_while_the_list_is_emptied_has_its_bit_or_was_taken() {
+        loom::model(|| {
+            let chores = Chores::default();
+            let list = Arc::new(List::for_progress(&chores, PULLS));
+            let other = Arc::new(List::for_progress(&chores, FLUSHES));
+            put(&list, 1);
+            let poster = {
+                let (list, other) = (list.clone(), other.clone());
+                thread::spawn(move || {
+                    put(&list, 2);
+                    put(&other, 3);
+                })
+            };
+            let mut taken = take(&chores, &list);
+            poster.join().unwrap();
+            assert!(chores.there().has(FLUSHES), "the other list's bit is untouched");
+            taken.extend(take(&chores, &list));
+            taken.sort_unstable();
+            assert_eq!(taken, [1, 2]);
+            assert!(!chores.there().has(PULLS));
+        });
+    }
+
+    #[test]
+    fn loom_what_is_put_while_all_bits_are_taken_and_put_back_has_its_bit() {
+        loom::model(|| {
+            let chores = Chores::default();
+            let list = Arc::new(List::for_progress(&chores, PULLS));
+            let other = Arc::new(List::for_progress(&chores, FLUSHES));
+            // The signal has come.
+            chores.there.store(usize::MAX, Ordering::Release);
+            put(&other, 1);
+            let poster = {
+                let list = list.clone();
+                thread::spawn(move || put(&list, 2))
+            };
+            assert!(chores.there().is_signalled());
+            chores.take_all();
+            list.correct();
+            other.correct();
+            poster.join().unwrap();
+            assert_eq!(chores.there().0, PULLS.0 | FLUSHES.0);
+            assert_eq!(take(&chores, &list), [2]);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const PULLS: Bit = Bit(1);
+    const FLUSHES: Bit = Bit(1 << 1);
+
+    #[test]
+    fn miri_a_list_that_is_not_empty_is_a_chore_and_others_are_not() {
+        let chores = Chores::default();
+        let list: Waiting<Vec<u8>> = Waiting::for_progress(&chores, PULLS);
+        let other: Waiting<Vec<u8>> = Waiting::for_progress(&chores, FLUSHES);
+        assert!(!chores.there().any());
+        list.set_count(2);
+        list.set_count(1);
+        assert!(chores.there().has(PULLS) && !chores.there().has(FLUSHES));
+        other.set_count(1);
+        list.set_count(0);
+        assert!(!chores.there().has(PULLS) && chores.there().has(FLUSHES));
+        assert!(!chores.there().but(FLUSHES).any());
+        Waiting::<Vec<u8>>::new().set_count(1);
+        other.set_count(0);
+        assert!(!chores.there().any() && list.is_empty());
+    }
+}

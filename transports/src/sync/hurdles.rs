@@ -1,0 +1,105 @@
+//! A count and two flags in one word.
+
+use super::primitives::{AtomicU32, Ordering};
+
+/// What may stand in the way: how many wait, which the holder of a lock says, and two flags that anybody raises. All of it is
+/// found absent by one load, without a lock.
+#[derive(Default, Debug)]
+pub struct Hurdles(AtomicU32);
+
+/// One of the two flags of [`Hurdles`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flag(u32);
+
+impl Flag {
+    /// The first flag.
+    pub const FIRST: Self = Self(1 << 31);
+    /// The second flag.
+    pub const SECOND: Self = Self(1 << 30);
+}
+
+const FLAGS: u32 = Flag::FIRST.0 | Flag::SECOND.0;
+
+impl Hurdles {
+    /// Whether there are none.
+    #[inline(always)]
+    pub fn none(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether there are none, but for a flag.
+    #[inline]
+    pub fn none_but(&self, flag: Flag) -> bool {
+        self.0.load(Ordering::Acquire) & !flag.0 == 0
+    }
+
+    /// Whether a flag is raised.
+    #[inline]
+    pub fn has(&self, flag: Flag) -> bool {
+        self.0.load(Ordering::Acquire) & flag.0 != 0
+    }
+
+    /// Raises or lowers a flag.
+    pub fn set(&self, flag: Flag, is_raised: bool) {
+        match is_raised {
+            true => self.0.fetch_or(flag.0, Ordering::AcqRel),
+            false => self.0.fetch_and(!flag.0, Ordering::AcqRel),
+        };
+    }
+
+    /// Says how many wait. Only whoever holds the lock on them does.
+    pub fn set_count(&self, count: usize) {
+        let count = u32::try_from(count).unwrap_or(u32::MAX).min(!FLAGS);
+        // Nothing but the flags can change in between, and a difference leaves them alone.
+        let before = self.0.load(Ordering::Acquire) & !FLAGS;
+        self.0.fetch_add(count.wrapping_sub(before), Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_flags_that_change_while_the_count_does_stay_as_they_are_set() {
+        loom::model(|| {
+            let hurdles = Arc::new(Hurdles(AtomicU32::new(0)));
+            hurdles.set(Flag::SECOND, true);
+            hurdles.set_count(3);
+            let other = {
+                let hurdles = hurdles.clone();
+                thread::spawn(move || {
+                    hurdles.set(Flag::FIRST, true);
+                    hurdles.set(Flag::SECOND, false);
+                })
+            };
+            hurdles.set_count(1);
+            assert!(!hurdles.none_but(Flag::FIRST));
+            hurdles.set_count(0);
+            other.join().unwrap();
+            assert!(hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
+            assert!(!hurdles.none() && hurdles.none_but(Flag::FIRST));
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miri_the_count_and_each_flag_are_told_apart() {
+        let hurdles = Hurdles::default();
+        assert!(hurdles.none());
+        hurdles.set_count(usize::MAX);
+        assert!(!hurdles.none() && !hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
+        hurdles.set(Flag::FIRST, true);
+        hurdles.set_count(0);
+        assert!(!hurdles.none() && hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
+        assert!(hurdles.none_but(Flag::FIRST) && !hurdles.none_but(Flag::SECOND));
+        hurdles.set(Flag::FIRST, false);
+        assert!(hurdles.none());
+    }
+}

@@ -1,0 +1,210 @@
+//! Threads that sleep until somebody wakes them.
+//!
+//! Whoever changes something asks whether anybody sleeps, and rings if so; whoever is about to sleep says so, and looks once
+//! more at what it waits for. Between the two steps each side has a barrier, the one of whoever changes something being the
+//! free half of [`super::barrier`]: so a change made while a thread goes to sleep is seen, or rung for.
+
+use super::barrier::{Barrier, heavy, light};
+use super::primitives::{AtomicU32, Ordering};
+
+/// Threads that sleep, and the bell that wakes all of them.
+#[derive(Debug)]
+pub struct Sleepers {
+    count: AtomicU32,
+    bell: Bell,
+    barrier: Barrier,
+}
+
+impl Sleepers {
+    /// Nobody sleeps yet.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    #[cfg(not(loom))]
+    pub fn new() -> Result<Self, rustix::io::Errno> {
+        Ok(Self::with_bell(Bell::new()?))
+    }
+
+    fn with_bell(bell: Bell) -> Self {
+        Self { count: AtomicU32::new(0), bell, barrier: Barrier::of_this_process() }
+    }
+
+    /// After a change: whoever waits for it may have gone to sleep.
+    #[inline]
+    pub fn wake(&self) {
+        light(!(self.barrier.heavy && self.barrier.reachable));
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.bell.ring();
+        }
+    }
+
+    /// Announces a sleeper, until the value is dropped. What it looks at after this, nobody can change without ringing.
+    pub fn enter(&self) -> Asleep<'_> {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        heavy(self.barrier);
+        Asleep(self)
+    }
+
+    fn leave(&self) {
+        // The bell rings for all, so it is the last one out who silences it.
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.bell.silence();
+            // One that came in meanwhile may have been rung for just now.
+            if self.count.load(Ordering::Acquire) != 0 {
+                self.bell.ring();
+            }
+        }
+    }
+}
+
+/// What a sleeper waits on, beside whatever else: readable while the bell rings.
+#[cfg(not(loom))]
+impl std::os::fd::AsFd for Sleepers {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.bell.0.as_fd()
+    }
+}
+
+/// A thread that sleeps, or is about to.
+#[derive(Debug)]
+pub struct Asleep<'a>(&'a Sleepers);
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// A bell that rings until it is silenced.
+#[cfg(not(loom))]
+#[derive(Debug)]
+struct Bell(std::os::fd::OwnedFd);
+
+#[cfg(not(loom))]
+impl Bell {
+    fn new() -> Result<Self, rustix::io::Errno> {
+        use rustix::event::{EventfdFlags, eventfd};
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    #[cold]
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn silence(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// What the kernel makes of an eventfd: each call has the count to itself.
+#[cfg(loom)]
+#[derive(Debug)]
+struct Bell(AtomicU32);
+
+#[cfg(loom)]
+impl Bell {
+    fn ring(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn silence(&self) {
+        self.0.fetch_and(0, Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
+    use loom::thread;
+
+    struct Room {
+        sleepers: Sleepers,
+        changed: AtomicBool,
+    }
+
+    impl Room {
+        fn new() -> Arc<Self> {
+            let sleepers = Sleepers::with_bell(Bell(AtomicU32::new(0)));
+            Arc::new(Self { sleepers, changed: AtomicBool::new(false) })
+        }
+
+        fn change(&self) {
+            self.changed.store(true, Ordering::Relaxed);
+            self.sleepers.wake();
+        }
+
+        fn has_changed(&self) -> bool {
+            self.changed.load(Ordering::Relaxed)
+        }
+
+        fn rings(&self) -> bool {
+            self.sleepers.bell.0.load(Ordering::Acquire) != 0
+        }
+    }
+
+    #[test]
+    fn loom_a_change_made_while_a_thread_goes_to_sleep_is_seen_or_rung_for() {
+        loom::model(|| {
+            let room = Room::new();
+            let other = {
+                let room = room.clone();
+                thread::spawn(move || room.change())
+            };
+            let _asleep = room.sleepers.enter();
+            let seen = room.has_changed();
+            other.join().unwrap();
+            assert!(seen || room.rings());
+        });
+    }
+
+    #[test]
+    fn loom_whoever_gets_up_does_not_silence_what_was_rung_for_the_next_sleeper() {
+        loom::model(|| {
+            let room = Room::new();
+            let others = [
+                thread::spawn({
+                    let room = room.clone();
+                    move || drop(room.sleepers.enter())
+                }),
+                thread::spawn({
+                    let room = room.clone();
+                    move || room.change()
+                }),
+            ];
+            let _asleep = room.sleepers.enter();
+            let seen = room.has_changed();
+            for other in others {
+                other.join().unwrap();
+            }
+            assert!(seen || room.rings());
+        });
+    }
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_bell_rings_for_those_who_sleep_and_is_silent_when_the_last_one_is_up() {
+        let sleepers = Sleepers::new().unwrap();
+        let rings = || {
+            let mut fds = [PollFd::from_borrowed_fd(sleepers.as_fd(), PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        };
+        sleepers.wake();
+        assert!(!rings(), "nobody sleeps");
+        let (one, other) = (sleepers.enter(), sleepers.enter());
+        sleepers.wake();
+        assert!(rings());
+        drop(one);
+        assert!(rings(), "the other one may not have heard it yet");
+        drop(other);
+        assert!(!rings());
+    }
+}
