@@ -4,6 +4,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
+//! | `allowed` | which outcomes callers allow × operation × completion × room, in all combinations |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
@@ -11,7 +12,7 @@
 //! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
 //! | `groups` | barrier, broadcast, allgather of some ranks or all |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
-//! | `outcomes` | done, posted, retry, and what is an error |
+//! | `outcomes` | what operations come to, and what is an error |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
 //! | `ending` | runtimes and peers that go while operations are under way |
 //! | `names` | tags, contexts and completion objects that other ranks name |
@@ -22,6 +23,8 @@
 
 mod support;
 
+#[path = "conformance/allowed.rs"]
+mod allowed;
 #[path = "conformance/awaiting.rs"]
 mod awaiting;
 #[path = "conformance/buffers.rs"]

@@ -4,7 +4,7 @@ use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Job, done, pattern, posted, settle, until};
 use carrack::buffer::Region;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
     Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext,
 };
@@ -27,28 +27,33 @@ const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 
 /// How the memory of rank 1 is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     /// Rank 0 maps it, or has it anyway.
     Mapped,
     /// Its owner is asked, and the kernel copies what is put.
     Asked(KernelCopyChoice),
 }
 
-const WAYS: [Way; 3] = [Way::Mapped, Way::Asked(KernelCopyChoice::Auto), Way::Asked(KernelCopyChoice::Off)];
+pub(crate) const WAYS: [Way; 3] =
+    [Way::Mapped, Way::Asked(KernelCopyChoice::Auto), Way::Asked(KernelCopyChoice::Off)];
 
 /// Two ranks, and a region of rank 1's.
-struct Ground {
-    ranks: [Runtime; 2],
-    region: Region,
+pub(crate) struct Ground {
+    pub(crate) ranks: [Runtime; 2],
+    pub(crate) region: Region,
     mr: Option<Mr>,
-    rmr: Rmr,
+    pub(crate) rmr: Rmr,
 }
 
 impl Ground {
     fn new<J: Job>(way: Way, len: usize) -> Self {
+        Self::with_settings::<J>(J::settings(), way, len)
+    }
+
+    pub(crate) fn with_settings<J: Job>(settings: SettingsBuilder, way: Way, len: usize) -> Self {
         let settings = match way {
-            Way::Mapped => J::settings(),
-            Way::Asked(choice) => J::settings().kernel_copy(choice),
+            Way::Mapped => settings,
+            Way::Asked(choice) => settings.kernel_copy(choice),
         };
         let ranks = J::pair_with(settings);
         let region = match way {

@@ -1,8 +1,8 @@
-//! Done, posted, retry, and what is an error.
+//! What operations come to, and what is an error.
 
 use crate::over_each_transport;
 use crate::support::guard::Guarded;
-use crate::support::sink::{SORTS, Sink};
+use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::buffer::Buffer;
 use carrack::{
@@ -12,7 +12,6 @@ use carrack::{
 use std::sync::{Arc, Mutex};
 
 over_each_transport!(
-    what_may_not_be_done_is_signalled_and_what_may_not_be_posted_is_done,
     a_message_longer_than_its_receive_fails_there_and_writes_nothing,
     a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
     wildcards_and_ranks_that_do_not_exist_are_refused,
@@ -22,60 +21,6 @@ over_each_transport!(
     a_handler_that_panics_fails_its_delivery_and_nothing_else,
     a_completion_object_without_room_is_told_of_and_nothing_is_lost,
 );
-
-fn what_may_not_be_done_is_signalled_and_what_may_not_be_posted_is_done<J: Job>() {
-    let ranks = J::pair();
-    for sort in SORTS {
-        for bits in 0..8_u32 {
-            let allow = |bit: u32| bits & (1 << bit) != 0;
-            let (may_be_done, may_be_posted, may_be_retried) = (allow(0), allow(1), allow(2));
-            let (sink, tag) = (Sink::new(sort), Tag(u64::from(bits)));
-            let mut send = ranks[0]
-                .post_send(Rank(1), b"eight by", tag)
-                .comp(&sink)
-                .user_context(UserContext(3))
-                .allow_done(may_be_done)
-                .allow_posted(may_be_posted)
-                .allow_retry(may_be_retried);
-            match posted(&ranks, || send.call()) {
-                Outcome::Done(status) => {
-                    assert!(may_be_done, "{bits:03b}");
-                    assert_eq!((status.rank, status.size, status.user_context), (Rank(1), 8, UserContext(3)));
-                    assert_eq!(sink.count(), 0, "done, and signalled: {bits:03b}");
-                }
-                Outcome::Posted => {
-                    // With nothing allowed something has to give: the completion object is what was asked for.
-                    assert!(may_be_posted || !may_be_done, "{bits:03b}");
-                    until(&ranks, || sink.count() == 1);
-                }
-                Outcome::Retry(_) => unreachable!(),
-            }
-            // The message is there: the receive is over at once, and so the same goes for it.
-            until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
-            let came = Sink::new(sort);
-            let mut recv = ranks[1]
-                .post_recv(Rank(0), vec![0; 8], tag)
-                .comp(&came)
-                .allow_done(may_be_done)
-                .allow_posted(may_be_posted)
-                .allow_retry(may_be_retried);
-            match recv.call().unwrap() {
-                Outcome::Done(status) => {
-                    assert!(may_be_done);
-                    assert_eq!(status.bytes().unwrap(), b"eight by");
-                    assert_eq!(came.count(), 0);
-                }
-                Outcome::Posted => {
-                    assert!(may_be_posted || !may_be_done);
-                    until(&ranks, || came.count() == 1);
-                }
-                Outcome::Retry(reason) => panic!("{reason:?}"),
-            }
-            settle(&ranks);
-            assert!(sink.count() <= 1 && came.count() <= 1, "signalled twice");
-        }
-    }
-}
 
 fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
     let mut rng = rng();

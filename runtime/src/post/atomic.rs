@@ -4,7 +4,7 @@
 //! memory mapped does the operation itself, any other asks the owner, whose CPU then does it.
 
 use super::options::{Kind, Outcome, Post};
-use super::rma::{Begun, Place, begin_or_wait};
+use super::rma::{Begun, Place};
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
 use crate::bulk::Flush;
@@ -73,7 +73,7 @@ impl Post<'_, Atomic<'_>> {
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
         let at_once = || this.ends_at_once(&this.kind.place, MemKind::Host);
-        let begun = begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| this.begin(comp))?;
+        let begun = this.begin_or_wait(waits, at_once, |comp| this.begin(comp))?;
         self.outcome(begun)
     }
 
@@ -112,7 +112,7 @@ impl Post<'_, ToFlush> {
         let waits = this.comp.is_none() || !this.allow.posted;
         let bulk = &this.device_inner().bulk;
         let at_once = || !bulk.has_memory_operations(this.rank, bulk.now());
-        let begun = begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| {
+        let begun = this.begin_or_wait(waits, at_once, |comp| {
             let before = bulk.now();
             if !bulk.has_memory_operations(this.rank, before) {
                 return Ok(this.over(0, Buffer::Empty));

@@ -248,7 +248,8 @@ impl<'a, K> Post<'a, K> {
     }
 
     /// Whether the operation may have to be tried again. If not, it waits in the peer's backlog, and the
-    /// outcome is `Posted`.
+    /// outcome is `Posted`; beyond the backlog's limit, or the one of operations on memory, it is an error, but for calls
+    /// that wait, which then wait for room as well.
     pub fn allow_retry(mut self, allowed: bool) -> Self {
         self.allow.retry = allowed;
         self

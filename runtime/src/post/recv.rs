@@ -193,6 +193,14 @@ impl Post<'_, Recv<'_>> {
     }
 }
 
+/// Makes progress once for a call that waits.
+pub(super) fn step(runtime: &Runtime, device: &DeviceInner) {
+    if let Err(error) = runtime.0.progress(device) {
+        tracing::warn!(%error, "while waiting to post");
+    }
+    std::thread::yield_now();
+}
+
 pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Status, PostError> {
     loop {
         match waiting.wait(runtime) {

@@ -2,7 +2,7 @@
 
 use super::options::{Kind, Outcome, Path, Post, RetryReason, Tells};
 use super::pieces::{Carries, take_list, take_list_of};
-use super::recv::{defer_if_full, wait_for};
+use super::recv::{defer_if_full, step, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
 use crate::buffer::{Buffer, SendBuffer};
@@ -198,25 +198,29 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// Begins an operation; waits for its end if it may not be under way when the call returns. Inside a handler nothing is
-/// waited for: there it is begun only if it `ends_at_once`.
-pub(super) fn begin_or_wait(
-    runtime: &Runtime,
-    comp: Option<&Arc<dyn Completion>>,
-    waits: bool,
-    ends_at_once: impl FnOnce() -> bool,
-    begin: impl FnOnce(Option<&Arc<dyn Completion>>) -> Result<Begun, PostError>,
-) -> Result<Begun, PostError> {
-    if !waits {
-        return begin(comp);
-    }
-    if in_handler() && !ends_at_once() {
-        return Err(PostError::WouldBlock);
-    }
-    let waiting = Synchronizer::new(1);
-    match begin(Some(waiting.as_completion()))? {
-        Begun::UnderWay => wait_for(runtime, &waiting).map(Begun::Over),
-        over => Ok(over),
+impl<K> Post<'_, K> {
+    /// Begins an operation; if the call `waits`, until its end, and for room if it may not be tried again. Inside a handler
+    /// nothing is waited for: there it is begun only if it `ends_at_once`.
+    pub(super) fn begin_or_wait(
+        &self,
+        waits: bool,
+        ends_at_once: impl FnOnce() -> bool,
+        mut begin: impl FnMut(Option<&Arc<dyn Completion>>) -> Result<Begun, PostError>,
+    ) -> Result<Begun, PostError> {
+        if !waits {
+            return begin(self.comp);
+        }
+        if in_handler() && !ends_at_once() {
+            return Err(PostError::WouldBlock);
+        }
+        let waiting = Synchronizer::new(1);
+        loop {
+            match begin(Some(waiting.as_completion()))? {
+                Begun::UnderWay => return wait_for(self.runtime, &waiting).map(Begun::Over),
+                Begun::Busy if !self.allow.retry => step(self.runtime, self.device_inner()),
+                begun => return Ok(begun),
+            }
+        }
     }
 }
 
@@ -241,9 +245,7 @@ impl Post<'_, Put<'_>> {
         let this = &*self;
         let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
         let at_once = || this.ends_at_once(&this.kind.place, kind);
-        let begun = begin_or_wait(this.runtime, this.comp, !this.allow.posted, at_once, |comp| {
-            this.begin(&mut buffer, comp)
-        });
+        let begun = this.begin_or_wait(!this.allow.posted, at_once, |comp| this.begin(&mut buffer, comp));
         self.kind.buffer = buffer;
         self.outcome(begun?)
     }
@@ -267,6 +269,15 @@ impl Post<'_, Put<'_>> {
             self.tell(device, place, size);
             return Ok(self.over(size, take(given)));
         }
+        if remote.is_none() {
+            let kind = buffer.kind();
+            if !kind.is_host() {
+                return Err(PostError::Unmapped { rank: self.rank, kind });
+            }
+            if device.bulk.is_full() {
+                return Ok(Begun::Busy);
+            }
+        }
         let borrowed = match buffer {
             SendBuffer::Borrowed(bytes) => Some(*bytes),
             SendBuffer::Owned(_) => None,
@@ -282,15 +293,6 @@ impl Post<'_, Put<'_>> {
                     error
                 },
             );
-        }
-        if !owned.kind().is_host() {
-            let kind = owned.kind();
-            *given = Some(SendBuffer::Owned(owned));
-            return Err(PostError::Unmapped { rank: self.rank, kind });
-        }
-        if device.bulk.is_full() {
-            *given = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));
-            return Ok(Begun::Busy);
         }
         let message = Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
         let request = self.request(place, size as u64);
@@ -360,8 +362,7 @@ impl Post<'_, Get<'_>> {
         let waits = this.comp.is_none() || !this.allow.posted;
         let kind = buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
         let at_once = || this.ends_at_once(&this.kind.place, kind);
-        let begun =
-            begin_or_wait(this.runtime, this.comp, waits, at_once, |comp| this.begin(&mut buffer, comp));
+        let begun = this.begin_or_wait(waits, at_once, |comp| this.begin(&mut buffer, comp));
         self.kind.buffer = buffer;
         self.outcome(begun?)
     }

@@ -1,7 +1,7 @@
 //! The way of a message that is sent.
 
 use super::options::{Allow, Outcome, Path, Post, RetryReason, Sending};
-use super::recv::{defer_if_full, wait_for};
+use super::recv::{defer_if_full, step, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
@@ -375,10 +375,7 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
                 if out.deadline.is_some() && out.deadline.has_passed(Deadline::now()) {
                     return Err(PostError::TimedOut(out.rank));
                 }
-                if let Err(error) = out.runtime.0.progress(out.device) {
-                    tracing::warn!(%error, "while waiting to send");
-                }
-                std::thread::yield_now();
+                step(out.runtime, out.device);
             }
             Outcome::Posted => {
                 let status = wait_for(out.runtime, &waiting)?;

@@ -1,0 +1,487 @@
+//! What callers allow × operation × completion object × how much room there is: each combination.
+//!
+//! With all outcomes allowed an operation comes to one of them by nature. What is not allowed gives way: `Done` to `Posted`,
+//! `Posted` to a wait for `Done`, `Retry` to `Posted`, or to a wait if that is not allowed either. If neither end is allowed the
+//! completion object is told, as was asked for. An operation on memory that may not be tried again is an error when too many
+//! wait for their peers, unless the call may wait.
+
+use crate::memory::{Ground, WAYS, Way};
+use crate::over_each_transport;
+use crate::support::sink::{SORTS, Sink, Sort};
+use crate::support::*;
+use carrack::{
+    Counter, Handler, Matching, Outcome, PostError, Rank, RemoteComp, RetryReason, Runtime, Status, Tag,
+    UserContext,
+};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+over_each_transport!(
+    every_operation_keeps_to_what_is_allowed,
+    every_operation_keeps_to_what_is_allowed_while_a_ring_is_full,
+    every_operation_keeps_to_what_is_allowed_while_too_many_wait_for_the_peer,
+);
+
+/// Longer than a packet.
+const LARGE: usize = 9000;
+const OFFERS: usize = 16;
+const CONTEXT: UserContext = UserContext(3);
+/// Of what makes the room scarce.
+const FILLER: Tag = Tag(99);
+const HELD: u64 = 5;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Operation {
+    Am {
+        size: usize,
+    },
+    Send {
+        size: usize,
+    },
+    /// Whose message is there, or is not.
+    Recv {
+        is_there: bool,
+    },
+    Put {
+        signals: bool,
+    },
+    Get {
+        signals: bool,
+    },
+    FetchAdd,
+    CompareSwap,
+    /// After a put, or after nothing.
+    Flush {
+        follows: bool,
+    },
+}
+
+use Operation::{Am, CompareSwap, FetchAdd, Flush, Get, Put, Recv, Send};
+
+const MESSAGES: [Operation; 7] = [
+    Am { size: 8 },
+    Am { size: LARGE },
+    Send { size: 8 },
+    Send { size: LARGE },
+    Recv { is_there: true },
+    Recv { is_there: false },
+    Flush { follows: false },
+];
+
+const OF_MEMORY: [Operation; 6] = [
+    Put { signals: false },
+    Put { signals: true },
+    Get { signals: false },
+    Get { signals: true },
+    FetchAdd,
+    CompareSwap,
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Room {
+    Enough,
+    /// The ring to the peer is full.
+    NoSlot,
+    /// As many operations as may wait for their peers.
+    NoOffer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Case {
+    operation: Operation,
+    way: Way,
+    room: Room,
+    comp: Option<Sort>,
+    done: bool,
+    posted: bool,
+    retry: bool,
+}
+
+/// What an operation comes to if everything is allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Nature {
+    Done,
+    Posted,
+    Retry,
+}
+
+impl Case {
+    fn nature(&self) -> Nature {
+        let is_asked = self.way != Way::Mapped;
+        match (self.operation, self.room) {
+            (Am { .. } | Send { .. }, Room::NoSlot) => Nature::Retry,
+            (Am { size: LARGE } | Send { size: LARGE }, Room::NoOffer) => Nature::Retry,
+            (Am { size: LARGE } | Send { size: LARGE }, _) => Nature::Posted,
+            (Am { .. } | Send { .. } | Recv { is_there: true }, _) => Nature::Done,
+            (Recv { is_there: false } | Flush { follows: true }, _) => Nature::Posted,
+            (Flush { follows: false }, _) => Nature::Done,
+            (_, Room::NoOffer) if is_asked => Nature::Retry,
+            // What is asked for waits for room in the backlog.
+            _ if is_asked => Nature::Posted,
+            _ => Nature::Done,
+        }
+    }
+
+    fn is_message(&self) -> bool {
+        matches!(self.operation, Am { .. } | Send { .. })
+    }
+
+    fn has_buffer(&self) -> bool {
+        !matches!(self.operation, FetchAdd | CompareSwap | Flush { .. })
+    }
+
+    /// Whether the call returns only when the operation is over. What sends bytes ends unseen if there is no completion object.
+    fn waits(&self) -> bool {
+        !self.posted || self.comp.is_none() && !self.is_message() && !matches!(self.operation, Put { .. })
+    }
+
+    fn check(&self, outcome: &Result<Outcome, PostError>) {
+        let comes_to = match self.nature() {
+            Nature::Retry if self.retry => Nature::Retry,
+            Nature::Retry if !self.waits() && !self.is_message() => {
+                assert!(matches!(outcome, Err(PostError::OffersFull { limit: OFFERS, .. })), "{outcome:?}");
+                return;
+            }
+            _ if self.waits() && self.done => Nature::Done,
+            Nature::Done if self.done => Nature::Done,
+            _ => Nature::Posted,
+        };
+        match outcome {
+            Ok(Outcome::Done(_)) => assert_eq!(comes_to, Nature::Done),
+            Ok(Outcome::Posted) => assert_eq!(comes_to, Nature::Posted),
+            Ok(Outcome::Retry(reason)) => {
+                let full =
+                    if self.room == Room::NoSlot { RetryReason::Full } else { RetryReason::Unanswered };
+                assert_eq!((comes_to, *reason), (Nature::Retry, full));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn every_operation_keeps_to_what_is_allowed<J: Job>() {
+    each_case::<J>(Room::Enough);
+}
+
+fn every_operation_keeps_to_what_is_allowed_while_a_ring_is_full<J: Job>() {
+    each_case::<J>(Room::NoSlot);
+}
+
+fn every_operation_keeps_to_what_is_allowed_while_too_many_wait_for_the_peer<J: Job>() {
+    each_case::<J>(Room::NoOffer);
+}
+
+fn each_case<J: Job>(room: Room) {
+    let mut seed = 0;
+    for way in WAYS {
+        let bench = Bench::new::<J>(way);
+        let messages = MESSAGES.iter().filter(|_| way == Way::Mapped);
+        let flush = [Flush { follows: true }];
+        let flush = flush.iter().filter(|_| way != Way::Mapped);
+        for &operation in OF_MEMORY.iter().chain(messages).chain(flush) {
+            for comp in SORTS.into_iter().map(Some).chain([None]) {
+                for bits in 0..8_u32 {
+                    let [done, posted, retry] = [1, 2, 4].map(|bit| bits & bit != 0);
+                    seed += 1;
+                    let case = Case { operation, way, room, comp, done, posted, retry };
+                    println!("{case:?}");
+                    Run::new(&bench, case, seed).run();
+                }
+            }
+        }
+    }
+}
+
+/// Two ranks, and what the first one's operations are about.
+struct Bench {
+    ground: Ground,
+    /// What active messages, and the signals of puts and gets, tell rank 1.
+    told: Mutex<Vec<Status>>,
+    name: RemoteComp,
+    filler: RemoteComp,
+}
+
+impl Bench {
+    fn new<J: Job>(way: Way) -> std::sync::Arc<Self> {
+        let ground = Ground::with_settings::<J>(J::settings().shm_slots(8).offers(OFFERS), way, 64);
+        std::sync::Arc::new_cyclic(|bench: &std::sync::Weak<Self>| {
+            let bench = bench.clone();
+            let tell = Handler::new(move |status| {
+                bench.upgrade().unwrap().told.lock().unwrap().push(status);
+            });
+            let name = ground.ranks[1].register_comp(&tell).unwrap();
+            let filler = ground.ranks[1].register_comp(&Counter::new()).unwrap();
+            Self { ground, told: Mutex::default(), name, filler }
+        })
+    }
+
+    fn ranks(&self) -> &[Runtime; 2] {
+        &self.ground.ranks
+    }
+
+    fn word(&self) -> u64 {
+        u64::from_le_bytes(self.memory(8).try_into().unwrap())
+    }
+
+    fn memory(&self, len: usize) -> Vec<u8> {
+        self.ground.region.slice(0, len).unwrap().to_vec().unwrap()
+    }
+}
+
+/// One case.
+struct Run<'a> {
+    bench: &'a Bench,
+    case: Case,
+    payload: Vec<u8>,
+    tag: Tag,
+    comp: Option<Sink>,
+    /// The other rank's side of a send.
+    came: Sink,
+    fillers: Sink,
+    is_room_made: AtomicBool,
+    is_met: AtomicBool,
+}
+
+impl<'a> Run<'a> {
+    fn new(bench: &'a Bench, case: Case, seed: u64) -> Self {
+        let size = match case.operation {
+            Am { size } | Send { size } => size,
+            _ => 8,
+        };
+        Self {
+            bench,
+            case,
+            payload: pattern(seed, size),
+            tag: Tag(1000 + seed),
+            comp: case.comp.map(Sink::new),
+            came: Sink::keeping(),
+            fillers: Sink::keeping(),
+            is_room_made: AtomicBool::new(false),
+            is_met: AtomicBool::new(false),
+        }
+    }
+
+    fn run(&self) {
+        let case = &self.case;
+        self.prepare();
+        self.take_room();
+        let mut operation = self.operation();
+        let mut outcome = self.call(&mut *operation);
+        case.check(&outcome);
+        let mut status = None;
+        loop {
+            match outcome {
+                Ok(Outcome::Done(over)) => status = Some(over),
+                Ok(Outcome::Posted) => {}
+                // It is the caller's again: now that there is room it can go.
+                Ok(Outcome::Retry(_)) | Err(PostError::OffersFull { .. }) => {
+                    assert_eq!(self.comp.as_ref().map_or(0, Sink::count), 0, "not posted, and signalled");
+                    self.make_room();
+                    step(self.bench.ranks());
+                    outcome = self.call(&mut *operation);
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            break;
+        }
+        self.make_room();
+        self.meet();
+        let is_done = status.is_some();
+        if let (Some(comp), false) = (&self.comp, is_done) {
+            until(self.bench.ranks(), || comp.count() > 0);
+            status = comp.take().pop();
+        }
+        settle(self.bench.ranks());
+        if let Some(comp) = &self.comp {
+            let count = comp.count() + usize::from(!is_done && case.comp != Some(Sort::Counter));
+            assert_eq!((count, comp.failed()), (usize::from(!is_done), 0), "signalled how often");
+        }
+        if let Some(status) = status {
+            self.check_status(status);
+        }
+        self.check_effect();
+        if case.room == Room::NoOffer {
+            assert_eq!((self.fillers.count(), self.fillers.failed()), (2 * self.offers(), 0));
+        }
+        if self.case.has_buffer() {
+            assert!(matches!(operation(), Err(PostError::Spent)), "its buffer was given away");
+        }
+    }
+
+    /// What has to be there before.
+    fn prepare(&self) {
+        let ranks = self.bench.ranks();
+        match self.case.operation {
+            Recv { is_there: true } => {
+                sent(ranks, || ranks[1].post_send(Rank(0), &self.payload[..], self.tag).call());
+                until(ranks, || ranks[0].default_matching_engine().waiting().0 == 1);
+            }
+            Get { .. } => self.bench.ground.region.slice(0, 8).unwrap().write(&self.payload).unwrap(),
+            FetchAdd | CompareSwap => {
+                self.bench.ground.region.slice(0, 8).unwrap().write(&HELD.to_le_bytes()).unwrap();
+            }
+            _ => {}
+        }
+    }
+
+    /// How many large messages take up all the room there is.
+    fn offers(&self) -> usize {
+        // A flush that follows a put leaves room for that.
+        OFFERS - usize::from(self.case.operation == Flush { follows: true })
+    }
+
+    /// Makes the room scarce, and posts what a flush follows.
+    fn take_room(&self) {
+        let ranks = self.bench.ranks();
+        match self.case.room {
+            Room::Enough => {}
+            Room::NoSlot => {
+                let mut filler = ranks[0].post_am(Rank(1), b"filler", self.bench.filler);
+                while filler.call().unwrap().is_done() {}
+            }
+            Room::NoOffer => {
+                for _ in 0..self.offers() {
+                    let mut filler = ranks[0].post_send(Rank(1), vec![1; LARGE], FILLER).comp(&self.fillers);
+                    assert!(posted(ranks, || filler.call()).is_posted());
+                }
+            }
+        }
+        if let Flush { follows: true } = self.case.operation {
+            let mut put = ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8);
+            assert!(put.call().unwrap().is_posted());
+        }
+    }
+
+    fn make_room(&self) {
+        if self.is_room_made.swap(true, Ordering::AcqRel) || self.case.room != Room::NoOffer {
+            return;
+        }
+        let one = &self.bench.ranks()[1];
+        for _ in 0..self.offers() {
+            let _ = one.post_recv(Rank(0), vec![0; LARGE], FILLER).comp(&self.fillers).call().unwrap();
+        }
+    }
+
+    /// The other rank's part in the operation.
+    fn meet(&self) {
+        if self.is_met.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let one = &self.bench.ranks()[1];
+        match self.case.operation {
+            Send { size } => {
+                let recv =
+                    one.post_recv(Rank(0), vec![0; size], self.tag).comp(&self.came).allow_done(false).call();
+                assert!(recv.unwrap().is_posted());
+            }
+            Recv { is_there: false } => {
+                let mut send = one.post_send(Rank(0), &self.payload[..], self.tag);
+                sent(std::slice::from_ref(one), || send.call());
+            }
+            _ => {}
+        }
+    }
+
+    /// The operation, to be called as often as need be.
+    fn operation(&self) -> Box<dyn FnMut() -> Result<Outcome, PostError> + '_> {
+        let Case { operation, done, posted, retry, .. } = self.case;
+        let (zero, rmr, name) = (&self.bench.ranks()[0], &self.bench.ground.rmr, self.bench.name);
+        macro_rules! with_options {
+            ($post:expr) => {{
+                let mut post = $post.user_context(CONTEXT);
+                post = post.allow_done(done).allow_posted(posted).allow_retry(retry);
+                if let Some(comp) = &self.comp {
+                    post = post.comp(comp);
+                }
+                Box::new(move || post.call())
+            }};
+        }
+        let payload = || self.payload.clone();
+        match operation {
+            Am { .. } => with_options!(zero.post_am(Rank(1), payload(), name).tag(self.tag)),
+            Send { .. } => {
+                with_options!(zero.post_send(Rank(1), payload(), self.tag).matching(Matching::RankTag))
+            }
+            Recv { .. } => with_options!(zero.post_recv(Rank(1), vec![0xa5; 8], self.tag)),
+            Put { signals: false } => with_options!(zero.post_put(Rank(1), payload(), rmr, 0)),
+            Put { signals: true } => {
+                with_options!(zero.post_put(Rank(1), payload(), rmr, 0).remote_comp(name).tag(self.tag))
+            }
+            Get { signals: false } => with_options!(zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0)),
+            Get { signals: true } => {
+                with_options!(zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0).remote_comp(name).tag(self.tag))
+            }
+            FetchAdd => with_options!(zero.post_fetch_add(Rank(1), rmr, 0, 2)),
+            CompareSwap => with_options!(zero.post_compare_swap(Rank(1), rmr, 0, HELD, HELD + 2)),
+            Flush { .. } => with_options!(zero.post_flush(Rank(1))),
+        }
+    }
+
+    /// Calls it; while the call waits for its end, the other rank goes on and does its part.
+    fn call(&self, operation: &mut dyn FnMut() -> Result<Outcome, PostError>) -> Result<Outcome, PostError> {
+        let case = &self.case;
+        let is_given_back = case.nature() == Nature::Retry && case.retry;
+        if !case.waits() || is_given_back && !self.is_room_made.load(Ordering::Acquire) {
+            return operation();
+        }
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if case.nature() == Nature::Retry {
+                    // So that the call finds no room at first.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                self.make_room();
+                self.meet();
+                while !over.load(Ordering::Acquire) {
+                    let _ = self.bench.ranks()[1].progress_all();
+                    std::thread::yield_now();
+                }
+            });
+            let outcome = operation();
+            over.store(true, Ordering::Release);
+            outcome
+        })
+    }
+
+    fn check_status(&self, status: Status) {
+        assert!(status.error.is_none(), "{status:?}");
+        assert_eq!((status.rank, status.user_context), (Rank(1), CONTEXT));
+        match self.case.operation {
+            Flush { .. } => {}
+            FetchAdd | CompareSwap => assert_eq!(status.value(), Some(HELD)),
+            _ => {
+                assert_eq!(status.size, self.payload.len());
+                assert_eq!(status.buffer.to_vec().unwrap(), self.payload, "the buffer comes back");
+            }
+        }
+    }
+
+    /// What was to be done has been done, once.
+    fn check_effect(&self) {
+        let told = std::mem::take(&mut *self.bench.told.lock().unwrap());
+        let tells = match self.case.operation {
+            Am { .. } => true,
+            Put { signals } | Get { signals } => signals,
+            _ => false,
+        };
+        assert_eq!(told.len(), usize::from(tells), "{told:?}");
+        if let Some(status) = told.first() {
+            assert_eq!((status.rank, status.tag, status.size), (Rank(0), self.tag, self.payload.len()));
+        }
+        match self.case.operation {
+            Am { .. } => assert_eq!(told[0].bytes().unwrap(), self.payload),
+            Send { .. } => {
+                let status = self.came.one(self.bench.ranks());
+                assert_eq!(status.bytes().unwrap(), self.payload);
+            }
+            Put { .. } | Get { .. } => assert_eq!(self.bench.memory(8), self.payload),
+            FetchAdd | CompareSwap => assert_eq!(self.bench.word(), HELD + 2),
+            Recv { .. } | Flush { .. } => {}
+        }
+        let engine = self.bench.ranks()[1].default_matching_engine();
+        assert_eq!(engine.waiting(), (0, 0), "messages, and receives, that nobody meets");
+    }
+}
