@@ -4,6 +4,9 @@
 
 mod support;
 
+#[path = "hostile/greed.rs"]
+mod greed;
+
 use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError, Transport,

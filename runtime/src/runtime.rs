@@ -10,6 +10,7 @@ use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
 use crate::peer::Suspects;
+use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::Retries;
 use crate::progress::{Deferred, DumpRequest, ProgressThread, signal};
@@ -56,6 +57,7 @@ pub(crate) struct Inner {
     pub(crate) deadlines: Deadlines,
     /// Messages that wait for their receives.
     pub(crate) unexpected: Unexpected,
+    pub(crate) waiting_offers: WaitingOffers,
     pub(crate) suspects: Suspects,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
@@ -142,6 +144,7 @@ impl RuntimeBuilder {
             regions: Arc::default(),
             deadlines: Deadlines::new(&chores),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
+            waiting_offers: WaitingOffers::new(settings.offers()),
             suspects: Suspects::new(&chores),
             retries: Retries::new(&chores),
             _dump: DumpRequest::listen(settings.dump().is_on(), &chores),

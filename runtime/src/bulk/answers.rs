@@ -26,6 +26,9 @@ impl Pass<'_> {
         offer: Offer,
         comps: &Snapshot,
     ) -> Result<(), Deferred> {
+        if !self.takes_request(from) {
+            return Ok(());
+        }
         let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
         let refuse = |verdict: Verdict| {
             let message = Message::Finish { token: offer.token };
@@ -74,6 +77,9 @@ impl Pass<'_> {
             Payload::Small(bytes) => bytes.as_slice(),
             _ => &[],
         };
+        if message.is_request() && !self.takes_request(from) {
+            return Ok(());
+        }
         let unknown = || "it answers an offer that was not made to it".to_string();
         match message {
             Message::Part { landing, offset } => self.part(from, landing, offset, payload),
@@ -114,7 +120,10 @@ impl Pass<'_> {
             Message::Note { group, number } => {
                 let note =
                     Note::decode(from, number, small).ok_or("it tells a group nothing that makes sense")?;
-                self.inner.boards.pin(group, note)
+                if let Err(why) = self.inner.boards.pin(group, note) {
+                    self.device.break_with(from, why);
+                }
+                Ok(())
             }
             Message::Hold { on, turn } => {
                 self.hold(from, on, turn);

@@ -23,6 +23,7 @@
 //! forged finds nothing.
 
 pub(crate) mod answers;
+mod asked;
 mod flush;
 mod incoming;
 mod outgoing;
@@ -114,7 +115,7 @@ impl Bulk {
     /// Whether as much waits for peers as may.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.offered.count() + self.arriving.count() >= self.limit
+        self.offered.count() + self.streams.count() + self.arriving.count() >= self.limit
     }
 
     /// Ends what goes to or comes from a rank, or from and to anybody.

@@ -108,6 +108,10 @@ impl Stream {
         self.offered.about()
     }
 
+    pub(super) fn matter(&self) -> Matter {
+        self.offered.matter
+    }
+
     pub(super) fn sent(&self) -> usize {
         self.sent
     }

@@ -1,25 +1,13 @@
 //! Notes that members of groups leave for each other.
 
+use super::boards::{Ledger, NOTES};
 use super::group::Members;
 use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
 use carrack_transports::sync::Ticks;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
-
-/// Groups that a rank can have, or have heard of.
-pub(super) const BOARDS: usize = 1 << 16;
-/// Notes that may lie on one board: members are never so far ahead of each other.
-const NOTES: usize = 1 << 16;
-
-/// A runtime's boards, by the names of their groups.
-pub(crate) struct Boards {
-    me: Rank,
-    world: Arc<Board>,
-    others: Mutex<HashMap<u32, Arc<Board>>>,
-}
 
 /// Where notes for one group wait: also for one that this rank has not made yet.
 pub(crate) struct Board {
@@ -33,6 +21,8 @@ pub(crate) struct Board {
     barriers: Ticks<STEPS>,
     /// Grows with all else that those who wait may want to know.
     stirred: AtomicU64,
+    /// Counts the notes.
+    ledger: Arc<Ledger>,
 }
 
 /// Steps of a barrier: there are no more than 2^32 ranks.
@@ -141,78 +131,8 @@ impl Note {
     }
 }
 
-impl Boards {
-    pub(crate) fn new(me: Rank, ranks: u32) -> Self {
-        let world = Board::new(0, me);
-        world.found(Members::All(ranks));
-        Self { me, world: Arc::new(world), others: Mutex::default() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Arc<Board>>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn world(&self) -> Arc<Board> {
-        self.world.clone()
-    }
-
-    /// The board of a group. `None` when there are too many.
-    pub(super) fn board(&self, name: u32) -> Option<Arc<Board>> {
-        let mut others = self.lock();
-        if others.len() >= BOARDS && !others.contains_key(&name) {
-            return None;
-        }
-        Some(others.entry(name).or_insert_with(|| Arc::new(Board::new(name, self.me))).clone())
-    }
-
-    /// A note has come.
-    ///
-    /// # Errors
-    /// There are too many already.
-    pub(crate) fn pin(&self, name: u32, note: Note) -> Result<(), String> {
-        if name == 0 {
-            return self.world.pin(note);
-        }
-        let board = self.board(name).ok_or("it names more groups than there can be")?;
-        board.pin(note)
-    }
-
-    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each barrier. Whether it is one.
-    #[inline]
-    pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
-        match name {
-            0 => self.world.tick(note),
-            _ => self.lock().get(&name).is_some_and(|board| board.tick(note)),
-        }
-    }
-
-    /// Something else has happened that those who wait may want to know: a rank is gone.
-    pub(crate) fn wake(&self) {
-        self.world.wake();
-        let others: Vec<_> = self.lock().values().cloned().collect();
-        others.iter().for_each(|board| board.wake());
-    }
-
-    /// What is not over, in all groups: with the group's name.
-    pub(crate) fn active(&self) -> Vec<(u32, Active)> {
-        let others: Vec<_> = self.lock().values().cloned().collect();
-        let all = std::iter::once(&self.world).chain(&others);
-        all.flat_map(|board| {
-            board.lock().active.iter().map(|&active| (board.name, active)).collect::<Vec<_>>()
-        })
-        .collect()
-    }
-
-    /// A group whose notes from a rank nobody here has asked for, but for one group.
-    pub(super) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
-        let others: Vec<_> = self.lock().values().cloned().collect();
-        let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);
-        all.filter_map(|board| Some((board.name, board.unclaimed(from)?))).next()
-    }
-}
-
 impl Board {
-    fn new(name: u32, me: Rank) -> Self {
+    pub(super) fn new(name: u32, me: Rank, ledger: &Arc<Ledger>) -> Self {
         Self {
             name,
             me,
@@ -221,6 +141,7 @@ impl Board {
             state: Mutex::default(),
             barriers: Ticks::default(),
             stirred: AtomicU64::new(0),
+            ledger: ledger.clone(),
         }
     }
 
@@ -244,6 +165,11 @@ impl Board {
         *self.hash.get_or_init(|| self.members().hash())
     }
 
+    /// Its operations that are not over.
+    pub(super) fn active(&self) -> Vec<Active> {
+        self.lock().active.clone()
+    }
+
     /// The number of the next operation.
     pub(super) fn begin(&self, what: What) -> u64 {
         let mut state = self.lock();
@@ -255,7 +181,7 @@ impl Board {
 
     /// A note has come that says nothing but that a member is there. Whether that is all there is to it.
     #[inline]
-    fn tick(&self, note: &Note) -> bool {
+    pub(super) fn tick(&self, note: &Note) -> bool {
         let (Some(members), Some(&hash)) = (self.members.get(), self.hash.get()) else { return false };
         let count = members.count();
         let meaning = Meaning { hash, count, what: What::Barrier, root: Rank(0) };
@@ -270,14 +196,14 @@ impl Board {
         true
     }
 
-    fn pin(&self, note: Note) -> Result<(), String> {
+    pub(super) fn pin(&self, note: Note) -> Result<(), String> {
         let mut state = self.lock();
         if note.number < state.begun && !state.active.iter().any(|active| active.number == note.number) {
             // It says that an operation has failed which is over here.
             return Ok(());
         }
-        if state.notes.len() >= NOTES {
-            return Err(format!("it is {NOTES} notes ahead in group {}", self.name));
+        if !self.ledger.add(note.from) {
+            return Err(format!("it is more than {NOTES} notes ahead, here in group {}", self.name));
         }
         state.notes.push(note);
         drop(state);
@@ -285,7 +211,7 @@ impl Board {
         Ok(())
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.stirred.fetch_add(1, Ordering::AcqRel);
         let wakers = {
             let mut state = self.lock();
@@ -337,7 +263,11 @@ impl Board {
             return Some(note);
         }
         match state.notes.iter().position(|note| note.number == number && is_meant(note)) {
-            Some(at) => Some(state.notes.swap_remove(at)),
+            Some(at) => {
+                let note = state.notes.swap_remove(at);
+                self.ledger.sub(note.from);
+                Some(note)
+            }
             None => {
                 if let Some(active) = state.active.iter_mut().find(|active| active.number == number) {
                     active.awaits = from;
@@ -354,12 +284,14 @@ impl Board {
     /// An operation is over: whatever is still said of it, or comes late, is of no use.
     pub(super) fn forget(&self, number: u64) {
         let mut state = self.lock();
-        state.notes.retain(|note| note.number != number);
+        for note in state.notes.extract_if(.., |note| note.number == number) {
+            self.ledger.sub(note.from);
+        }
         state.active.retain(|active| active.number != number);
     }
 
     /// A note from a rank on an operation that has not begun here.
-    fn unclaimed(&self, from: Rank) -> Option<Note> {
+    pub(super) fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
         let listed = state.notes.iter().find(|note| note.from == from && note.number >= state.begun).copied();
         let begun = state.begun;

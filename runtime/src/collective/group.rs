@@ -89,7 +89,7 @@ impl Runtime {
         if sorted.binary_search(&self.rank()).is_err() {
             return Err(GroupError::NotMember(self.rank()));
         }
-        let board = self.0.boards.board(name).ok_or(GroupError::TooMany(super::board::BOARDS))?;
+        let board = self.0.boards.make(name).ok_or(GroupError::TooMany(super::boards::GROUPS))?;
         if board.found(Members::Some(ranks.into())) {
             Ok(Group { runtime: self.clone(), board })
         } else {

@@ -3,6 +3,7 @@
 //! ```text
 //! group      who takes part, and in which order
 //! board      notes that members have left for each other: small, matched by group, number, step and sender
+//! boards     all of a rank's boards, and how much others may leave on them
 //! call       one operation in progress: tells notes, hears them, sends and receives bytes; checks that all members mean the same
 //! barrier, broadcast, allgather     one algorithm each: an `async fn` over a call
 //! ```
@@ -16,11 +17,13 @@
 mod allgather;
 mod barrier;
 mod board;
+mod boards;
 mod broadcast;
 mod call;
 mod group;
 
-pub(crate) use board::{Boards, Note};
+pub(crate) use board::Note;
+pub(crate) use boards::Boards;
 pub use group::Group;
 
 use crate::error::CollectiveError;

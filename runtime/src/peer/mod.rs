@@ -6,10 +6,12 @@
 //! | [`route`] | from a device to one peer: the link, and the backlog |
 //! | [`backlog`] | operations that wait for an event, a staging copy, or room |
 //! | [`hold`] | a bound on messages that wait for their receives |
+//! | [`excess`] | a bound on what a peer that breaks the rules may have waiting here |
 //! | [`state`] | what is known of a rank's life |
 
 pub(crate) mod address;
 pub(crate) mod backlog;
+pub(crate) mod excess;
 pub(crate) mod hold;
 pub(crate) mod route;
 mod state;

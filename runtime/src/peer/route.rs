@@ -11,6 +11,7 @@ use crate::runtime::Inner;
 use carrack_transports::contract::{Caps, DownCause, Link, PeerId, PeerMemory, Reach, SubmitError};
 use carrack_transports::sync::hurdles::{Flag, Hurdles};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// From a device to one peer. Made when the peer is first used; a silent peer costs an empty cell.
@@ -25,6 +26,8 @@ pub(crate) struct Route {
     hurdles: Hurdles,
     /// The last turn of the peer's word on offers.
     held_turn: Mutex<u64>,
+    /// How often the peer has asked for something.
+    asked: AtomicU32,
 }
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
@@ -81,6 +84,7 @@ impl Route {
             backlog: Mutex::default(),
             hurdles: Hurdles::default(),
             held_turn: Mutex::new(0),
+            asked: AtomicU32::new(0),
         }
     }
 
@@ -128,6 +132,16 @@ impl Route {
             *last = turn;
             self.hurdles.set(HELD, on);
         }
+    }
+
+    /// How many wait in the backlog.
+    pub(crate) fn waiting(&self) -> usize {
+        self.hurdles.count()
+    }
+
+    /// The peer asks for something: how often it has now.
+    pub(crate) fn asks(&self) -> u32 {
+        self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {

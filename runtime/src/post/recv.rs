@@ -100,8 +100,9 @@ impl Post<'_, Recv<'_>> {
             Ok(message) => message,
             Err(ticket) => return Ok(self.waits(device, engine, policy, ticket)),
         };
-        if let Content::Here(payload) = &message.content {
-            runtime.unexpected.sub(payload);
+        match &message.content {
+            Content::Here(payload) => runtime.unexpected.sub(payload),
+            Content::Offered(_) => runtime.waiting_offers.sub(message.from),
         }
         let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
         let needs_engine = match &message.content {

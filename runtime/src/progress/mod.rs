@@ -18,7 +18,7 @@ mod signal;
 mod thread;
 mod upkeep;
 
-pub(crate) use deliver::Deferred;
+pub(crate) use deliver::{Deferred, Delivery};
 pub(crate) use land::Landing;
 pub(crate) use request::DumpRequest;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
@@ -309,11 +309,14 @@ impl Pass<'_> {
         else {
             return Found::Nonsense;
         };
+        if !self.takes_offer(from) {
+            return Found::Kept;
+        }
         let taken = |(), receive| {
             let message = Unexpected { from, tag, content: Content::Offered(offer) };
             found(met, Meeting::Pair(message, receive))
         };
-        engine.arrive(policy, from, tag, (), taken, |()| Content::Offered(offer)).unwrap_or(Found::Kept)
+        engine.arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, offer)).unwrap_or(Found::Kept)
     }
 
     /// A message has to wait for its receive. What was lent goes back to its sender, who needs it for others.

@@ -91,6 +91,11 @@ impl Message {
         }
     }
 
+    /// Whether it asks for something that the receiver then has to do.
+    pub(crate) fn is_request(self) -> bool {
+        matches!(self, Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. })
+    }
+
     /// The header under which a message is offered, from that under which it would travel in one piece.
     pub(crate) fn offering(header: Header) -> Header {
         let [word, tag] = header.0;

@@ -45,7 +45,7 @@ settings! {
     unexpected: usize,
         "CARRACK_UNEXPECTED", Bytes::between(4 << 10, 1 << 40), 8 << 20;
 
-    /// Operations of a device that wait for their receivers before a post has to be tried again.
+    /// Operations of a device that wait for their receivers before a post has to be tried again. Ranks of a job should have the same.
     offers: usize,
         "CARRACK_OFFERS", Count::of("operations", 16, 1 << 24), 128 << 10;
 

@@ -47,6 +47,11 @@ impl Hurdles {
         };
     }
 
+    /// How many wait.
+    pub fn count(&self) -> usize {
+        (self.0.load(Ordering::Acquire) & !FLAGS) as usize
+    }
+
     /// Says how many wait. Only whoever holds the lock on them does.
     pub fn set_count(&self, count: usize) {
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(!FLAGS);
@@ -96,6 +101,7 @@ mod tests {
         hurdles.set_count(usize::MAX);
         assert!(!hurdles.none() && !hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
         hurdles.set(Flag::FIRST, true);
+        assert_eq!(hurdles.count(), (1 << 30) - 1);
         hurdles.set_count(0);
         assert!(!hurdles.none() && hurdles.has(Flag::FIRST) && !hurdles.has(Flag::SECOND));
         assert!(hurdles.none_but(Flag::FIRST) && !hurdles.none_but(Flag::SECOND));

@@ -1,0 +1,157 @@
+//! All boards of a rank, and how much others may leave on them.
+
+use super::board::{Active, Board, Note};
+use super::group::Members;
+use crate::names::Rank;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Groups that a rank can have.
+pub(super) const GROUPS: usize = 1 << 16;
+/// Groups that this rank has not made yet of which one other may be the first to tell.
+const UNMADE: usize = 1 << 14;
+/// Notes of one rank that may lie on all boards together: members are never so far ahead of each other.
+pub(super) const NOTES: usize = 1 << 18;
+
+/// A runtime's boards, by the names of their groups.
+pub(crate) struct Boards {
+    me: Rank,
+    world: Arc<Board>,
+    others: Mutex<Others>,
+    notes: Arc<Ledger>,
+    unmade: Ledger,
+}
+
+#[derive(Default)]
+struct Others {
+    boards: HashMap<u32, Arc<Board>>,
+    /// Those that this rank has not made a group of, with the first one that told of each.
+    unmade: HashMap<u32, Rank>,
+}
+
+/// How many of something there are of each rank.
+pub(super) struct Ledger {
+    limit: usize,
+    counts: Mutex<HashMap<Rank, usize>>,
+}
+
+impl Ledger {
+    fn up_to(limit: usize) -> Self {
+        Self { limit, counts: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Rank, usize>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more. Whether there may be.
+    pub(super) fn add(&self, of: Rank) -> bool {
+        let mut counts = self.lock();
+        let count = counts.entry(of).or_default();
+        let may_be = *count < self.limit;
+        *count += usize::from(may_be);
+        may_be
+    }
+
+    /// One less.
+    pub(super) fn sub(&self, of: Rank) {
+        if let Some(count) = self.lock().get_mut(&of) {
+            *count -= 1;
+        }
+    }
+}
+
+impl Boards {
+    pub(crate) fn new(me: Rank, ranks: u32) -> Self {
+        let notes = Arc::new(Ledger::up_to(NOTES));
+        let world = Board::new(0, me, &notes);
+        world.found(Members::All(ranks));
+        let unmade = Ledger::up_to(UNMADE);
+        Self { me, world: Arc::new(world), others: Mutex::default(), notes, unmade }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Others> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn others(&self) -> Vec<Arc<Board>> {
+        self.lock().boards.values().cloned().collect()
+    }
+
+    pub(super) fn world(&self) -> Arc<Board> {
+        self.world.clone()
+    }
+
+    fn empty(&self, name: u32) -> Arc<Board> {
+        Arc::new(Board::new(name, self.me, &self.notes))
+    }
+
+    /// The board of a group that this rank makes. `None` when there are too many.
+    pub(super) fn make(&self, name: u32) -> Option<Arc<Board>> {
+        let mut others = self.lock();
+        let Others { boards, unmade } = &mut *others;
+        let is_made = boards.contains_key(&name) && !unmade.contains_key(&name);
+        if !is_made && boards.len() - unmade.len() >= GROUPS {
+            return None;
+        }
+        if let Some(first) = unmade.remove(&name) {
+            self.unmade.sub(first);
+        }
+        Some(boards.entry(name).or_insert_with(|| self.empty(name)).clone())
+    }
+
+    /// The board of a group that another rank tells of.
+    fn heard_of(&self, name: u32, from: Rank) -> Result<Arc<Board>, String> {
+        let mut others = self.lock();
+        if let Some(board) = others.boards.get(&name) {
+            return Ok(board.clone());
+        }
+        if !self.unmade.add(from) {
+            return Err(format!("it tells of more than {UNMADE} groups that there are not here"));
+        }
+        others.unmade.insert(name, from);
+        let board = self.empty(name);
+        others.boards.insert(name, board.clone());
+        Ok(board)
+    }
+
+    /// A note has come.
+    ///
+    /// # Errors
+    /// Its sender is too far ahead.
+    pub(crate) fn pin(&self, name: u32, note: Note) -> Result<(), String> {
+        match name {
+            0 => self.world.pin(note),
+            _ => self.heard_of(name, note.from)?.pin(note),
+        }
+    }
+
+    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each barrier. Whether it is one.
+    #[inline]
+    pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
+        match name {
+            0 => self.world.tick(note),
+            _ => self.lock().boards.get(&name).is_some_and(|board| board.tick(note)),
+        }
+    }
+
+    /// Something else has happened that those who wait may want to know: a rank is gone.
+    pub(crate) fn wake(&self) {
+        self.world.wake();
+        self.others().iter().for_each(|board| board.wake());
+    }
+
+    /// What is not over, in all groups: with the group's name.
+    pub(crate) fn active(&self) -> Vec<(u32, Active)> {
+        let others = self.others();
+        let all = std::iter::once(&self.world).chain(&others);
+        all.flat_map(|board| board.active().into_iter().map(|active| (board.name, active))).collect()
+    }
+
+    /// A group whose notes from a rank nobody here has asked for, but for one group.
+    pub(super) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
+        let others = self.others();
+        let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);
+        all.filter_map(|board| Some((board.name, board.unclaimed(from)?))).next()
+    }
+}

@@ -1,0 +1,147 @@
+//! A bound on what one peer may have waiting here.
+//!
+//! A rank has no more operations waiting for its peers than its settings allow (`CARRACK_OFFERS`), and tries again later. One
+//! that goes on regardless would fill its peers' memory: with offers that nobody has a receive for, with requests whose answers
+//! it does not take, with notes for groups. Such a rank breaks the protocol, and is treated as one that is gone: what waits for it
+//! ends, with the reason, and what more it sends of these sorts is dropped.
+//!
+//! What another rank allows itself is not known here. It is taken to be as much as this rank does, and not less than what a
+//! rank does that was told nothing.
+
+use crate::bulk::wire::Offer;
+use crate::device::DeviceInner;
+use crate::matching::Content;
+use crate::names::Rank;
+use crate::progress::{Deferred, Delivery, Pass};
+use crate::settings::Settings;
+use carrack_transports::contract::DownCause;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Threads look how many there are before they add to them: so many may come too late.
+const THREADS: usize = 4096;
+/// Requests of a peer after which it is looked how many are unanswered.
+const OFTEN: u32 = 1024;
+
+/// Offers of messages that wait for their receives.
+pub(crate) struct WaitingOffers {
+    total: AtomicUsize,
+    of: Mutex<HashMap<Rank, usize>>,
+    /// For each device of a peer: what an honest one has at most, requests included.
+    limit: usize,
+}
+
+impl WaitingOffers {
+    /// Of a rank that offers so many itself.
+    pub(crate) fn new(offers: usize) -> Self {
+        let limit = offers.max(Settings::defaults().offers()) + THREADS;
+        Self { total: AtomicUsize::new(0), of: Mutex::default(), limit }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Rank, usize>> {
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, from: Rank) {
+        self.total.fetch_add(1, Ordering::Relaxed);
+        *self.lock().entry(from).or_default() += 1;
+    }
+
+    /// One has met its receive.
+    pub(crate) fn sub(&self, from: Rank) {
+        self.total.fetch_sub(1, Ordering::Relaxed);
+        let mut of = self.lock();
+        if let Some(count) = of.get_mut(&from) {
+            *count -= 1;
+            if *count == 0 {
+                of.remove(&from);
+            }
+        }
+    }
+
+    /// Whether a peer has as many as it may. As long as all together have not, no lock is taken.
+    fn are_full(&self, from: Rank, devices: impl FnOnce() -> usize) -> bool {
+        self.total.load(Ordering::Relaxed) >= self.limit
+            && self.lock().get(&from).is_some_and(|&count| count >= self.limit.saturating_mul(devices()))
+    }
+}
+
+impl Pass<'_> {
+    /// Whether one more offer of a message may wait here, should it have to.
+    pub(crate) fn takes_offer(&self, from: Rank) -> bool {
+        let offers = &self.inner.waiting_offers;
+        let are_full = offers.are_full(from, || self.inner.devices().len());
+        if are_full {
+            let why = format!("it offers more than {} messages that nobody has asked for", offers.limit);
+            self.device.break_with(from, why);
+        }
+        !are_full
+    }
+
+    /// An offer waits for its receive.
+    pub(crate) fn keep_offer(&self, from: Rank, offer: Offer) -> Content {
+        self.inner.waiting_offers.add(from);
+        Content::Offered(offer)
+    }
+
+    /// Whether a peer may ask for one more thing. Now and then it is looked how much is under way already because it has asked.
+    pub(crate) fn takes_request(&self, from: Rank) -> bool {
+        let Some(route) = self.device.route(from) else { return false };
+        if let Some(DownCause::Protocol(_)) = route.down() {
+            return false;
+        }
+        if !route.asks().is_multiple_of(OFTEN) {
+            return true;
+        }
+        let (limit, bulk) = (self.inner.waiting_offers.limit, &self.device.bulk);
+        let is_beyond = bulk.asked_for_by_all() > limit && bulk.asked_for_by(from) > limit
+            // What waits to be told to it are answers, and what this rank asks for itself.
+            || route.waiting() > 2 * limit + self.inner.settings.backlog();
+        if is_beyond {
+            let why = format!("it asks for more than {limit} things and takes no answer");
+            self.device.break_with(from, why);
+        }
+        !is_beyond
+    }
+}
+
+impl DeviceInner {
+    /// A peer has broken the protocol: progress ends what there is with it.
+    #[cold]
+    pub(crate) fn break_with(&self, rank: Rank, why: String) {
+        if self.known_route(rank).is_some_and(|route| route.down().is_some()) {
+            return;
+        }
+        let mut deferred = self.deferred.lock();
+        let is_known = |one: &Deferred| matches!(one, Deferred::Delivery(Delivery::Down { rank: other, .. }) if *other == rank);
+        if !deferred.iter().any(is_known) {
+            let cause = DownCause::Protocol(why);
+            deferred.push_back(Deferred::Delivery(Delivery::Down { rank, cause }));
+            self.deferred.set_count(deferred.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_peer_has_a_limit_of_its_own() {
+        let offers = WaitingOffers::new(16);
+        for _ in 0..offers.limit - 1 {
+            offers.add(Rank(1));
+        }
+        offers.add(Rank(2));
+        assert!(!offers.are_full(Rank(1), || 1));
+        offers.add(Rank(1));
+        assert!(
+            offers.are_full(Rank(1), || 1) && !offers.are_full(Rank(1), || 2),
+            "each device may have as many"
+        );
+        assert!(!offers.are_full(Rank(2), || 1) && !offers.are_full(Rank(3), || 1));
+        offers.sub(Rank(1));
+        assert!(!offers.are_full(Rank(1), || 1));
+    }
+}
