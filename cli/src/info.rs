@@ -7,8 +7,6 @@ use carrack::bootstrap::Alone;
 use carrack::settings::{Settings, TransportChoice};
 use carrack::transports::contract::Transport;
 use carrack::transports::gpu::{Driver, Gpu, GpuError, GpuInfo, PeerInfo};
-use carrack::transports::loopback::Loopback;
-use carrack::transports::shm::{Geometry, Shm};
 use clap::Args;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -216,17 +214,7 @@ fn cpu_model() -> Option<String> {
 }
 
 fn transports(settings: &Settings) -> Vec<TransportInfo> {
-    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let geometry = Geometry {
-        slots: fits(settings.shm_slots()),
-        chunks: fits(settings.shm_chunks()),
-        chunk_size: fits(settings.packet_size()),
-    };
-    let all: [(TransportChoice, Box<dyn Transport>); 2] = [
-        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
-    ];
-    let look = |(choice, transport): &(TransportChoice, Box<dyn Transport>)| {
+    let look = |(choice, transport): (TransportChoice, Box<dyn Transport>)| {
         let (available, note) = match transport.devices() {
             Ok(devices) => {
                 let notes: Vec<_> =
@@ -239,10 +227,10 @@ fn transports(settings: &Settings) -> Vec<TransportInfo> {
             name: transport.name(),
             available,
             note,
-            allowed: settings.transports().contains(choice),
+            allowed: settings.transports().contains(&choice),
         }
     };
-    all.iter().map(look).collect()
+    Runtime::all_transports(settings).into_iter().map(look).collect()
 }
 
 /// The drivers that a runtime with these settings has: it alone knows which they are.

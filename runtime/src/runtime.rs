@@ -3,7 +3,7 @@
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
 use crate::chores::Chores;
 use crate::collective::Boards;
-use crate::comp::{AsCompletion, Registry};
+use crate::comp::{AsCompletion, Completion, Registry, Status};
 use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
@@ -187,16 +187,7 @@ fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
 type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
 
 fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Unavailable>) {
-    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let geometry = Geometry {
-        slots: fits(settings.shm_slots()),
-        chunks: fits(settings.shm_chunks()),
-        chunk_size: fits(settings.packet_size()),
-    };
-    let all: [(TransportChoice, Box<dyn Transport>); 2] = [
-        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
-    ];
+    let all = Runtime::all_transports(settings);
     let mut domains = Vec::new();
     let mut unavailable = Vec::new();
     for wanted in settings.transports() {
@@ -225,6 +216,21 @@ impl Runtime {
     /// Starts a runtime as the environment says: as a rank of the launcher's job, or alone in a job of one.
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
+    }
+
+    /// All transports of this build, made as these settings say, those included that they leave out: for programs that want to
+    /// tell what there is.
+    pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
+        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let geometry = Geometry {
+            slots: fits(settings.shm_slots()),
+            chunks: fits(settings.shm_chunks()),
+            chunk_size: fits(settings.packet_size()),
+        };
+        vec![
+            (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
+            (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+        ]
     }
 
     /// Starts a runtime with choices of the program's own.
@@ -355,18 +361,24 @@ impl Inner {
     /// objects are signalled by the next progress on `device`: this may be called where they cannot be.
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
+        let ended = self.note_gone(rank, cause);
+        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
+        let mut deferred = device.deferred.lock();
+        deferred.extend(told);
+        device.deferred.set_count(deferred.len());
+    }
+
+    /// Notes that a rank is gone. The receives that only it could have answered, and whom to tell.
+    pub(crate) fn note_gone(
+        &self,
+        rank: Rank,
+        cause: &DownCause,
+    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
         self.down().entry(rank).or_insert_with(|| cause.clone());
         self.boards.wake();
-        let mut deferred = device.deferred.lock();
-        for engine in self.engines.each() {
-            for receive in engine.receives_from(rank) {
-                let (comp, status) = receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
-                if let Some(comp) = comp {
-                    deferred.push_back(Deferred::Status(comp, status));
-                }
-            }
-        }
-        device.deferred.set_count(deferred.len());
+        let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
+        let error = || OpError::PeerDown { rank, cause: cause.clone() };
+        receives.map(|receive| receive.into_status(error())).collect()
     }
 
     #[inline]

@@ -1,16 +1,15 @@
 //! Active messages.
 
 use super::PostAm;
-use super::options::{Kind, Outcome, Post, Sending, Tells};
-use super::pieces::{Carries, take_list};
+use super::options::{Kind, Outcome, Post, Sending, Sends, Tells};
+use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
-use crate::buffer::{Buffer, SendBuffer};
+use crate::buffer::SendBuffer;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
-use carrack_transports::gpu::Event;
 
 /// What an active message is made of.
 pub struct Am<'a> {
@@ -26,16 +25,13 @@ impl Runtime {
         buffer: impl Into<SendBuffer<'a>>,
         comp: RemoteComp,
     ) -> PostAm<'a> {
-        let sending = Sending { buffer: Some(buffer.into()), after: None };
-        Post::new(self, rank, Tag::default(), Am { comp, sending })
+        Post::new(self, rank, Tag::default(), Am { comp, sending: Sending::of(buffer) })
     }
 }
 
-impl PostAm<'_> {
-    /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
-    pub fn after(mut self, event: &Event) -> Self {
-        self.kind.sending.after = Some(event.clone());
-        self
+impl<'a> Sends<'a> for Am<'a> {
+    fn sending(&mut self) -> &mut Sending<'a> {
+        &mut self.sending
     }
 }
 
@@ -72,15 +68,11 @@ impl Post<'_, Am<'_>> {
     }
 }
 
-impl Carries for Am<'_> {
-    const SENDS: bool = true;
+impl<'a> Carries for Am<'a> {
+    type Held = SendBuffer<'a>;
 
-    fn take_list(&mut self) -> Option<Vec<Buffer>> {
-        take_list(&mut self.sending.buffer)
-    }
-
-    fn give(&mut self, buffer: Buffer) {
-        self.sending.buffer = Some(SendBuffer::Owned(buffer));
+    fn held(&mut self) -> &mut Option<SendBuffer<'a>> {
+        &mut self.sending.buffer
     }
 
     fn take(&mut self) -> Self {

@@ -1,5 +1,6 @@
 //! What all operations have in common.
 
+use crate::buffer::SendBuffer;
 use crate::comp::{AsCompletion, Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
@@ -161,6 +162,42 @@ impl<K: Tells> Post<'_, K> {
     }
 }
 
+/// A kind of operation that is matched: a message, or its receive.
+pub trait Matches<'a>: Kind {
+    /// By what it is matched, and where.
+    #[doc(hidden)]
+    fn matching(&mut self) -> &mut Match<'a>;
+}
+
+impl<'a, K: Matches<'a>> Post<'a, K> {
+    /// What message and receive must agree on: both name the same policy.
+    pub fn matching(mut self, policy: Matching) -> Self {
+        self.kind.matching().policy = policy;
+        self
+    }
+
+    /// Where they meet: both name the engine of the same number.
+    pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
+        self.kind.matching().engine = Some(engine);
+        self
+    }
+}
+
+/// A kind of operation that sends a message.
+pub trait Sends<'a>: Kind {
+    /// What it sends, and when.
+    #[doc(hidden)]
+    fn sending(&mut self) -> &mut Sending<'a>;
+}
+
+impl<'a, K: Sends<'a>> Post<'a, K> {
+    /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
+    pub fn after(mut self, event: &Event) -> Self {
+        self.kind.sending().after = Some(event.clone());
+        self
+    }
+}
+
 /// Which outcomes the caller can do with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allow {
@@ -175,20 +212,24 @@ impl Allow {
 }
 
 /// Options of operations that are matched.
-#[derive(Clone, Copy)]
-pub(super) struct Match<'a> {
+#[derive(Clone, Copy, Default)]
+pub struct Match<'a> {
     pub(super) policy: Matching,
     pub(super) engine: Option<&'a MatchingEngine>,
 }
 
 /// Options of operations that send.
-pub(super) struct Sending<'a> {
+pub struct Sending<'a> {
     /// `None` once it was posted.
-    pub(super) buffer: Option<crate::buffer::SendBuffer<'a>>,
+    pub(super) buffer: Option<SendBuffer<'a>>,
     pub(super) after: Option<Event>,
 }
 
-impl Sending<'_> {
+impl<'a> Sending<'a> {
+    pub(super) fn of(buffer: impl Into<SendBuffer<'a>>) -> Self {
+        Self { buffer: Some(buffer.into()), after: None }
+    }
+
     /// Itself, and leaves a spent one.
     pub(super) fn take(&mut self) -> Self {
         Self { buffer: self.buffer.take(), after: self.after.take() }

@@ -12,16 +12,52 @@ use crate::matching::Ticket;
 use carrack_transports::mem::copy::copy_now;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// What an operation holds.
+pub trait Held: Sized {
+    /// Whether it is sent; else it is filled.
+    const IS_SENT: bool;
+
+    /// The buffer, unless the bytes are only borrowed.
+    fn owned(&mut self) -> Option<&mut Buffer>;
+
+    /// Holds a buffer.
+    fn of(buffer: Buffer) -> Self;
+}
+
+impl Held for SendBuffer<'_> {
+    const IS_SENT: bool = true;
+
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        match self {
+            Self::Owned(buffer) => Some(buffer),
+            Self::Borrowed(_) => None,
+        }
+    }
+
+    fn of(buffer: Buffer) -> Self {
+        Self::Owned(buffer)
+    }
+}
+
+impl Held for Buffer {
+    const IS_SENT: bool = false;
+
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        Some(self)
+    }
+
+    fn of(buffer: Buffer) -> Self {
+        buffer
+    }
+}
+
 /// A kind of operation that has a buffer.
 pub trait Carries: Kind {
-    /// Whether the buffer is sent; else it is filled.
-    const SENDS: bool;
+    /// A buffer to be sent, or one to be filled.
+    type Held: Held;
 
-    /// Takes the buffer out, if it is a list.
-    fn take_list(&mut self) -> Option<Vec<Buffer>>;
-
-    /// Puts a buffer in.
-    fn give(&mut self, buffer: Buffer);
+    /// Where it is. `None` once the operation was posted.
+    fn held(&mut self) -> &mut Option<Self::Held>;
 
     /// The operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
@@ -32,21 +68,15 @@ pub trait Carries: Kind {
     }
 }
 
-/// Takes a buffer that is to be sent out of its place, if it is a list.
-pub(super) fn take_list(place: &mut Option<SendBuffer<'_>>) -> Option<Vec<Buffer>> {
-    match place {
-        Some(SendBuffer::Owned(buffer)) => take_list_of(buffer),
-        _ => None,
+/// Takes the buffers out, if it is a list.
+fn take_list(held: &mut Option<impl Held>) -> Option<Vec<Buffer>> {
+    let buffer = held.as_mut()?.owned()?;
+    // Looked at before it is taken: each receive comes by here.
+    if !matches!(buffer, Buffer::List(_)) {
+        return None;
     }
-}
-
-/// Takes the buffers out of a list.
-pub(super) fn take_list_of(buffer: &mut Buffer) -> Option<Vec<Buffer>> {
-    match buffer {
-        Buffer::List(_) => match std::mem::take(buffer) {
-            Buffer::List(list) => Some(list.into_vec()),
-            _ => None,
-        },
+    match std::mem::take(buffer) {
+        Buffer::List(list) => Some(list.into_vec()),
         _ => None,
     }
 }
@@ -123,25 +153,26 @@ impl<K: Carries> Post<'_, K> {
     /// Posts it, if its buffer is a list.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
-        let list = self.kind.take_list()?;
+        let list = take_list(self.kind.held())?;
         Some(self.call_in_pieces(list))
     }
 
     #[cold]
     fn call_in_pieces(&mut self, mut list: Vec<Buffer>) -> Result<Outcome, PostError> {
-        let whole = match gather(&mut list, K::SENDS) {
+        let is_sent = K::Held::IS_SENT;
+        let whole = match gather(&mut list, is_sent) {
             Ok(whole) => whole,
             Err(error) => {
-                self.kind.give(list.into());
+                *self.kind.held() = Some(K::Held::of(list.into()));
                 return Err(error);
             }
         };
         let spread =
-            Arc::new(Spread { inner: self.comp.cloned(), list: Mutex::new(Some(list)), fills: !K::SENDS });
+            Arc::new(Spread { inner: self.comp.cloned(), list: Mutex::new(Some(list)), fills: !is_sent });
         let comp: Arc<dyn Completion> = spread.clone();
-        self.kind.give(whole);
+        *self.kind.held() = Some(K::Held::of(whole));
         // Without a completion object an operation may have to wait for its end: that stays so.
-        let waits = self.comp.is_none() && !K::SENDS || !self.allow.posted;
+        let waits = self.comp.is_none() && !is_sent || !self.allow.posted;
         let allow = if waits { Allow { posted: false, done: true, ..self.allow } } else { self.allow };
         let mut post = Post {
             runtime: self.runtime,
@@ -170,7 +201,7 @@ impl<K: Carries> Post<'_, K> {
             other => {
                 self.kind = post.kind;
                 if let Some(list) = spread.list.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                    self.kind.give(list.into());
+                    *self.kind.held() = Some(K::Held::of(list.into()));
                 }
                 other
             }

@@ -1,8 +1,8 @@
 //! Receives.
 
 use super::PostRecv;
-use super::options::{Kind, Match, Outcome, Post};
-use super::pieces::{Carries, take_list_of};
+use super::options::{Kind, Match, Matches, Outcome, Post};
+use super::pieces::Carries;
 use super::rma::Begun;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
@@ -28,22 +28,14 @@ impl Runtime {
     /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have posted
     /// with that policy.
     pub fn post_recv<'a>(&'a self, rank: Rank, buffer: impl Into<Buffer>, tag: Tag) -> PostRecv<'a> {
-        let matching = Match { policy: Matching::default(), engine: None };
-        Post::new(self, rank, tag, Recv { buffer: Some(buffer.into()), matching, ticket: None })
+        let (buffer, matching) = (Some(buffer.into()), Match::default());
+        Post::new(self, rank, tag, Recv { buffer, matching, ticket: None })
     }
 }
 
-impl<'a> PostRecv<'a> {
-    /// What message and receive must agree on. The sender must have named the same policy.
-    pub fn matching(mut self, policy: Matching) -> Self {
-        self.kind.matching.policy = policy;
-        self
-    }
-
-    /// Where they meet. The sender must have named the engine of the same number.
-    pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
-        self.kind.matching.engine = Some(engine);
-        self
+impl<'a> Matches<'a> for Recv<'a> {
+    fn matching(&mut self) -> &mut Match<'a> {
+        &mut self.matching
     }
 }
 
@@ -226,14 +218,10 @@ pub(super) fn defer_if_full(device: &DeviceInner, signalled: Result<(), SignalEr
 }
 
 impl Carries for Recv<'_> {
-    const SENDS: bool = false;
+    type Held = Buffer;
 
-    fn take_list(&mut self) -> Option<Vec<Buffer>> {
-        take_list_of(self.buffer.as_mut()?)
-    }
-
-    fn give(&mut self, buffer: Buffer) {
-        self.buffer = Some(buffer);
+    fn held(&mut self) -> &mut Option<Buffer> {
+        &mut self.buffer
     }
 
     fn take(&mut self) -> Self {

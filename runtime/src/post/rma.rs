@@ -1,7 +1,7 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
 use super::options::{Kind, Outcome, Path, Post, RetryReason, Tells};
-use super::pieces::{Carries, take_list, take_list_of};
+use super::pieces::Carries;
 use super::recv::{defer_if_full, step, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
@@ -417,15 +417,11 @@ impl Post<'_, Get<'_>> {
     }
 }
 
-impl Carries for Put<'_> {
-    const SENDS: bool = true;
+impl<'a> Carries for Put<'a> {
+    type Held = SendBuffer<'a>;
 
-    fn take_list(&mut self) -> Option<Vec<Buffer>> {
-        take_list(&mut self.buffer)
-    }
-
-    fn give(&mut self, buffer: Buffer) {
-        self.buffer = Some(SendBuffer::Owned(buffer));
+    fn held(&mut self) -> &mut Option<SendBuffer<'a>> {
+        &mut self.buffer
     }
 
     fn take(&mut self) -> Self {
@@ -434,14 +430,10 @@ impl Carries for Put<'_> {
 }
 
 impl Carries for Get<'_> {
-    const SENDS: bool = false;
+    type Held = Buffer;
 
-    fn take_list(&mut self) -> Option<Vec<Buffer>> {
-        take_list_of(self.buffer.as_mut()?)
-    }
-
-    fn give(&mut self, buffer: Buffer) {
-        self.buffer = Some(buffer);
+    fn held(&mut self) -> &mut Option<Buffer> {
+        &mut self.buffer
     }
 
     fn take(&mut self) -> Self {

@@ -1,17 +1,16 @@
 //! Messages that are matched.
 
 use super::PostSend;
-use super::options::{Kind, Match, Outcome, Post, Sending};
-use super::pieces::{Carries, take_list};
+use super::options::{Kind, Match, Matches, Outcome, Post, Sending, Sends};
+use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
-use crate::buffer::{Buffer, SendBuffer};
+use crate::buffer::SendBuffer;
 use crate::error::PostError;
-use crate::matching::{Engines, Matching, MatchingEngine};
+use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
-use carrack_transports::gpu::Event;
 
 /// What a message is made of.
 pub struct Send<'a> {
@@ -22,29 +21,20 @@ pub struct Send<'a> {
 impl Runtime {
     /// A message for a receive of `rank` that matches.
     pub fn post_send<'a>(&'a self, rank: Rank, buffer: impl Into<SendBuffer<'a>>, tag: Tag) -> PostSend<'a> {
-        let sending = Sending { buffer: Some(buffer.into()), after: None };
-        let matching = Match { policy: Matching::default(), engine: None };
+        let (sending, matching) = (Sending::of(buffer), Match::default());
         Post::new(self, rank, tag, Send { sending, matching })
     }
 }
 
-impl<'a> PostSend<'a> {
-    /// What message and receive must agree on. The receive must name the same policy.
-    pub fn matching(mut self, policy: Matching) -> Self {
-        self.kind.matching.policy = policy;
-        self
+impl<'a> Matches<'a> for Send<'a> {
+    fn matching(&mut self) -> &mut Match<'a> {
+        &mut self.matching
     }
+}
 
-    /// Where they meet. The receive must name the engine of the same number.
-    pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
-        self.kind.matching.engine = Some(engine);
-        self
-    }
-
-    /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
-    pub fn after(mut self, event: &Event) -> Self {
-        self.kind.sending.after = Some(event.clone());
-        self
+impl<'a> Sends<'a> for Send<'a> {
+    fn sending(&mut self) -> &mut Sending<'a> {
+        &mut self.sending
     }
 }
 
@@ -86,15 +76,11 @@ impl Post<'_, Send<'_>> {
     }
 }
 
-impl Carries for Send<'_> {
-    const SENDS: bool = true;
+impl<'a> Carries for Send<'a> {
+    type Held = SendBuffer<'a>;
 
-    fn take_list(&mut self) -> Option<Vec<Buffer>> {
-        take_list(&mut self.sending.buffer)
-    }
-
-    fn give(&mut self, buffer: Buffer) {
-        self.sending.buffer = Some(SendBuffer::Owned(buffer));
+    fn held(&mut self) -> &mut Option<SendBuffer<'a>> {
+        &mut self.sending.buffer
     }
 
     fn take(&mut self) -> Self {

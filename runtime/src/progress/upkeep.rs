@@ -94,14 +94,7 @@ impl Pass<'_> {
                 .all(|device| device.0.known_route(rank).is_some_and(|route| route.down().is_some()))
         };
         if is_gone {
-            self.inner.down().entry(rank).or_insert_with(|| cause.clone());
-            self.inner.boards.wake();
-            for engine in self.inner.engines.each() {
-                let receives = engine.receives_from(rank).into_iter();
-                ended.extend(
-                    receives.map(|r| r.into_status(OpError::PeerDown { rank, cause: cause.clone() })),
-                );
-            }
+            ended.extend(self.inner.note_gone(rank, &cause));
         }
         for (comp, status) in ended {
             self.signal_or_defer(comp.as_ref(), status);
