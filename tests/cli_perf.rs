@@ -2,36 +2,13 @@
 //!
 //! No test asserts how quick something is: figures are only compared with each other.
 
-use serde_json::Value;
-use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+#[path = "support/built.rs"]
+mod built;
 
-/// The carrack command of this build, built here: a stale one would be tested otherwise.
-fn carrack() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        // target/PROFILE/deps/cli_perf-HASH
-        let folder = test.parent().unwrap().parent().unwrap();
-        if let Some(cargo) = std::env::var_os("CARGO") {
-            let profile = match folder.file_name().and_then(OsStr::to_str).unwrap() {
-                "debug" => "dev",
-                other => other,
-            };
-            let built = Command::new(cargo)
-                .args(["build", "--quiet", "--package", "carrack-cli", "--profile", profile, "--target-dir"])
-                .arg(folder.parent().unwrap())
-                .current_dir(env!("CARGO_MANIFEST_DIR"))
-                .status()
-                .unwrap();
-            assert!(built.success(), "building carrack-cli failed");
-        }
-        folder.join("carrack")
-    })
-}
+use built::carrack;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
 /// The command with these arguments, and with none of the variables that this test may have been started with.
 fn command(args: &[&str]) -> Command {

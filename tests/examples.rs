@@ -1,30 +1,15 @@
 //! The examples, as a user starts them: several processes under the launcher, which verify what they have done.
 
-use std::path::PathBuf;
+#[path = "support/built.rs"]
+mod built;
+
+use built::{carrack, examples};
 use std::process::Command;
-
-/// Where this build's programs are: target/PROFILE, above this test's own folder.
-fn folder() -> PathBuf {
-    let me = std::env::current_exe().unwrap();
-    me.parent().and_then(|deps| deps.parent()).unwrap().to_path_buf()
-}
-
-/// Builds the launcher and the examples, if nobody has built them yet.
-fn build() -> PathBuf {
-    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
-    let target = folder().parent().unwrap().to_path_buf();
-    for what in [&["--package", "carrack-cli"][..], &["--package", "carrack-workspace", "--examples"]] {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--quiet", "--profile", profile]).args(what).arg("--target-dir").arg(&target);
-        assert!(command.status().unwrap().success());
-    }
-    folder().join("carrack")
-}
 
 /// Runs an example on so many ranks. What it printed.
 fn run(example: &str, ranks: u32) -> Vec<String> {
-    let program = folder().join("examples").join(example);
-    let mut command = Command::new(build());
+    let program = examples().join(example);
+    let mut command = Command::new(carrack());
     command.args(["run", "-n", &ranks.to_string(), "--timeout", "100", "--"]).arg(program);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARRACK_")) {
         command.env_remove(name);

@@ -4,50 +4,25 @@
 //! Every job bears a mark in its environment, by which survivors are found in /proc. No test asserts
 //! how long something takes; the watchdog only turns a hang into a failure.
 
+#[path = "support/built.rs"]
+mod built;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use built::carrack;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromLauncher};
 use rustix::process::{Pid, Signal, kill_process};
 
 const WATCHDOG: Duration = Duration::from_secs(120);
 const MARK: &str = "CARRACK_TEST_MARK";
 const ROLE: &str = "CARRACK_TEST_ROLE";
-
-/// The carrack command of this build. It is another package's binary, so Cargo does not name it to
-/// us; and it is built here, because a stale one would be tested otherwise.
-fn carrack() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        // target/PROFILE/deps/launcher-HASH
-        let folder = test.parent().unwrap().parent().unwrap();
-        let carrack = folder.join("carrack");
-        if let Some(cargo) = std::env::var_os("CARGO") {
-            let profile = match folder.file_name().unwrap().to_str().unwrap() {
-                "debug" => "dev",
-                other => other,
-            };
-            let status = Command::new(cargo)
-                .args(["build", "--quiet", "--package", "carrack-cli", "--profile", profile, "--target-dir"])
-                .arg(folder.parent().unwrap())
-                .current_dir(env!("CARGO_MANIFEST_DIR"))
-                .status()
-                .unwrap();
-            assert!(status.success(), "building carrack-cli failed");
-        }
-        assert!(carrack.exists(), "no {}; run cargo build -p carrack-cli", carrack.display());
-        carrack
-    })
-}
 
 /// A job to be run, with a mark of its own.
 struct Job {

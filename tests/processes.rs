@@ -1,120 +1,42 @@
-//! Ranks that are processes: they find each other, and some of them are killed.
-//!
-//! A rank is this very program again, in a role: see `a_rank_in_its_role`. The ranks find each other through
-//! a folder, so that no launcher has an opinion on what a killed rank means for the others.
+//! Ranks that are processes: they find each other, and some of them are killed. See [`support::ranks`].
 
 mod support;
 
 use carrack::bootstrap::Bootstrap;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
     CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
     Tag,
 };
-use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use support::folder::Folder;
+use support::ranks::{Ranks, Role, die, listing};
 use support::sink::Sink;
 use support::*;
 
-const ROLE: &str = "PROCESSES_ROLE";
 /// The rank that is killed.
 const VICTIM: Rank = Rank(2);
 /// How long a rank may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The status of a rank that hung.
-const HUNG: i32 = 97;
-
-// ---- the parent's side -------------------------------------------------------------------------------
-
-struct Processes {
-    ranks: Vec<Child>,
-    folder: PathBuf,
-    shm: BTreeSet<String>,
-}
-
-fn listing(folder: &str) -> BTreeSet<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
-}
-
-impl Processes {
-    fn start(role: &str, size: u32) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("carrack-processes-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir(&folder).unwrap();
-        let shm = listing("/dev/shm");
-        let rank = |rank: u32| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"])
-                .env(ROLE, format!("{role} {rank} {size}"))
-                .env("PROCESSES_FOLDER", &folder)
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap()
-        };
-        Self { ranks: (0..size).map(rank).collect(), folder, shm }
-    }
-
-    /// Waits for all ranks, and looks that nothing is left of them.
-    fn end(mut self) -> Vec<ExitStatus> {
-        let statuses = self.ranks.iter_mut().map(|rank| rank.wait().unwrap()).collect();
-        assert_eq!(listing("/dev/shm"), self.shm, "something is left in /dev/shm");
-        let mark = self.folder.to_str().unwrap();
-        let left = listing("/proc").into_iter().filter(|pid| {
-            std::fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|text| text.windows(mark.len()).any(|part| part == mark.as_bytes()))
-        });
-        assert_eq!(left.count(), 0, "processes are left");
-        statuses
-    }
-
-    #[track_caller]
-    fn all_succeed(self) {
-        for (rank, status) in self.end().iter().enumerate() {
-            assert_ne!(status.code(), Some(HUNG), "rank {rank} hangs");
-            assert!(status.success(), "rank {rank}: {status}");
-        }
-    }
-
-    #[track_caller]
-    fn all_but_the_victim_succeed(self) {
-        use std::os::unix::process::ExitStatusExt;
-        for (rank, status) in self.end().iter().enumerate() {
-            if rank == VICTIM.0 as usize {
-                assert_eq!(status.signal(), Some(libc::SIGKILL), "the victim was to be killed");
-            } else {
-                assert_ne!(status.code(), Some(HUNG), "rank {rank} hangs");
-                assert!(status.success(), "rank {rank}: {status}");
-            }
-        }
-    }
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for rank in &mut self.ranks {
-            let _ = rank.kill();
-            let _ = rank.wait();
-        }
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
 
 macro_rules! job_tests {
     ($($test:ident: $role:literal on [$($size:literal),+], $check:ident;)+) => {
         $(#[test]
         fn $test() {
             let _watchdog = Watchdog::over(stringify!($test));
-            $(Processes::start($role, $size).$check();)+
+            $($check(Ranks::start($role, $size, &[]));)+
         })+
     };
+}
+
+fn all_succeed(ranks: Ranks) {
+    ranks.succeed();
+}
+
+fn all_but_the_victim_succeed(ranks: Ranks) {
+    ranks.succeed_but_for(VICTIM);
 }
 
 job_tests! {
@@ -145,21 +67,13 @@ job_tests! {
 /// What a rank of these tests does. Without a role, nothing.
 #[test]
 fn a_rank_in_its_role() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    std::thread::spawn(|| {
-        std::thread::sleep(PATIENCE);
-        eprintln!("{} hangs", std::env::var(ROLE).unwrap());
-        std::process::exit(HUNG);
-    });
-    let [role, rank, size]: [&str; 3] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
-    let folder = PathBuf::from(std::env::var_os("PROCESSES_FOLDER").unwrap());
-    let (rank, size) = (rank.parse().unwrap(), size.parse().unwrap());
-    if role == "descriptors" {
-        return descriptors(&folder, rank, size);
+    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    if role.name == "descriptors" {
+        return descriptors(role);
     }
-    let kernel_copy = if role == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
-    let me = Me::start(&folder, rank, size, OverShm::settings().kernel_copy(kernel_copy));
-    match role {
+    let kernel_copy = if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
+    let me = Me::start(role, OverShm::settings().kernel_copy(kernel_copy));
+    match &*me.role.name {
         "all_to_all" => all_to_all(&me),
         "collectives" => collectives(&me),
         "uneven" => uneven(&me),
@@ -177,24 +91,18 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// A rank, and a second handle to the folder for what the test itself has to say.
+/// A rank in its role.
 struct Me {
-    runtime: Runtime,
+    role: Role,
     folder: Folder,
+    runtime: Runtime,
     ranks: [Runtime; 1],
 }
 
 impl Me {
-    fn start(
-        folder: &std::path::Path,
-        rank: u32,
-        size: u32,
-        settings: carrack::settings::SettingsBuilder,
-    ) -> Self {
-        let bootstrap = Box::new(Folder::new(folder.into(), rank, size));
-        let runtime = Runtime::builder().settings(built(settings)).bootstrap(bootstrap).start().unwrap();
-        let folder = Folder::new(folder.into(), rank, size);
-        Self { ranks: [runtime.clone()], runtime, folder }
+    fn start(role: Role, settings: SettingsBuilder) -> Self {
+        let runtime = role.runtime(settings);
+        Self { folder: role.bootstrap(), role, ranks: [runtime.clone()], runtime }
     }
 
     fn rank(&self) -> Rank {
@@ -206,31 +114,23 @@ impl Me {
     }
 
     fn says(&self, what: &str) {
-        self.folder.put(&format!("said/{what}/{}", self.rank().0), b"").unwrap();
+        self.role.says(what);
     }
 
     /// Makes progress until some rank has said something.
     fn hears(&self, what: &str, from: u32) {
-        until(&self.ranks, || self.folder.get(&format!("said/{what}/{from}")).unwrap().is_some());
+        until(&self.ranks, || self.role.has_said(what, from));
     }
 
     /// All ranks are here; progress goes on meanwhile.
     fn meet(&self, what: &str) {
-        self.says(what);
-        (0..self.runtime.size()).for_each(|rank| self.hears(what, rank));
+        self.role.meet(what, &self.runtime, 0..self.runtime.size());
     }
 
     /// The survivors are here.
     fn survivors_meet(&self, what: &str) {
-        self.says(what);
         let survivors = (0..self.runtime.size()).filter(|rank| *rank != VICTIM.0);
-        survivors.for_each(|rank| self.hears(what, rank));
-    }
-
-    fn dies(&self) -> ! {
-        // SAFETY: a signal to this very process.
-        unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) };
-        unreachable!("killed")
+        self.role.meet(what, &self.runtime, survivors);
     }
 
     /// Messages between the survivors arrive, to the last byte.
@@ -365,11 +265,12 @@ fn idle(me: &Me) {
     me.runtime.barrier().unwrap();
 }
 
-fn descriptors(folder: &std::path::Path, rank: u32, size: u32) {
+fn descriptors(role: Role) {
+    let size = role.size;
     let count = || listing("/proc/self/fd").len();
     let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("carrack-").count();
     let before = (count(), mapped());
-    let me = Me::start(folder, rank, size, OverShm::settings());
+    let me = Me::start(role, OverShm::settings());
     me.runtime.barrier().unwrap();
     for to in 0..size {
         sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).call());
@@ -390,7 +291,7 @@ fn silent(me: &Me) {
         me.says("here");
         // Both know that it is there, and one has spoken to it.
         me.folder.fence().unwrap();
-        me.dies();
+        die();
     }
     me.hears("here", VICTIM.0);
     me.folder.fence().unwrap();
@@ -411,7 +312,7 @@ fn absent(me: &Me) {
         me.says("here");
         me.hears("waiting", 0);
         me.hears("waiting", 1);
-        me.dies();
+        die();
     }
     me.hears("here", VICTIM.0);
     let sink = Sink::keeping();
@@ -427,7 +328,7 @@ fn connected(me: &Me) {
     if me.is_victim() {
         me.hears("waiting", 0);
         me.hears("waiting", 1);
-        me.dies();
+        die();
     }
     let before = listing("/proc/self/fd").len();
     me.receive_from_victim(&sink);
@@ -449,7 +350,7 @@ fn stream(me: &Me) {
                 sent(&me.ranks, || me.runtime.post_send(Rank(to), &message[..], Tag(9)).call());
             }
         }
-        me.dies();
+        die();
     }
     let sink = Sink::keeping();
     for number in 0..=COUNT {
@@ -477,12 +378,10 @@ fn full(me: &Me) {
     if me.is_victim() {
         // Not a message is taken in from here on.
         me.says("deaf");
-        while me.folder.get("said/full/0").unwrap().is_none()
-            || me.folder.get("said/full/1").unwrap().is_none()
-        {
+        while !(me.role.has_said("full", 0) && me.role.has_said("full", 1)) {
             std::thread::yield_now();
         }
-        me.dies();
+        die();
     }
     me.hears("deaf", VICTIM.0);
     let sink = Sink::keeping();
@@ -505,10 +404,7 @@ fn full(me: &Me) {
 }
 
 fn handler(me: &Me) {
-    let handler = Handler::new(|_| {
-        // SAFETY: a signal to this very process.
-        unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) };
-    });
+    let handler = Handler::new(|_| die());
     let name = me.runtime.register_comp(&handler).unwrap();
     me.runtime.barrier().unwrap();
     let sink = Sink::keeping();
@@ -531,7 +427,7 @@ fn barrier(me: &Me) {
     if me.is_victim() {
         let survivors = (0..me.runtime.size()).filter(|rank| *rank != VICTIM.0);
         survivors.for_each(|rank| me.hears("waiting", rank));
-        me.dies();
+        die();
     }
     me.says("waiting");
     let error = me.runtime.barrier().unwrap_err();
@@ -550,7 +446,7 @@ fn asleep(me: &Me) {
     if me.is_victim() {
         me.hears("waiting", 0);
         me.hears("waiting", 1);
-        me.dies();
+        die();
     }
     let arrived = Synchronizer::new(1);
     let recv = me.runtime.post_recv(VICTIM, vec![0; 8], Tag(9)).comp(&arrived).call();
@@ -591,7 +487,7 @@ fn large(me: &Me) {
         for _ in 0..std::process::id() % 60 {
             let _ = me.runtime.progress();
         }
-        me.dies();
+        die();
     }
     until(&me.ranks, || sink.count() == count && me.runtime.peer_down(VICTIM).is_some());
     for status in sink.take() {
