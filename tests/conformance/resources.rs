@@ -21,6 +21,7 @@ over_each_transport!(
     an_allgather_of_unequal_lengths_is_an_error_on_all_ranks,
     messages_to_oneself_arrive_as_others_do,
     collectives_of_several_threads_meet_one_after_another,
+    a_large_message_that_waits_is_received_by_way_of_another_device,
 );
 
 fn messages_of_one_device_arrive_by_progress_on_its_counterpart_alone<J: Job>() {
@@ -238,4 +239,19 @@ fn collectives_of_several_threads_meet_one_after_another<J: Job>() {
             }
         }
     });
+}
+
+fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
+    let ranks = J::pair();
+    let devices = [0, 1].map(|at: usize| ranks[at].device().build().unwrap());
+    let (over, arrived) = (Sink::keeping(), Sink::keeping());
+    let payload = pattern(1, 20_000);
+    let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+    assert!(posted(&ranks, || send.call()).is_posted());
+    until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 20_000], Tag(1)).comp(&arrived).device(&devices[1]);
+    assert!(recv.call().unwrap().is_posted());
+    let status = arrived.one(&ranks);
+    assert_eq!(status.bytes().unwrap(), payload);
+    assert!(over.one(&ranks).error.is_none());
 }

@@ -34,8 +34,8 @@ pub(crate) struct Unexpected {
 pub(crate) enum Content {
     /// Its bytes.
     Here(Payload),
-    /// It is large: its bytes are still with the sender.
-    Offered(Offer),
+    /// It is large: its bytes are still with the sender, and come by way of the device that the offer came by.
+    Offered(Offer, u32),
 }
 
 /// A receive that was posted.
@@ -122,7 +122,7 @@ impl MatchingEngine {
             tag: message.tag,
             size: match &message.content {
                 Content::Here(payload) => payload.len() as u64,
-                Content::Offered(offer) => offer.size,
+                Content::Offered(offer, _) => offer.size,
             },
         })
     }

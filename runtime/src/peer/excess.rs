@@ -82,7 +82,7 @@ impl Pass<'_> {
     /// An offer waits for its receive.
     pub(crate) fn keep_offer(&self, from: Rank, offer: Offer) -> Content {
         self.inner.waiting_offers.add(from);
-        Content::Offered(offer)
+        Content::Offered(offer, self.device.index)
     }
 
     /// Whether a peer may ask for one more thing. Now and then it is looked how much is under way already because it has asked.

@@ -25,6 +25,8 @@ impl Runtime {
     /// A receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or part of a region.
     /// The buffer's length is its room; how long the message was, the status says.
     ///
+    /// Whatever device it is posted on, a message comes by progress on the one that its sender has posted it on.
+    ///
     /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have posted
     /// with that policy.
     pub fn post_recv<'a>(&'a self, rank: Rank, buffer: impl Into<Buffer>, tag: Tag) -> PostRecv<'a> {
@@ -92,14 +94,22 @@ impl Post<'_, Recv<'_>> {
             Ok(message) => message,
             Err(ticket) => return Ok(self.waits(device, engine, policy, ticket)),
         };
+        let mut other = None;
         match &message.content {
             Content::Here(payload) => runtime.unexpected.sub(payload),
-            Content::Offered(_) => runtime.waiting_offers.sub(message.from),
+            Content::Offered(_, by) => {
+                runtime.waiting_offers.sub(message.from);
+                if *by != device.index {
+                    // Its sender's device of that number knows it, and no other does.
+                    other = runtime.devices().get(*by as usize).cloned();
+                }
+            }
         }
+        let device = other.as_ref().map_or(device, |other| &*other.0);
         let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
         let needs_engine = match &message.content {
             Content::Here(payload) => !(receive.buffer.kind().is_host() && payload.view().place().is_host()),
-            Content::Offered(_) => true,
+            Content::Offered(..) => true,
         };
         if needs_engine {
             // It will not be over when this returns.

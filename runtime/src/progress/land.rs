@@ -126,7 +126,7 @@ impl DeviceInner {
         let Receive { mut buffer, comp, user_context, deadline, .. } = receive;
         let payload = match content {
             Content::Here(payload) => payload,
-            Content::Offered(offer) => {
+            Content::Offered(offer, _) => {
                 let target = Target::Receive { tag, buffer, comp, user_context, deadline };
                 return self.accept(runtime, from, offer, target);
             }

@@ -313,7 +313,7 @@ impl Pass<'_> {
             return Found::Kept;
         }
         let taken = |(), receive| {
-            let message = Unexpected { from, tag, content: Content::Offered(offer) };
+            let message = Unexpected { from, tag, content: Content::Offered(offer, self.device.index) };
             found(met, Meeting::Pair(message, receive))
         };
         engine.arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, offer)).unwrap_or(Found::Kept)
