@@ -102,17 +102,18 @@ impl CudaGpu {
         Ok(active != 0)
     }
 
-    /// Gives this device's engines access to a peer's ordinary memory, if the peer has any in this process. What was
-    /// opened from another process, and VMM and pool memory, bring their access along.
+    /// Gives this device's engines access to a peer's ordinary memory, if any has been met in this process: to allocate it
+    /// here, or to classify it, is to have the peer's home. What was opened from another process, and VMM and pool memory,
+    /// bring their access along, so they cost no context on the peer.
     #[inline]
     fn make_reachable(&self, home: &Home, owner: GpuUuid) -> Result<(), GpuError> {
         let Some(at) = self.shared.position(owner) else { return Ok(()) };
         if peer::is_enabled(home, at) {
             return Ok(());
         }
-        match self.shared.gpus()?.get(at) {
-            Some(other) if other.is_active()? => peer::enable(home, &*other.home()?),
-            _ => Ok(()),
+        match self.shared.gpus()?.get(at).and_then(|other| other.home.get()) {
+            Some(other) => peer::enable(home, other),
+            None => Ok(()),
         }
     }
 

@@ -49,6 +49,7 @@ impl Shared {
             Flavour::Plain => (own, Origin::Plain),
             Flavour::Shareable => ((own.0, None), Origin::Shareable),
             Flavour::Pooled => ((own.0, None), Origin::Pooled),
+            // Pinned memory is the host's, and was answered above.
             Flavour::Managed | Flavour::Pinned => {
                 ((MemKind::Managed(device.info.uuid), own.1), |_| Origin::Managed)
             }
