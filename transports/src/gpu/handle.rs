@@ -10,7 +10,9 @@ pub enum HandleForm {
     Bytes,
     /// A file descriptor, as VMM has it; travels by `SCM_RIGHTS` (gpu.md, VMM rule 4).
     Fd,
-    /// A memory pool's file descriptor, and bytes that name a pointer of the pool.
+    /// A memory pool's file descriptor, and bytes that name a pointer of the pool. The memory goes with its owner: an access
+    /// after the owner's death costs the survivor its context (error 226, seen on driver 580 over NVLink), where memory
+    /// of the two forms above stays as long as it is open.
     Pool,
     /// Plain bytes that another node can open, where the machines share an NVLink fabric.
     Fabric,

@@ -66,14 +66,11 @@ fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {
 pub fn of_freed_memory() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));
-    let mapping = user::Mapping::new(0, 1, &[0]);
-    let (unmapped, kind) = (mapping.ptr, MemKind::Device(gpus[0].info().uuid));
-    drop(mapping);
     let (plain, host) = (make(&gpus[0], "plain", 100), Region::host(100));
-    // The last to be allocated, so that nothing is given its address afterwards.
-    let large = make(&gpus[0], "plain", 64 * MIB);
-    let freed = large.addr();
-    drop(large);
+    // The last to be allocated: an address that is free is given out again at once.
+    let (mapping, large) = (user::Mapping::new(0, 1, &[0]), make(&gpus[0], "plain", 64 * MIB));
+    let (unmapped, freed, kind) = (mapping.ptr, large.addr(), MemKind::Device(gpus[0].info().uuid));
+    drop((mapping, large));
     for (what, addr) in [("unmapped", unmapped), ("freed", freed), ("never allocated", 0x10)] {
         let nowhere = (addr as *mut u8, kind);
         let ends = [(plain.addr() as *mut u8, kind), (host.addr() as *mut u8, MemKind::Host)];

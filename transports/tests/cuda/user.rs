@@ -116,6 +116,24 @@ impl Mapping {
         Self { ptr: usize::try_from(ptr).unwrap(), len }
     }
 
+    /// Puts another allocation in the place of one of them.
+    pub fn remap(&self, owner: i32, at: usize) {
+        let (granule, prop, mut handle) = (Self::granule(owner), Self::prop(owner), 0);
+        let ptr = (self.ptr + at * granule) as u64;
+        let access = cu::CUmemAccessDesc {
+            location: Self::location(owner),
+            flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: a piece of our own range, which nobody uses.
+        unsafe {
+            ok(cu::cuMemUnmap(ptr, granule));
+            ok(cu::cuMemCreate(&raw mut handle, granule, &raw const prop, 0));
+            ok(cu::cuMemMap(ptr, granule, 0, handle, 0));
+            ok(cu::cuMemRelease(handle));
+            ok(cu::cuMemSetAccess(ptr, granule, &raw const access, 1));
+        }
+    }
+
     fn location(device: i32) -> cu::CUmemLocation {
         cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
     }

@@ -1,8 +1,8 @@
 //! Contexts: whose they are, and making one current for a moment.
 
 use super::calls::Calls;
-use super::error::{is_gone, released};
-use super::sys::{self, ContextHandle, Device};
+use super::error::{CONTEXT_IS_DESTROYED, error, is_gone, released};
+use super::sys::{self, ContextHandle, Device, DevicePtr, pointer};
 use crate::gpu::GpuError;
 use std::marker::PhantomData;
 
@@ -12,29 +12,68 @@ pub(super) struct Context {
     pub(super) calls: &'static Calls,
     pub(super) raw: ContextHandle,
     pub(super) device: Device,
-    retained: bool,
+    hold: Hold,
     /// Whether synchronous calls on this context's memory wait until it is really written (gpu.md, streams rule 4).
     /// Where the driver is too old for that, memory is told one by one when it is exported.
     pub(super) sync_memops: bool,
 }
 
+/// What keeps a context, or tells that it has gone.
+#[derive(Debug, Clone, Copy)]
+enum Hold {
+    /// A count of the primary context, which keeps it.
+    Count,
+    /// An allocation in a context of the user's, with its buffer id: they go together.
+    Anchor(DevicePtr, u64),
+    /// The caller knows that it is there.
+    Nothing,
+}
+
 impl Context {
+    /// Whether it is still there, asked without its handle: the driver takes a handle to a destroyed context at its word,
+    /// and crashes (seen on driver 580). Buffer ids are never given out twice.
+    pub(super) fn check(&self) -> Result<(), GpuError> {
+        let Hold::Anchor(anchor, id) = self.hold else { return Ok(()) };
+        let mut now = 0_u64;
+        // SAFETY: the place for the answer is ours, and has its 8 bytes; any address may be asked about.
+        let asked =
+            unsafe { self.calls.pointer_get_attribute((&raw mut now).cast(), pointer::BUFFER_ID, anchor) };
+        match asked {
+            Ok(()) if now == id => Ok(()),
+            _ => Err(error("cuCtxPushCurrent", CONTEXT_IS_DESTROYED)),
+        }
+    }
+
     /// The device's primary context, made if nobody has made it.
     pub(super) fn primary(calls: &'static Calls, device: Device) -> Result<Self, GpuError> {
         let mut raw = ContextHandle::NULL;
         // SAFETY: the place for the answer is ours; the count taken is given back by `Drop`.
         unsafe { calls.device_primary_ctx_retain(&raw mut raw, device) }?;
-        Ok(Self { calls, raw, device, retained: true, sync_memops: false }.with_sync_memops())
+        Ok(Self { calls, raw, device, hold: Hold::Count, sync_memops: false }.with_sync_memops())
     }
 
-    /// A context of the user's, who may destroy it: work in it then fails, and nothing else.
-    pub(super) fn adopted(calls: &'static Calls, raw: ContextHandle, device: Device) -> Self {
-        Self { calls, raw, device, retained: false, sync_memops: false }.with_sync_memops()
+    /// A context of the user's, who may destroy it: work in it then fails, and nothing else. It is there now.
+    pub(super) fn adopted(
+        calls: &'static Calls,
+        raw: ContextHandle,
+        device: Device,
+    ) -> Result<Self, GpuError> {
+        let mut context = Self { calls, raw, device, hold: Hold::Nothing, sync_memops: false };
+        let (mut anchor, mut id) = (0, 0_u64);
+        let current = context.enter()?;
+        // SAFETY: the places for the answers are ours, and as long as they have to be.
+        unsafe {
+            calls.mem_alloc(&raw mut anchor, 1)?;
+            calls.pointer_get_attribute((&raw mut id).cast(), pointer::BUFFER_ID, anchor)?;
+        }
+        drop(current);
+        context.hold = Hold::Anchor(anchor, id);
+        Ok(context.with_sync_memops())
     }
 
     /// A context of somebody's, to be made current for a question and left as it is.
     pub(super) fn unowned(calls: &'static Calls, raw: ContextHandle) -> Self {
-        Self { calls, raw, device: 0, retained: false, sync_memops: false }
+        Self { calls, raw, device: 0, hold: Hold::Nothing, sync_memops: false }
     }
 
     fn with_sync_memops(mut self) -> Self {
@@ -58,13 +97,14 @@ impl Context {
     /// Makes it current in this thread, until the guard is dropped. Costs one query where it already is.
     #[inline]
     pub(super) fn enter(&self) -> Result<Current<'_>, GpuError> {
+        self.check()?;
         let mut current = ContextHandle::NULL;
         // SAFETY: the place for the answer is ours.
         let known = unsafe { self.calls.ctx_get_current(&raw mut current) };
         if known.is_ok() && current == self.raw {
             return Ok(Current { pushed: None, _thread: PhantomData });
         }
-        // SAFETY: a context that is retained here, or one of the user's; the driver refuses one that is destroyed.
+        // SAFETY: a context that is retained here, or one of the user's that was there just now.
         unsafe { self.calls.ctx_push_current(self.raw) }?;
         Ok(Current { pushed: Some(self), _thread: PhantomData })
     }
@@ -72,7 +112,7 @@ impl Context {
     /// The number by which the driver tells contexts apart for good: a handle may come back. 0 where it has none.
     pub(super) fn number(calls: &Calls, raw: ContextHandle) -> u64 {
         let mut number = 0;
-        // SAFETY: the place for the answer is ours; the driver refuses what is no context.
+        // SAFETY: the place for the answer is ours; the callers have the handle from the driver, just now.
         let told = unsafe { calls.ctx_get_id(raw, &raw mut number) };
         told.map_or(0, |()| number)
     }
@@ -80,9 +120,19 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.retained {
-            // SAFETY: gives back the count that `primary` took.
-            released("primary context", unsafe { self.calls.device_primary_ctx_release(self.device) });
+        match self.hold {
+            Hold::Count => {
+                // SAFETY: gives back the count that `primary` took.
+                let given_back = unsafe { self.calls.device_primary_ctx_release(self.device) };
+                released("primary context", given_back);
+            }
+            Hold::Anchor(anchor, _) => {
+                if let Ok(_current) = self.enter() {
+                    // SAFETY: allocated by `adopted`, in this context, which is still there.
+                    released("anchor", unsafe { self.calls.mem_free(anchor) });
+                }
+            }
+            Hold::Nothing => {}
         }
     }
 }

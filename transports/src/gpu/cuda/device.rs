@@ -42,10 +42,13 @@ impl CudaGpu {
     }
 
     /// The device in a context of the user's.
-    pub(super) fn adopted(shared: &'static Shared, gpu: &Self, context: ContextHandle) -> Arc<Self> {
-        let devices = shared.gpus().map_or(0, <[_]>::len);
-        let home = Home::new(Context::adopted(shared.calls, context, gpu.device), devices);
-        Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Arc::new(home)))
+    pub(super) fn adopted(
+        shared: &'static Shared,
+        gpu: &Self,
+        context: ContextHandle,
+    ) -> Result<Arc<Self>, GpuError> {
+        let home = Home::new(Context::adopted(shared.calls, context, gpu.device)?, shared.gpus()?.len());
+        Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Arc::new(home))))
     }
 
     fn new(shared: &'static Shared, info: GpuInfo, device: Device, home: OnceLock<Arc<Home>>) -> Arc<Self> {

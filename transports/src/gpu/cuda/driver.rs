@@ -253,7 +253,7 @@ impl Shared {
         if gpu.is_primary(context)? {
             return Ok(Arc::clone(gpu));
         }
-        let adopted = CudaGpu::adopted(self, gpu, context);
+        let adopted = CudaGpu::adopted(self, gpu, context)?;
         // What was there lived in a context that is destroyed, or came from another thread just now.
         lock(&self.foreign).insert(context, (number, Arc::clone(&adopted)));
         Ok(adopted)

@@ -79,6 +79,10 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         209 => ("NO_BINARY_FOR_GPU", ""),
         214 => ("ECC_UNCORRECTABLE", "the device has a memory fault: nvidia-smi -q -d ECC"),
         PEER_ACCESS_UNSUPPORTED => ("PEER_ACCESS_UNSUPPORTED", "the two devices have no peer access"),
+        226 => (
+            "CONTAINED",
+            "memory of another process went away under an access, with its owner: the context is lost",
+        ),
         304 => ("OPERATING_SYSTEM", "the operating system refused: limits of descriptors or locked memory?"),
         INVALID_HANDLE => ("INVALID_HANDLE", ""),
         401 => ("ILLEGAL_STATE", ""),

@@ -22,6 +22,11 @@ impl Raw {
     pub(super) fn pooled(home: Arc<Home>, raw: EventHandle) -> Self {
         Self { home, raw, pooled: true }
     }
+
+    /// The event, if its context has not been destroyed.
+    fn living(&self) -> Result<EventHandle, GpuError> {
+        self.home.context.check().map(|()| self.raw)
+    }
 }
 
 impl Drop for Raw {
@@ -82,10 +87,10 @@ impl EventState for Fired {
 pub(super) fn raw_of(event: &Event) -> Result<Option<EventHandle>, GpuError> {
     let state: &dyn Any = event.state();
     if let Some(own) = state.downcast_ref::<CudaEvent>() {
-        return Ok(Some(own.event.raw));
+        return own.event.living().map(Some);
     }
     if let Some(shared) = state.downcast_ref::<LastRecord>() {
-        return Ok(Some(shared.0.raw));
+        return shared.0.living().map(Some);
     }
     if state.is::<Fired>() {
         return Ok(None);

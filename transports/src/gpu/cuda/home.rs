@@ -118,6 +118,7 @@ impl Home {
     /// Whether an event has fired.
     #[inline]
     pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
+        self.context.check()?;
         // SAFETY: an event that is alive: its holder asks.
         let ask = || unsafe { self.calls().event_query(raw) };
         let answer = match ask() {

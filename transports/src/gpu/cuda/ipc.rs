@@ -1,6 +1,7 @@
 //! Handles between processes, in the four forms that the driver has.
 
 use super::device::CudaGpu;
+use super::driver::Shared;
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because, released};
 use super::home::{Home, lock};
 use super::memory::{self, How, Memory, Pool};
@@ -18,10 +19,24 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// What is open by bytes: once for each context and handle, however often it is asked for (gpu.md, legacy IPC rule 4).
 /// The exporter's number of the allocation is part of the name, since the bytes may come back for another.
+///
+/// Pool memory is known by what the driver opened: a second import of a pointer gives the same address, and one
+/// `cuMemFree` closes both (seen on driver 580). So openings of an address are counted here, and the pools they came
+/// from are kept once each.
 #[derive(Debug, Default)]
-pub(super) struct Opened(Mutex<HashMap<Name, Weak<Memory>>>);
+pub(super) struct Opened {
+    bytes: Mutex<HashMap<Name, Weak<Memory>>>,
+    pooled: Mutex<Pooled>,
+}
 
 type Name = (ContextHandle, [u8; 64], AllocId);
+
+/// Openings of each address, and of each pool.
+#[derive(Debug, Default)]
+struct Pooled {
+    pointers: HashMap<DevicePtr, usize>,
+    pools: HashMap<PoolHandle, (Pool, usize)>,
+}
 
 // ---- export -----------------------------------------------------------------------------------------
 
@@ -171,9 +186,8 @@ pub(super) fn open(gpu: &CudaGpu, handle: &Handle) -> Result<Region, GpuError> {
             (memory.ptr, Box::new(memory))
         }
         HandleKey::Pool(fd, data) => {
-            let (memory, pool) = open_pool(gpu, &home, fd, *data)?;
-            // A tuple's first is dropped first: the pointer before the pool.
-            (memory.ptr, Box::new((memory, pool)))
+            let opening = open_pool(gpu, &home, fd, *data)?;
+            (opening.ptr, Box::new(opening))
         }
     };
     drop(current);
@@ -199,7 +213,7 @@ fn open_bytes(
 ) -> Result<Arc<Memory>, GpuError> {
     let name = (home.context.raw, bytes, handle.id);
     // Held while the handle is opened: two threads get one mapping.
-    let mut opened = lock(&gpu.shared.opened.0);
+    let mut opened = lock(&gpu.shared.opened.bytes);
     if let Some(memory) = opened.get(&name).and_then(Weak::upgrade) {
         return Ok(memory);
     }
@@ -256,21 +270,66 @@ fn open_vmm(
     mapped
 }
 
-fn open_pool(
-    gpu: &CudaGpu,
-    home: &Arc<Home>,
-    fd: &OwnedFd,
-    data: [u8; 64],
-) -> Result<(Memory, Pool), GpuError> {
-    let (calls, mut raw, mut ptr) = (home.calls(), PoolHandle::NULL, 0);
+fn open_pool(gpu: &CudaGpu, home: &Arc<Home>, fd: &OwnedFd, data: [u8; 64]) -> Result<PoolOpening, GpuError> {
+    let (calls, mut pool) = (home.calls(), PoolHandle::NULL);
+    // Held until it is counted: nobody frees meanwhile what the driver gives us a second time.
+    let mut pooled = lock(&gpu.shared.opened.pooled);
     // SAFETY: the place for the answer is ours; the driver checks the descriptor, and takes no ownership of it.
     unsafe {
-        calls.mem_pool_import_from_shareable_handle(&raw mut raw, descriptor(fd), handle_type::POSIX_FD, 0)
+        calls.mem_pool_import_from_shareable_handle(&raw mut pool, descriptor(fd), handle_type::POSIX_FD, 0)
     }?;
-    let pool = Pool::of(calls, raw);
-    pool.grant(gpu.device)?;
-    let mut data = Bytes64(data);
-    // SAFETY: the place for the answer is ours; the driver checks the bytes.
-    unsafe { calls.mem_pool_import_pointer(&raw mut ptr, raw, &raw mut data) }?;
-    Ok((Memory { home: Arc::clone(home), ptr, span: 0, how: How::Free }, pool))
+    let (known, _) =
+        pooled.pools.entry(pool).and_modify(|(_, openings)| *openings += 1).or_insert_with(|| {
+            let imported = Pool::of(calls, pool);
+            (imported, 1)
+        });
+    let (mut ptr, mut data) = (0, Bytes64(data));
+    let imported = known.grant(gpu.device).and_then(|()| {
+        // SAFETY: the place for the answer is ours; the driver checks the bytes.
+        unsafe { calls.mem_pool_import_pointer(&raw mut ptr, pool, &raw mut data) }
+    });
+    if let Err(error) = imported {
+        pooled.leave(pool);
+        return Err(error);
+    }
+    *pooled.pointers.entry(ptr).or_insert(0) += 1;
+    Ok(PoolOpening { shared: gpu.shared, home: Arc::clone(home), ptr, pool })
+}
+
+impl Pooled {
+    /// One opening of a pool less; the pool goes with the last.
+    fn leave(&mut self, pool: PoolHandle) {
+        if let Some((_, openings)) = self.pools.get_mut(&pool) {
+            *openings -= 1;
+            if *openings == 0 {
+                self.pools.remove(&pool);
+            }
+        }
+    }
+}
+
+/// One opening of a pool's pointer; the last one closes it.
+struct PoolOpening {
+    shared: &'static Shared,
+    home: Arc<Home>,
+    ptr: DevicePtr,
+    pool: PoolHandle,
+}
+
+impl Drop for PoolOpening {
+    fn drop(&mut self) {
+        let mut pooled = lock(&self.shared.opened.pooled);
+        let left = pooled.pointers.get_mut(&self.ptr).map_or(0, |openings| {
+            *openings -= 1;
+            *openings
+        });
+        if left == 0 {
+            pooled.pointers.remove(&self.ptr);
+            if let Ok(_current) = self.home.context.enter() {
+                // SAFETY: imported here, and this was the last to hold it.
+                released("pool memory", unsafe { self.home.calls().mem_free(self.ptr) });
+            }
+        }
+        pooled.leave(self.pool);
+    }
 }

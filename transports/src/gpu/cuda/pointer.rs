@@ -45,6 +45,14 @@ pub(super) struct Facts {
     pub(super) pool: usize,
 }
 
+impl Facts {
+    /// Whether it is memory that was mapped by the VMM calls: of a device, and of neither a context nor a pool.
+    fn is_vmm(&self) -> bool {
+        let on_device = self.memory_type == memory_type::DEVICE && !self.managed;
+        on_device && self.context == ContextHandle::NULL && self.pool == 0
+    }
+}
+
 impl Shared {
     /// Asks the driver; `None` for host memory that it knows nothing of. Needs no context.
     pub(super) fn facts(&self, addr: usize) -> Result<Option<Facts>, GpuError> {
@@ -69,7 +77,7 @@ impl Shared {
             self.attributes.store(count, Ordering::Relaxed);
         }
         let word = |answer: u64| usize::try_from(answer).unwrap_or(usize::MAX);
-        Ok(Some(Facts {
+        let mut facts = Facts {
             memory_type: low(kind),
             context: ContextHandle(word(context)),
             ordinal: low(ordinal).cast_signed(),
@@ -80,7 +88,25 @@ impl Shared {
             legacy_ipc: low(legacy) != 0,
             handle_types: low(handles).cast_signed(),
             pool: word(pool),
-        }))
+        };
+        if facts.is_vmm() {
+            self.narrow(addr, &mut facts);
+        }
+        Ok(Some(facts))
+    }
+
+    /// Of VMM memory the range is that of the reserved addresses (seen on driver 580), which may hold several handles; one
+    /// handle's is the mapping's (gpu.md, VMM rule 2). A driver that does not tell leaves the range as it is.
+    fn narrow(&self, addr: usize, facts: &mut Facts) {
+        let (mut start, mut size) = (0_usize, 0_usize);
+        let places: [*mut c_void; 2] = [(&raw mut start).cast(), (&raw mut size).cast()];
+        let attributes = [pointer::MAPPING_BASE_ADDR, pointer::MAPPING_SIZE];
+        // SAFETY: two attributes, of 8 bytes each, and a place for either.
+        let asked =
+            unsafe { self.calls.pointer_get_attributes(2, attributes.as_ptr(), places.as_ptr(), addr) };
+        if asked.is_ok() && start <= addr && addr - start < size {
+            (facts.start, facts.size) = (start, size);
+        }
     }
 
     fn ask(&self, addr: usize, count: usize) -> Result<[u64; ALL], GpuError> {

@@ -147,6 +147,7 @@ impl Drop for CudaStream {
 pub(super) fn stream_of(stream: &dyn Stream) -> Result<StreamHandle, GpuError> {
     let any: &dyn Any = stream;
     let own = any.downcast_ref::<CudaStream>();
-    own.map(|own| own.raw)
-        .ok_or_else(|| because("cuEventRecord", INVALID_HANDLE, "the stream is another driver's"))
+    let own =
+        own.ok_or_else(|| because("cuEventRecord", INVALID_HANDLE, "the stream is another driver's"))?;
+    own.home.context.check().map(|()| own.raw)
 }

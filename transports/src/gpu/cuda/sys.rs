@@ -154,6 +154,8 @@ pub(super) mod pointer {
     pub(in super::super) const RANGE_SIZE: c_int = 12;
     pub(in super::super) const ALLOWED_HANDLE_TYPES: c_int = 14;
     pub(in super::super) const MEMPOOL_HANDLE: c_int = 17;
+    pub(in super::super) const MAPPING_SIZE: c_int = 18;
+    pub(in super::super) const MAPPING_BASE_ADDR: c_int = 19;
 }
 
 /// `CUmemorytype`.
@@ -275,6 +277,8 @@ mod layout {
             (pointer::RANGE_START_ADDR, Pointer::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as i32),
             (pointer::RANGE_SIZE, Pointer::CU_POINTER_ATTRIBUTE_RANGE_SIZE as i32),
             (pointer::ALLOWED_HANDLE_TYPES, Pointer::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as i32),
+            (pointer::MAPPING_SIZE, Pointer::CU_POINTER_ATTRIBUTE_MAPPING_SIZE as i32),
+            (pointer::MAPPING_BASE_ADDR, Pointer::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as i32),
             (pointer::MEMPOOL_HANDLE, Pointer::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as i32),
             (
                 device::HOST_POINTER_FOR_REGISTERED,
