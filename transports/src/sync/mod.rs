@@ -34,8 +34,8 @@ pub(crate) mod primitives;
 pub mod queue;
 pub mod ring;
 pub mod slab;
-pub mod split;
 pub mod sleepers;
+pub mod split;
 pub mod ticks;
 pub mod try_lock;
 
@@ -46,7 +46,7 @@ pub use free_list::FreeList;
 pub use hurdles::Hurdles;
 pub use queue::Queue;
 pub use slab::Slab;
-pub use split::Split;
 pub use sleepers::Sleepers;
+pub use split::Split;
 pub use ticks::Ticks;
 pub use try_lock::TryLock;
