@@ -9,8 +9,8 @@ use carrack::region::Mr;
 use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{
-    Buffer, CompQueue, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
-    UserContext,
+    Buffer, CompQueue, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer,
+    Tag, UserContext,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,14 @@ fn every_pair_of_kinds_is_put_and_got_by_the_copy_engine() {
     let _watchdog = Watchdog::over("kinds");
     for flavour in 0..FLAVOURS.len() as u64 {
         Ranks::start("kinds", 2, &[flavour]).succeed();
+    }
+}
+
+#[test]
+fn messages_go_from_gpu_to_gpu_and_their_memory_is_kept_by_nobody() {
+    let _watchdog = Watchdog::over("messages");
+    for off in [0, 1] {
+        Ranks::start("messages", 2, &[off]).succeed();
     }
 }
 
@@ -57,6 +65,7 @@ fn a_rank_in_its_role() {
         "kinds" => kinds(&role),
         "ended" => ended(&role),
         "killed" => killed(&role),
+        "messages" => messages(&role),
         _ => off(&role),
     }
 }
@@ -320,6 +329,82 @@ fn killed(role: &Role) {
         role.says("done");
     }
     role.meet("over", &runtime, survivors.into_iter());
+}
+
+/// Sends of all lengths between memory of all kinds, there and back. Without IPC at the receiving rank, too: then they go
+/// part by part.
+fn messages(role: &Role) {
+    let off = role.words[0] == 1 && role.rank == 1;
+    let choice = if off { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
+    let runtime = role.runtime(settings().gpu_ipc(choice));
+    let gpus = gpus(&runtime);
+    let other = Rank(1 - role.rank);
+    let mut salt = 0;
+    for from in 0..KINDS {
+        for to in 0..KINDS {
+            for len in [1, 8, 8193, 1_000_001] {
+                salt += 1;
+                if role.rank == 0 {
+                    let mut buffer = Some(source(&gpus, from, len, Some(salt)));
+                    let sent = over(&runtime, |done| {
+                        runtime
+                            .post_send(other, buffer.take().unwrap(), Tag(salt))
+                            .comp(done)
+                            .allow_retry(false)
+                            .call()
+                    });
+                    assert_eq!(sent.unwrap().ok().unwrap().size, len, "{from} to {to}");
+                } else {
+                    let mut buffer = Some(source(&gpus, to, len + 7, None));
+                    let got = over(&runtime, |done| {
+                        runtime.post_recv(other, buffer.take().unwrap(), Tag(salt)).comp(done).call()
+                    });
+                    let status = got.unwrap().ok().unwrap();
+                    let bytes = status.buffer.to_vec().unwrap();
+                    assert_eq!(status.size, len);
+                    assert_eq!(wrong(&bytes[..len], salt, 0), None, "{from} to {to}, {len} B");
+                }
+            }
+        }
+    }
+    // Into a receive that is too small, ...
+    let region = gpus[0].allocate(1000, Flavour::Plain).unwrap();
+    if role.rank == 0 {
+        let mut slice = region.slice(10, 100);
+        let sent = over(&runtime, |done| {
+            runtime.post_send(other, slice.take().unwrap(), Tag(0)).comp(done).allow_retry(false).call()
+        });
+        let error = sent.unwrap().error.expect("it was too long");
+        assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
+    } else {
+        let mut slice = region.slice(10, 99);
+        let got =
+            over(&runtime, |done| runtime.post_recv(other, slice.take().unwrap(), Tag(0)).comp(done).call());
+        let error = got.unwrap().error.expect("it was too long");
+        assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
+    }
+    // ... and as large active messages.
+    let told_of = CompQueue::new(4);
+    let name = runtime.register_comp(&told_of).unwrap();
+    let dropped = Arc::new(());
+    if role.rank == 0 {
+        let region = gpus[0].allocate(100_000, Flavour::Plain).unwrap();
+        region.whole().write(&filled(100_000, 5)).unwrap();
+        let region = region.subregion_with(0, 100_000, Box::new(dropped.clone())).unwrap();
+        let mut slice = Some(region.whole());
+        drop(region);
+        let sent = over(&runtime, |done| {
+            runtime.post_am(other, slice.take().unwrap(), name).comp(done).allow_retry(false).call()
+        });
+        drop(sent.unwrap().ok().unwrap());
+        role.says("sent");
+        runtime.wait_for(PATIENCE, || Arc::strong_count(&dropped) == 1).expect("nobody keeps what was sent");
+    } else {
+        runtime.wait_for(PATIENCE, || !told_of.is_empty()).unwrap();
+        let status = told_of.pop().unwrap().ok().unwrap();
+        assert_eq!(wrong(&status.buffer.to_vec().unwrap(), 5, 0), None);
+    }
+    role.meet("over", &runtime, 0..2);
 }
 
 fn off(role: &Role) {

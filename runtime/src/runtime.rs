@@ -1,6 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
+use crate::bulk::Exposures;
 use crate::chores::Chores;
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Completion, Registry, Status};
@@ -66,6 +67,8 @@ pub(crate) struct Inner {
     down: Mutex<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Arc<Sleepers>,
     pub(crate) boards: Boards,
+    /// GPU memory in which messages lie.
+    pub(crate) exposures: Exposures,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
@@ -152,6 +155,7 @@ impl RuntimeBuilder {
             settings,
             down: Mutex::default(),
             sleepers,
+            exposures: Exposures::default(),
             boards: Boards::new(Rank(rank), size),
             bootstrap,
         };

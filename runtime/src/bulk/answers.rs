@@ -102,6 +102,7 @@ impl Pass<'_> {
                 self.asked_to_help(from, token, wanted);
                 Ok(())
             }
+            Message::Introduce { name } => self.device.bulk.introduced.introduce(from, name, payload),
             Message::Signal { comp, tag } => {
                 let size = decode_landing(small).ok_or("it signals a put of no size")?;
                 self.tell(from, comp, tag, size, comps);
@@ -192,7 +193,7 @@ impl Pass<'_> {
         let comp = self.named(from, name, size, comps);
         let target = Target::Put { tag, buffer: Buffer::Region(slice), comp, token };
         if let Some((comp, status)) =
-            self.device.accept(self.inner, from, Offer { size, token, addr }, target)
+            self.device.accept(self.inner, from, Offer { size, token, addr, mapped: None }, target)
         {
             self.signal_or_defer(comp.as_ref(), status);
         }

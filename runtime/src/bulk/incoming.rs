@@ -95,7 +95,7 @@ impl Arriving {
 
 impl Target {
     /// Where its bytes go, if anywhere.
-    fn buffer(&mut self) -> Option<&mut Buffer> {
+    pub(super) fn buffer(&mut self) -> Option<&mut Buffer> {
         match self {
             Self::Receive { buffer, .. } | Self::Am { buffer, .. } | Self::Put { buffer, .. } => Some(buffer),
             Self::Nowhere => None,
@@ -117,7 +117,7 @@ impl Target {
         }
     }
 
-    fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
+    pub(super) fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
         let (tag, buffer, comp, user_context) = match self {
             Self::Receive { tag, buffer, comp, user_context, .. } => (tag, buffer, comp, user_context),
             Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
@@ -164,6 +164,12 @@ impl DeviceInner {
         if size == 0 {
             finish(Verdict::Done);
             return Some(target.end(from, 0, None));
+        }
+        if let Some(mapped) = offer.mapped {
+            match self.fetch(runtime, (from, offer), mapped, target) {
+                Ok(()) => return None,
+                Err(back) => target = back,
+            }
         }
         let mut staging = None;
         if target.buffer().is_some_and(|buffer| !buffer.kind().is_host()) {

@@ -26,6 +26,7 @@ pub(crate) mod answers;
 mod asked;
 mod flush;
 mod incoming;
+mod mapped;
 mod outgoing;
 mod pending;
 mod share;
@@ -33,6 +34,7 @@ pub(crate) mod wire;
 
 pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Pull, Target};
+pub(crate) use mapped::Exposures;
 pub(crate) use outgoing::{Offered, Stream};
 pub(crate) use share::Shares;
 
@@ -40,6 +42,7 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
 use crate::error::OpError;
 use crate::names::Rank;
+use mapped::Introduced;
 use share::Help;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -59,6 +62,8 @@ pub(crate) struct Bulk {
     pulls: Waiting<VecDeque<Box<Pull>>>,
     /// Others' pulls that this rank helps with.
     helps: Waiting<VecDeque<Help>>,
+    /// Regions of peers' in which messages lie.
+    pub(crate) introduced: Introduced,
     /// Those who wait for operations on a peer's memory.
     flushes: Waiting<Vec<Flush>>,
     next: AtomicU64,
@@ -100,6 +105,7 @@ impl Bulk {
             streams: Waiting::for_progress(chores, Chore::Streams),
             arriving: Waiting::new(),
             pulls: Waiting::for_progress(chores, Chore::Pulls),
+            introduced: Introduced::default(),
             helps: Waiting::for_progress(chores, Chore::Helps),
             flushes: Waiting::for_progress(chores, Chore::Flushes),
             next: AtomicU64::new(1),

@@ -1,7 +1,8 @@
 //! The sender's side.
 
-use super::wire::{Offer, Request, Verdict, word};
+use super::wire::{Mapped, Offer, Request, Verdict, word};
 use super::{Bulk, Ended};
+use crate::buffer::fresh;
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::{DeviceInner, Outstanding};
@@ -12,7 +13,7 @@ use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Header, Op, Submit, SubmitError};
-use carrack_transports::mem::{Buffer, MemRef, PacketSource};
+use carrack_transports::mem::{Buffer, MemRef, PacketSource, Transfer};
 use std::sync::Arc;
 
 /// Parts that one call of progress sends of one message, before others have their turn.
@@ -48,6 +49,8 @@ pub(crate) struct Stream {
     /// The receiver's name for it.
     landing: u64,
     sent: usize,
+    /// The copy into host memory, of bytes that lie on a GPU.
+    staging: Option<Transfer>,
 }
 
 impl Offered {
@@ -100,7 +103,10 @@ impl Stream {
         self.offered.rank()
     }
 
-    pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
+    pub(super) fn end(mut self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
+        if let Some(transfer) = self.staging.take() {
+            self.offered.bytes = transfer.into_buffers().1;
+        }
         self.offered.end(error)
     }
 
@@ -116,8 +122,38 @@ impl Stream {
         self.sent
     }
 
+    fn of(offered: Offered, landing: u64) -> Self {
+        Self { offered, landing, sent: 0, staging: None }
+    }
+
+    /// Has bytes that lie on a GPU copied into host memory. Whether they are there.
+    fn stage(&mut self) -> Option<Result<(), OpError>> {
+        let offered = &mut self.offered;
+        if self.staging.is_none() {
+            if offered.bytes.kind().is_host() {
+                return Some(Ok(()));
+            }
+            let size = offered.bytes.len();
+            let Some(copy) = fresh(size) else { return Some(Err(OpError::Memory(size))) };
+            match Transfer::start(copy, std::mem::take(&mut offered.bytes)) {
+                Ok(transfer) => self.staging = Some(transfer),
+                Err(refused) => {
+                    offered.bytes = refused.src;
+                    return Some(Err(OpError::Copy(refused.cause)));
+                }
+            }
+        }
+        let outcome = self.staging.as_mut()?.poll()?;
+        let (copy, original) = self.staging.take()?.into_buffers();
+        (offered.bytes, offered.original) = (copy, Some(original));
+        Some(outcome.map_err(OpError::Copy))
+    }
+
     /// Sends as many parts as the link takes now. `Some` when it is over.
-    fn step(&mut self, linked: &Linked, part: usize, moved: &mut bool) -> Option<Result<(), SubmitError>> {
+    fn step(&mut self, linked: &Linked, part: usize, moved: &mut bool) -> Option<Result<(), OpError>> {
+        if let Err(error) = self.stage()? {
+            return Some(Err(error));
+        }
         for _ in 0..PARTS {
             if self.sent == self.offered.bytes.len() {
                 return Some(Ok(()));
@@ -131,7 +167,7 @@ impl Stream {
                     self.sent += len;
                     *moved = true;
                 }
-                Err(error) => return Some(Err(error)),
+                Err(error) => return Some(Err(OpError::of_submit(&error, self.rank()))),
             }
         }
         // Found out now and not at the next step: the verdict on a put may come in between.
@@ -139,10 +175,12 @@ impl Stream {
     }
 }
 
-/// Where bytes lie, for the kernel's copy; 0 for those in place, which move with whatever holds them.
+/// Where bytes lie, for the kernel's copy; 0 for those in place, which move with whatever holds them, and for those that no
+/// CPU reaches.
 fn address(bytes: &Buffer) -> u64 {
     match bytes {
         Buffer::Small(_) | Buffer::Empty => 0,
+        bytes if !bytes.kind().is_host() => 0,
         bytes => bytes.view().as_ptr() as usize as u64,
     }
 }
@@ -157,8 +195,9 @@ impl Bulk {
         operation: Outstanding,
         bytes: &mut Buffer,
         original: &mut Option<Buffer>,
+        mapped: Option<Mapped>,
     ) -> Result<Submit, SubmitError> {
-        let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes) };
+        let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes), mapped };
         let offered = Offered {
             operation,
             bytes: std::mem::take(bytes),
@@ -214,7 +253,7 @@ impl Bulk {
         // Both locks, so that nobody finds it in neither place.
         let mut streams = self.streams.lock();
         let Some(offered) = self.take_offered(token, Some(by)) else { return false };
-        streams.push(Stream { offered, landing, sent: 0 });
+        streams.push(Stream::of(offered, landing));
         self.streams.set_count(streams.len());
         true
     }
@@ -276,7 +315,7 @@ impl Bulk {
         let operation = Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
         let offered = Offered { operation, bytes, original: None, matter: Matter::Answer, is_late: false };
         let mut streams = self.streams.lock();
-        streams.push(Stream { offered, landing, sent: 0 });
+        streams.push(Stream::of(offered, landing));
         self.streams.set_count(streams.len());
     }
 
@@ -345,7 +384,14 @@ impl Pass<'_> {
             let (comp, status) = match outcome {
                 Ok(()) => stream.end(None),
                 Err(_) if stream.offered.matter == Matter::Answer => continue,
-                Err(error) => stream.end(Some(&|rank| OpError::of_submit(&error, rank))),
+                Err(error) => {
+                    if matches!(error, OpError::Copy(_) | OpError::Memory(_)) {
+                        // Its bytes cannot be had: whoever waits for them is told.
+                        let message = Message::Finish { token: stream.landing };
+                        self.device.control(self.inner, stream.rank(), message, Verdict::Failed.encode());
+                    }
+                    stream.end(Some(&|_| error.clone()))
+                }
             };
             self.signal_or_defer(comp.as_ref(), status);
         }

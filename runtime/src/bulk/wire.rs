@@ -13,6 +13,17 @@ pub(crate) struct Offer {
     pub(crate) token: u64,
     /// Where it lies in the sender's memory, for the kernel's cross-memory copy; 0 when that is no help.
     pub(crate) addr: u64,
+    /// Where it lies in memory of a GPU that the receiver can map.
+    pub(crate) mapped: Option<Mapped>,
+}
+
+/// A place in a region that was introduced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mapped {
+    /// The sender's name for the region.
+    pub(crate) name: u64,
+    /// Where in it, in bytes.
+    pub(crate) offset: u64,
 }
 
 /// Where the sender of an offer may write to, to help its receiver.
@@ -115,11 +126,17 @@ fn read<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 
 impl Offer {
     pub(crate) fn encode(self) -> SmallBytes {
-        words([self.size, self.token, self.addr])
+        match self.mapped {
+            None => words([self.size, self.token, self.addr]),
+            Some(Mapped { name, offset }) => words([self.size, self.token, name, offset]),
+        }
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        read(bytes).map(|[size, token, addr]| Self { size, token, addr })
+        if let Some([size, token, name, offset]) = read(bytes) {
+            return Some(Self { size, token, addr: 0, mapped: Some(Mapped { name, offset }) });
+        }
+        read(bytes).map(|[size, token, addr]| Self { size, token, addr, mapped: None })
     }
 }
 
@@ -187,7 +204,9 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_and_everything_else_is_refused(size: u64, token: u64, addr: u64, other: Vec<u8>) {
-            let offer = Offer { size, token, addr };
+            let offer = Offer { size, token, addr, mapped: None };
+            let lies = Offer { addr: 0, mapped: Some(Mapped { name: addr, offset: !size }), ..offer };
+            prop_assert_eq!(Offer::decode(lies.encode().as_slice()), Some(lies));
             prop_assert_eq!(Offer::decode(offer.encode().as_slice()), Some(offer));
             for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
                 prop_assert_eq!(Verdict::decode(verdict.encode().as_slice()), Some(verdict));
@@ -199,7 +218,7 @@ mod tests {
             prop_assert_eq!(HelpWanted::decode(wanted.encode().as_slice()), Some(wanted));
             prop_assert_eq!(HelpWanted::decode(&other).is_some(), other.len() == 16);
             prop_assert_eq!(decode_landing(encode_landing(token).as_slice()), Some(token));
-            prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24);
+            prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24 || other.len() == 32);
             prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);
             if let Some(verdict) = Verdict::decode(&other) {
                 let again = verdict.encode();

@@ -13,6 +13,7 @@ use crate::names::{Rank, Tag, UserContext};
 use crate::peer::route::Linked;
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
+use crate::runtime::Inner;
 use carrack_transports::contract::{Header, Op, OpToken, Submit, SubmitError};
 use carrack_transports::gpu::Event;
 use carrack_transports::mem::{Buffer, PacketSource, Transfer};
@@ -91,7 +92,7 @@ impl Parked {
     }
 
     /// Goes as far as it can now.
-    pub(crate) fn step(&mut self, device: &DeviceInner, linked: &Linked) -> Step {
+    pub(crate) fn step(&mut self, runtime: &Inner, device: &DeviceInner, linked: &Linked) -> Step {
         loop {
             let stage = std::mem::replace(&mut self.stage, Stage::Over(Buffer::Empty));
             let (stage, waits) = match stage {
@@ -103,7 +104,7 @@ impl Parked {
                         return Step::Ended(Err(OpError::Event(error)));
                     }
                 },
-                Stage::Ready(buffer) => match self.begin(buffer, device, linked) {
+                Stage::Ready(buffer) => match self.begin(buffer, runtime, device, linked) {
                     Ok(next) => next,
                     Err(step) => return step,
                 },
@@ -161,10 +162,28 @@ impl Parked {
     fn begin(
         &mut self,
         mut buffer: Buffer,
+        runtime: &Inner,
         device: &DeviceInner,
         linked: &Linked,
     ) -> Result<(Stage, bool), Step> {
-        match plan(buffer.kind(), buffer.len(), &linked.caps, device.host_pool.packet_size()) {
+        let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
+        let maps = Message::is_send(self.header) || len > packet;
+        let mut planned = plan(kind, len, &linked.caps, packet, maps);
+        if planned == Plan::Map {
+            if device.bulk.is_full() {
+                return Ok((Stage::Ready(buffer), true));
+            }
+            match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer) {
+                Some(Ok(Submit::Busy(_))) => return Ok((Stage::Ready(buffer), true)),
+                Some(Ok(_)) => return Err(Step::HandedOver),
+                Some(Err(error)) => {
+                    self.stage = Stage::Over(buffer);
+                    return Err(Step::Ended(Err(OpError::of_submit(&error, self.rank))));
+                }
+                None => planned = plan(kind, len, &linked.caps, packet, false),
+            }
+        }
+        match planned {
             Plan::Copy if self.has_to_offer(device) => {
                 match self.offer(device, linked, &mut buffer, &mut None) {
                     Some(step) => {
@@ -203,7 +222,7 @@ impl Parked {
                     }
                 }
             }
-            Plan::Stage => {
+            Plan::Stage | Plan::Map => {
                 let Some(packet) = device.host_pool.take_with_len(buffer.len()) else {
                     return Ok((Stage::Ready(buffer), true));
                 };
@@ -254,7 +273,7 @@ impl Parked {
         if device.bulk.is_full() {
             return None;
         }
-        match device.bulk.offer(linked, self.header, self.outstanding(), bytes, original) {
+        match device.bulk.offer(linked, self.header, self.outstanding(), bytes, original, None) {
             Ok(Submit::Busy(_)) => None,
             Ok(_) => Some(Step::HandedOver),
             Err(error) => Some(Step::Ended(Err(OpError::of_submit(&error, self.rank)))),

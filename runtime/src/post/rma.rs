@@ -168,7 +168,17 @@ impl<K> Post<'_, K> {
             Ok(transfer) => {
                 let Outstanding { rank, tag, user_context, comp, .. } = self.outstanding(size, comp);
                 let signal = place.signal;
-                let landing = Landing { transfer, comp, rank, tag, size, user_context, gives_source, signal };
+                let landing = Landing {
+                    transfer,
+                    comp,
+                    rank,
+                    tag,
+                    size,
+                    user_context,
+                    gives_source,
+                    signal,
+                    finish: None,
+                };
                 self.device_inner().add_landing(landing);
                 Ok(Begun::UnderWay)
             }

@@ -154,7 +154,10 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     if let Some(path) = out.required.filter(|path| path.name() != linked.transport) {
         return Err(wrong_path(out.rank, path, linked));
     }
-    let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, out.device.host_pool.packet_size());
+    // An active message of a packet's length has its place in a packet.
+    let packet = out.device.host_pool.packet_size();
+    let maps = Message::is_send(out.header) || buffer.len() > packet;
+    let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, packet, maps);
     if !out.route.is_open() {
         return match out.route.down() {
             Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
@@ -176,6 +179,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         (Plan::Copy, buffer) => linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() }),
         (Plan::HandOver, SendBuffer::Owned(buffer)) => return hand_over(out, linked, buffer),
         (Plan::Offer, buffer) => return offer(out, linked, buffer),
+        (Plan::Map, SendBuffer::Owned(buffer)) => return offer_mapped(out, linked, buffer),
         _ => return Ok(Attempt::Park),
     };
     match submitted {
@@ -211,9 +215,9 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
     };
     let bulk = &out.device.bulk;
     let submitted = match buffer {
-        SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, &mut None),
+        SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, &mut None, None),
         SendBuffer::Borrowed(bytes) => {
-            bulk.offer(linked, out.header, operation, &mut own(out.device, bytes), &mut None)
+            bulk.offer(linked, out.header, operation, &mut own(out.device, bytes), &mut None, None)
         }
     };
     match submitted {
@@ -223,6 +227,31 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
             Ok(Attempt::Posted)
         }
         Err(error) => Err(refused(out.rank, error)),
+    }
+}
+
+/// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the backlog, which copies it.
+#[cold]
+fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
+    if out.device.bulk.is_full() {
+        return Ok(Attempt::Busy(RetryReason::Unanswered));
+    }
+    let operation = Outstanding {
+        rank: out.rank,
+        tag: out.tag,
+        size: buffer.len(),
+        user_context: out.user_context,
+        comp: out.comp.cloned(),
+        deadline: out.deadline,
+    };
+    match out.device.offer_mapped(&out.runtime.0, linked, out.header, operation, buffer) {
+        None => Ok(Attempt::Park),
+        Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
+        Some(Ok(_)) => {
+            out.device.end_if_gone(out.rank);
+            Ok(Attempt::Posted)
+        }
+        Some(Err(error)) => Err(refused(out.rank, error)),
     }
 }
 

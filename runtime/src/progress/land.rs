@@ -26,6 +26,8 @@ pub(crate) struct Landing {
     pub(crate) gives_source: bool,
     /// Whom to tell at the other rank.
     pub(crate) signal: Option<RemoteComp>,
+    /// The sender's name for it, where it waits to be told of the end.
+    pub(crate) finish: Option<u64>,
 }
 
 impl Landing {
@@ -36,7 +38,17 @@ impl Landing {
         (rank, tag, size): (Rank, Tag, usize),
         user_context: UserContext,
     ) -> Self {
-        Self { transfer, comp, rank, tag, size, user_context, gives_source: false, signal: None }
+        Self {
+            transfer,
+            comp,
+            rank,
+            tag,
+            size,
+            user_context,
+            gives_source: false,
+            signal: None,
+            finish: None,
+        }
     }
 
     pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {

@@ -159,6 +159,10 @@ impl Inner {
 impl Inner {
     #[cold]
     pub(crate) fn look_after_domains(&self) {
+        self.exposures.let_go();
+        for device in self.devices().iter() {
+            device.0.bulk.introduced.let_go();
+        }
         for (_, domain) in &self.domains {
             domain.look_after();
         }

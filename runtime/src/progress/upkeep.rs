@@ -1,7 +1,7 @@
 //! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
 
 use super::Pass;
-use crate::bulk::wire::word;
+use crate::bulk::wire::{Verdict, word};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::peer::backlog::Step;
@@ -32,7 +32,7 @@ impl Pass<'_> {
                 && let Some(mut backlog) = route.try_backlog()
             {
                 while let Some(front) = backlog.front_mut() {
-                    let step = front.step(self.device, linked);
+                    let step = front.step(self.inner, self.device, linked);
                     if matches!(step, Step::Waits) {
                         break;
                     }
@@ -70,6 +70,10 @@ impl Pass<'_> {
                 let message = Message::Signal { comp, tag: landing.tag };
                 self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
             }
+            if let Some(token) = landing.finish {
+                let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
+                self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
+            }
             let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
             self.signal_or_defer(comp.as_ref(), status);
         }
@@ -82,6 +86,7 @@ impl Pass<'_> {
             return;
         }
         tracing::info!(%rank, device = self.device.index, %cause, "peer down");
+        self.device.bulk.introduced.forget(rank);
         let mut ended = self.device.fail_backlog(&route, &cause);
         let failed =
             self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });

@@ -12,15 +12,21 @@ pub(crate) enum Plan {
     HandOver,
     /// Copy it into a host packet first, by the engine of its GPU; then submit that.
     Stage,
+    /// Offer it; the receiver's copy engine fetches it from the GPU.
+    Map,
     /// It is too long for one piece: offer it.
     Offer,
     /// It is too long for one piece, and has to be copied into host memory first.
     StageAndOffer,
 }
 
-/// Decides. `packet` is what a packet holds, which bounds what the other side can take in.
+/// Decides. `packet` is what a packet holds, which bounds what the other side can take in; `maps`: whether the other side can
+/// map this memory, and one copy from GPU to GPU may take the place of the message's way through host memory.
 #[inline]
-pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize) -> Plan {
+pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize, maps: bool) -> Plan {
+    if maps && len > 0 && matches!(kind, MemKind::Device(_)) {
+        return Plan::Map;
+    }
     if len > packet.min(caps.am_copied) {
         return if kind.is_host() { Plan::Offer } else { Plan::StageAndOffer };
     }
@@ -48,18 +54,28 @@ mod tests {
     #[test]
     fn host_memory_is_copied_and_device_memory_never_is() {
         let device = MemKind::Device(GpuUuid([1; 16]));
-        assert_eq!(plan(MemKind::Host, 8, &CAPS, 512), Plan::Copy);
-        assert_eq!(plan(MemKind::Pinned, 512, &CAPS, 512), Plan::Copy);
-        assert_eq!(plan(device, 8, &CAPS, 512), Plan::HandOver);
+        assert_eq!(plan(MemKind::Host, 8, &CAPS, 512, false), Plan::Copy);
+        assert_eq!(plan(MemKind::Pinned, 512, &CAPS, 512, false), Plan::Copy);
+        assert_eq!(plan(device, 8, &CAPS, 512, false), Plan::HandOver);
         let shm = Caps { am_owned: 0, am_from_device: false, ..CAPS };
-        assert_eq!(plan(device, 8, &shm, 512), Plan::Stage);
-        assert_eq!(plan(MemKind::Unknown, 8, &shm, 512), Plan::Stage, "and staging will refuse it");
+        assert_eq!(plan(device, 8, &shm, 512, false), Plan::Stage);
+        assert_eq!(plan(MemKind::Unknown, 8, &shm, 512, false), Plan::Stage, "and staging will refuse it");
+    }
+
+    #[test]
+    fn device_memory_that_can_be_mapped_is_and_nothing_else() {
+        let device = MemKind::Device(GpuUuid([1; 16]));
+        assert_eq!(plan(device, 1, &CAPS, 512, true), Plan::Map);
+        assert_eq!(plan(device, 1 << 30, &CAPS, 512, true), Plan::Map);
+        assert_eq!(plan(device, 0, &CAPS, 512, true), Plan::HandOver);
+        assert_eq!(plan(MemKind::Host, 8, &CAPS, 512, true), Plan::Copy);
+        assert_eq!(plan(MemKind::Managed(GpuUuid([1; 16])), 8, &CAPS, 512, true), Plan::HandOver);
     }
 
     #[test]
     fn what_fits_is_bounded_by_the_packet_and_by_the_link() {
-        assert_eq!(plan(MemKind::Host, 513, &CAPS, 512), Plan::Offer);
+        assert_eq!(plan(MemKind::Host, 513, &CAPS, 512, false), Plan::Offer);
         assert_eq!(plan(MemKind::Device(GpuUuid([1; 16])), 513, &CAPS, 512), Plan::StageAndOffer);
-        assert_eq!(plan(MemKind::Host, 1001, &CAPS, 8192), Plan::Offer);
+        assert_eq!(plan(MemKind::Host, 1001, &CAPS, 8192, false), Plan::Offer);
     }
 }

@@ -44,6 +44,8 @@ pub(crate) enum Message {
     Hold { on: bool, turn: u64 },
     /// What was offered is being copied by the kernel: its sender may help.
     Help { token: u64 },
+    /// Tells of a region in which messages will lie.
+    Introduce { name: u64 },
     /// A member of a group tells another something about its operation of that number.
     Note { group: u32, number: u64 },
 }
@@ -62,6 +64,7 @@ const ATOMIC: u64 = 11;
 const HOLD: u64 = 12;
 const NOTE: u64 = 13;
 const HELP: u64 = 14;
+const INTRODUCE: u64 = 15;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -82,6 +85,7 @@ impl Message {
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Finish { token } => Header([FINISH, token]),
             Self::Help { token } => Header([HELP, token]),
+            Self::Introduce { name } => Header([INTRODUCE, name]),
             Self::Signal { comp, tag } => Header([SIGNAL | u64::from(comp.0) << 32, tag.0]),
             Self::OfferPut { comp, tag } => Header([OFFER_PUT | u64::from(comp.0) << 32, tag.0]),
             Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
@@ -155,6 +159,7 @@ impl Message {
             PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
             HELP if word == HELP => Ok(Self::Help { token: tag.0 }),
+            INTRODUCE if word == INTRODUCE => Ok(Self::Introduce { name: tag.0 }),
             SIGNAL if policy == 0 && engine == 0 => Ok(Self::Signal { comp, tag }),
             OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),

@@ -114,6 +114,16 @@ impl Region {
         Ok(unsafe { at.as_ref() })
     }
 
+    /// Whether both are handles to one region.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// How many handles and slices there are at the moment.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
