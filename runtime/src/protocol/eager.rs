@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn what_fits_is_bounded_by_the_packet_and_by_the_link() {
         assert_eq!(plan(MemKind::Host, 513, &CAPS, 512, false), Plan::Offer);
-        assert_eq!(plan(MemKind::Device(GpuUuid([1; 16])), 513, &CAPS, 512), Plan::StageAndOffer);
+        assert_eq!(plan(MemKind::Device(GpuUuid([1; 16])), 513, &CAPS, 512, false), Plan::StageAndOffer);
         assert_eq!(plan(MemKind::Host, 1001, &CAPS, 8192, false), Plan::Offer);
     }
 }
