@@ -4,6 +4,8 @@
 
 #[path = "support/built.rs"]
 mod built;
+#[path = "cli_perf/memory.rs"]
+mod memory;
 
 use built::carrack;
 use serde_json::Value;
@@ -85,7 +87,8 @@ fn every_point_is_a_line_of_json_with_sane_figures() {
         }
     }
     assert_eq!(lines.iter().map(point).collect::<Vec<_>>(), expected);
-    assert!(lines.iter().all(|line| line["transport"] == "shm" && line["mem"] == "host"));
+    assert!(lines.iter().all(|line| line["transport"] == "shm"));
+    assert!(lines.iter().all(|line| line["mem"] == "host" && line["peer_mem"] == "host"));
 }
 
 #[test]
@@ -139,21 +142,6 @@ fn loopback_is_measured_within_one_process_and_says_so() {
     let lines = perf(&["--transport", "loopback", "--size", "8,4K"]);
     lines.iter().for_each(assert_sane);
     assert!(lines.len() == 12 && lines.iter().all(|line| line["transport"] == "loopback"));
-}
-
-#[test]
-fn the_memory_of_a_simulated_gpu_is_measured_and_called_simulated() {
-    for transport in ["shm", "loopback"] {
-        let output = command(&["perf", "--json", "--seconds", "0.05", "--mem", "device", "--size", "8,4K"])
-            .args(["--transport", transport])
-            .env("CARRACK_GPU", "fake")
-            .output()
-            .unwrap();
-        let lines = lines(&stdout(&output));
-        lines.iter().for_each(assert_sane);
-        assert!(lines.len() == 12 && lines.iter().all(|line| line["mem"] == "device (simulated)"));
-        assert_eq!(stderr(&output), "", "nothing was dropped on the way");
-    }
 }
 
 #[test]
@@ -264,11 +252,13 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         (&["--ranks", "1", "--op", "barrier"], "2 to 4096"),
         (&["--ranks", "4", "--op", "am,barrier"], "all but --op barrier"),
         (&["bandwidth", "--op", "barrier"], "a latency only"),
-        (&["--op", "get", "--mem", "device"], "get out of --op"),
+        (&["--op", "fetch_add", "--mem", "host,device:3"], "instead of device:3"),
+        (&["--mem", "gpu"], "host, pinned, device or device:N"),
+        (&["--mem", "device:x"], "counted from 0"),
+        (&["--mem", "host,host,host"], "or two"),
         (&["--transport", "pigeon"], "loopback, shm"),
         (&["--transport", "shm,loopback"], "one transport"),
         (&["--seconds", "0"], "above 0"),
-        (&["--mem", "device"], "CARRACK_GPU=fake"),
         (&["throughput"], "possible values: latency, bandwidth, rate, all"),
     ] {
         let output = run(&[&["perf"], args].concat());

@@ -1,11 +1,11 @@
-//! A random payload there and back, compared to the last byte: figures of messages that do not arrive as they
-//! were sent are worth nothing.
+//! A random payload, compared to the last byte, wherever bytes go that are measured: figures of messages that do not
+//! arrive as they were sent are worth nothing.
 
 use super::error::PerfError;
 use super::fetch;
 use super::memory::Memory;
 use super::options::Op;
-use super::plan::Point;
+use super::plan::{Point, Test};
 use super::seat::Seat;
 use super::window::Window;
 use carrack::buffer::SendBuffer;
@@ -29,7 +29,8 @@ pub(super) fn payload(seed: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends a payload made of `seed`, and takes in the peer's. Each side knows what the other one sends.
+/// Sends a payload made of `seed`, and takes in the peer's, as far as the point has both. Each side knows what the other
+/// one sends.
 pub(super) fn there_and_back(
     seat: &Seat,
     memory: &Memory,
@@ -42,32 +43,38 @@ pub(super) fn there_and_back(
     let theirs = payload(theirs, point.size);
     match point.op {
         Op::Am | Op::Send => {
-            let large = point.is_large(&seat.runtime);
-            let mine = memory.holding(&mine, large)?;
+            let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
             in_turn(leads, || send(seat, point.op, &mine), || receive(seat, memory, point, &theirs))
         }
         Op::Put => {
-            let window = Window::open(seat, &poison(&theirs))?;
-            let Seat { runtime, device, peer, checks_name, checks, .. } = seat;
+            let window = Window::open(seat, memory, &poison(&theirs))?;
+            let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
+            let Seat { runtime, device, peer, checks_name, checks, over, .. } = seat;
             let put = || {
-                let mut put = runtime.post_put(*peer, &mine[..], &window.theirs, 0);
-                put = put.device(device).remote_comp(*checks_name);
-                seat.post(|| put.call())
+                let put = runtime.post_put(*peer, lend(&mine), &window.theirs, 0);
+                let mut put = put.device(device).comp(over).remote_comp(*checks_name);
+                seat.start(|| put.call())?;
+                seat.settle(0)
             };
             let look = || compare(window.holds(seat.next_of(checks)?), &theirs, point);
-            in_turn(leads, put, look)
+            match point.test {
+                Test::Latency => in_turn(leads, put, look),
+                // Nothing is put back, and not all that can be put there could be.
+                Test::Bandwidth | Test::Rate if leads => put(),
+                Test::Bandwidth | Test::Rate => look(),
+            }
         }
         Op::Get => {
-            let window = Window::open(seat, &mine)?;
+            let window = Window::open(seat, memory, &mine)?;
             let look = || {
-                let room = memory.holding(&poison(&theirs), point.is_large(&seat.runtime))?;
+                let room = memory.holding(&poison(&theirs), memory.is_lent(point, &seat.runtime))?;
                 compare(fetch::get_once(seat, &window, room)?, &theirs, point)
             };
-            one_by_one(seat, leads, look)
+            by_leader(seat, leads, look)
         }
         Op::FetchAdd => {
-            let window = Window::open(seat, &[0; 8])?;
-            one_by_one(seat, leads, || {
+            let window = Window::open(seat, memory, &[0; 8])?;
+            by_leader(seat, leads, || {
                 let mut added = 0_u64;
                 for value in [seed, !seed ^ 0xff, 0] {
                     let held = fetch::add_once(seat, &window, value)?;
@@ -99,31 +106,36 @@ fn in_turn(
     }
 }
 
-/// Each side looks at the other one's memory, and says when it has.
-fn one_by_one(
+/// The side that measures looks at the other one's memory, and says when it has.
+fn by_leader(
     seat: &Seat,
     leads: bool,
     look: impl FnOnce() -> Result<(), PerfError>,
 ) -> Result<(), PerfError> {
-    let give = || {
+    if leads {
         look()?;
         seat.signal(seat.checks_name)
-    };
-    in_turn(leads, give, || seat.next_of(&seat.checks).map(drop))
+    } else {
+        seat.next_of(&seat.checks).map(drop)
+    }
 }
 
 fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
     let Seat { runtime, device, peer, tag, checks_name, .. } = seat;
-    let payload = || match payload {
-        Buffer::Region(slice) => SendBuffer::from(slice.clone()),
-        host => SendBuffer::Borrowed(host.as_slice().unwrap_or_default()),
-    };
     if op == Op::Am {
-        let mut message = runtime.post_am(*peer, payload(), *checks_name).device(device);
+        let mut message = runtime.post_am(*peer, lend(payload), *checks_name).device(device);
         seat.post(|| message.call())
     } else {
-        let mut message = runtime.post_send(*peer, payload(), *tag).device(device);
+        let mut message = runtime.post_send(*peer, lend(payload), *tag).device(device);
         seat.post(|| message.call())
+    }
+}
+
+/// What an operation gets of a buffer: the memory itself where the buffer is to be lent.
+fn lend(payload: &Buffer) -> SendBuffer<'_> {
+    match payload {
+        Buffer::Region(slice) => SendBuffer::from(slice.clone()),
+        host => SendBuffer::Borrowed(host.as_slice().unwrap_or_default()),
     }
 }
 
@@ -133,7 +145,7 @@ fn receive(seat: &Seat, memory: &Memory, point: Point, expected: &[u8]) -> Resul
         return compare(seat.next_of(&seat.checks)?, expected, point);
     }
     let over = CompQueue::new(2);
-    let room = memory.holding(&poison(expected), point.is_large(&seat.runtime))?;
+    let room = memory.holding(&poison(expected), memory.is_lent(point, &seat.runtime))?;
     let receive = seat.runtime.post_recv(seat.peer, room, seat.tag);
     let mut receive = receive.device(&seat.device).comp(&over).allow_done(false);
     seat.post(|| receive.call())?;

@@ -1,5 +1,6 @@
 //! What can go wrong, and what to do then.
 
+use super::sides::Kind;
 use crate::launch::LaunchError;
 use carrack::region::RmrError;
 use carrack::settings::SettingsError;
@@ -33,10 +34,14 @@ pub(super) enum PerfError {
         "--transport loopback reaches within one process only, and a launcher started two: run perf without the launcher"
     )]
     LoopbackBetweenProcesses,
-    #[error("--mem device: there is no GPU ({0}); CARRACK_GPU=fake gives a simulated one")]
-    NoGpu(String),
-    #[error("--op {op} measures host memory only: leave --mem device out, or {op} out of --op")]
-    HostOnly { op: &'static str },
+    #[error("--mem {kind}: there is no GPU ({why}); CARRACK_GPU=fake gives simulated ones")]
+    NoGpu { kind: Kind, why: String },
+    #[error("--mem {kind}: there is no such device; {driver} has {there}")]
+    NoDevice { kind: Kind, driver: &'static str, there: String },
+    #[error(
+        "--op {op} works on words of rank 1 that CPUs can reach: give rank 1 host or pinned memory instead of {kind}, or leave {op} out of --op"
+    )]
+    HostOnly { op: &'static str, kind: Kind },
     #[error("the ranks were started with different arguments: give all the same")]
     DifferentArguments,
     #[error("{rank} is gone: {cause}")]
@@ -61,7 +66,7 @@ pub(super) enum PerfError {
         "a rank left a barrier before another one had come: the figures are worthless; please report this"
     )]
     Barrier,
-    #[error("a message failed: {0}")]
+    #[error("an operation failed: {0}")]
     Arrival(String),
     #[error("--plot or --plot-percentiles {path:?}: {why}; name a file in a folder that you may write to")]
     Plot { path: PathBuf, why: String },
@@ -108,7 +113,6 @@ impl PerfError {
             Self::Settings(_)
                 | Self::Ranks(_)
                 | Self::LoopbackBetweenProcesses
-                | Self::NoGpu(_)
                 | Self::DifferentArguments
                 | Self::HostOnly { .. }
                 | Self::RanksOfLauncher { .. }

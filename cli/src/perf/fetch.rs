@@ -9,7 +9,6 @@ use super::memory::Memory;
 use super::plan::Test;
 use super::seat::Seat;
 use super::stream::AHEAD;
-use super::tally::Tally;
 use super::window::Window;
 use super::{latency, stream};
 use carrack::{Buffer, CompQueue, Status};
@@ -20,10 +19,6 @@ pub(super) struct Fetch<'a> {
     seat: &'a Seat,
     window: &'a Window,
     what: What,
-    /// Operations that ended after their call, and those that were under way after it.
-    over: Tally,
-    posted: u64,
-    /// All.
     begun: u64,
 }
 
@@ -43,48 +38,33 @@ impl<'a> Fetch<'a> {
         memory: &Memory,
         size: usize,
     ) -> Result<Self, PerfError> {
-        let mut rooms = memory.buffers(2, size)?;
-        let (spare, room) = (rooms.pop(), rooms.pop().unwrap_or_default());
-        Ok(Self { seat, window, what: What::Get { room, spare }, over: Tally::new(), posted: 0, begun: 0 })
+        let room = memory.target(size)?;
+        let spare = Some(another(&room));
+        Ok(Self { seat, window, what: What::Get { room, spare }, begun: 0 })
     }
 
     /// Additions of one.
     pub(super) fn add(seat: &'a Seat, window: &'a Window) -> Self {
-        Self { seat, window, what: What::Add, over: Tally::new(), posted: 0, begun: 0 }
+        Self { seat, window, what: What::Add, begun: 0 }
     }
 
     /// Begins one.
     #[inline]
     fn begin(&mut self) -> Result<(), PerfError> {
-        let Seat { runtime, device, peer, .. } = self.seat;
+        let Seat { runtime, device, peer, over, .. } = self.seat;
         let theirs = &self.window.theirs;
-        let over = match &mut self.what {
+        self.begun += 1;
+        match &mut self.what {
             What::Get { room, spare } => {
                 let buffer = spare.take().unwrap_or_else(|| another(room));
-                let mut get = runtime.post_get(*peer, buffer, theirs, 0).device(device).comp(&self.over);
-                self.seat.begin(|| get.call())?.map(|status| *spare = Some(status.buffer)).is_some()
+                let mut get = runtime.post_get(*peer, buffer, theirs, 0).device(device).comp(over);
+                *spare = self.seat.begin(|| get.call())?.map(|status| status.buffer);
+                Ok(())
             }
             What::Add => {
-                let mut add = runtime.post_fetch_add(*peer, theirs, 0, 1).device(device).comp(&self.over);
-                self.seat.begin(|| add.call())?.is_some()
+                let mut add = runtime.post_fetch_add(*peer, theirs, 0, 1).device(device).comp(over);
+                self.seat.start(|| add.call())
             }
-        };
-        self.begun += 1;
-        self.posted += u64::from(!over);
-        Ok(())
-    }
-
-    /// Waits until at most `most` are under way.
-    #[inline]
-    fn settle(&self, most: u64) -> Result<(), PerfError> {
-        let wanted = self.posted.saturating_sub(most);
-        if self.over.get() >= wanted {
-            return Ok(());
-        }
-        self.seat.until(|| self.over.get() >= wanted || self.over.failed().is_some())?;
-        match self.over.failed() {
-            Some(why) => Err(PerfError::Arrival(why.to_owned())),
-            None => Ok(()),
         }
     }
 
@@ -99,7 +79,7 @@ impl<'a> Fetch<'a> {
         let measured = match test {
             Test::Latency => Measured::Spans(latency::each(clock, count, || {
                 self.begin()?;
-                self.settle(0)
+                self.seat.settle(0)
             })?),
             Test::Bandwidth | Test::Rate => {
                 let window = stream::window(size);
@@ -122,12 +102,12 @@ impl<'a> Fetch<'a> {
     /// So many windows, of which some may be under way at once.
     fn windows(&mut self, windows: u64, length: u64) -> Result<(), PerfError> {
         for _ in 0..windows {
-            self.settle((AHEAD - 1) * length)?;
+            self.seat.settle((AHEAD - 1) * length)?;
             for _ in 0..length {
                 self.begin()?;
             }
         }
-        self.settle(0)
+        self.seat.settle(0)
     }
 }
 
@@ -138,7 +118,6 @@ pub(super) fn lend(seat: &Seat) -> Result<Measured, PerfError> {
 }
 
 /// Another handle to the same memory, or other memory of the same size.
-#[cold]
 fn another(room: &Buffer) -> Buffer {
     match room {
         Buffer::Region(slice) => Buffer::Region(slice.clone()),

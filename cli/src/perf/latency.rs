@@ -18,10 +18,12 @@ pub(super) fn traffic(size: usize, count: u64) -> Traffic {
 
 /// The side that measures: `count` round trips, each with a time of its own, in ticks of the raw clock.
 pub(super) fn ping(line: &mut impl Line, clock: &Clock, count: u64) -> Result<Times, PerfError> {
-    each(clock, count, || {
+    let times = each(clock, count, || {
         line.send()?;
         line.receive(1)
-    })
+    })?;
+    line.settle(0)?;
+    Ok(times)
 }
 
 /// The time of each of `count` steps, in ticks of the raw clock.
@@ -62,5 +64,6 @@ pub(super) fn echo(line: &mut impl Line, count: u64) -> Result<(), PerfError> {
     join_in(count, || {
         line.receive(1)?;
         line.send()
-    })
+    })?;
+    line.settle(0)
 }

@@ -10,6 +10,14 @@ pub(super) trait Line {
 
     /// Waits for `count` more messages.
     fn receive(&mut self, count: u64) -> Result<(), PerfError>;
+
+    /// Waits until at most `most` of those that were sent are under way as far as this side knows. Of what the
+    /// receiver has to take in there is nothing to know here: it is there when it was received.
+    #[inline]
+    fn settle(&mut self, most: u64) -> Result<(), PerfError> {
+        let _ = most;
+        Ok(())
+    }
 }
 
 /// What is measured over a line: told to it in advance, so that it can prepare.

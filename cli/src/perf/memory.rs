@@ -1,11 +1,13 @@
-//! Where messages lie, on both sides.
+//! Where messages lie at this rank.
 
 use super::error::PerfError;
-use super::options::MemoryChoice;
+use super::options::Op;
+use super::plan::Point;
+use super::sides::{Kind, Sides};
 use carrack::buffer::{Region, RegionSlice};
 use carrack::packet::{GpuAllocator, PacketPool};
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::{Buffer, Device, Runtime};
+use carrack::{Buffer, Device, Rank, Runtime};
 use std::sync::Arc;
 
 /// Packets of a seat on a GPU: each is an allocation of the driver's, and those are large.
@@ -14,56 +16,64 @@ const GPU_PACKETS: usize = 16;
 /// half a megabyte then.
 const APART: usize = 256;
 
-/// Memory to send from and to receive into.
+/// Memory to send from and to receive into, of which others read and write a part.
 #[derive(Clone, Debug)]
-pub(super) enum Memory {
-    /// Ordinary memory.
+pub(super) struct Memory {
+    place: Place,
+    /// Whether it is host memory at all ranks: what works on remote memory is then over with its call, as a rule.
+    all_host: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
     Host,
-    /// Of this GPU.
-    Gpu(Arc<dyn Gpu>),
+    /// Host memory that this GPU's driver has locked.
+    Pinned(Arc<dyn Gpu>),
+    Device(Arc<dyn Gpu>),
 }
 
 impl Memory {
-    /// The memory that was chosen: a GPU is the first of the first driver that has one.
-    pub(super) fn choose(choice: MemoryChoice, runtime: &Runtime) -> Result<Self, PerfError> {
-        if choice == MemoryChoice::Host {
-            return Ok(Self::Host);
-        }
-        let mut reasons = Vec::new();
-        for driver in runtime.gpu_drivers() {
-            match driver.devices() {
-                Ok(gpus) => match gpus.into_iter().next() {
-                    Some(gpu) => return Ok(Self::Gpu(gpu)),
-                    None => reasons.push(format!("{} has no device", driver.name())),
-                },
-                Err(error) => reasons.push(error.to_string()),
-            }
-        }
-        Err(PerfError::NoGpu(reasons.join("; ")))
+    /// The memory that was chosen for a rank.
+    pub(super) fn choose(sides: Sides, rank: Rank, runtime: &Runtime) -> Result<Self, PerfError> {
+        let kind = sides.of(rank);
+        let place = match kind {
+            Kind::Host => Place::Host,
+            Kind::Pinned => Place::Pinned(gpu(runtime, kind, 0)?),
+            Kind::Device(number) => Place::Device(gpu(runtime, kind, number)?),
+        };
+        Ok(Self { place, all_host: sides.are_host() })
     }
 
-    /// As it is called in the results. A simulated GPU says so: its figures are those of a copy by the CPU.
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Gpu(gpu) if gpu.info().simulated => "device (simulated)",
-            Self::Gpu(_) => "device",
+    /// Whether a GPU has to do with it that is simulated.
+    pub(super) fn is_simulated(&self) -> bool {
+        match &self.place {
+            Place::Host => false,
+            Place::Pinned(gpu) | Place::Device(gpu) => gpu.info().simulated,
+        }
+    }
+
+    /// Whether operations of this point own what they work on while they run, since they are not over with their
+    /// calls: large messages, and all that a GPU's engine or the owner of remote memory carries out.
+    pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
+        match point.op {
+            Op::Put | Op::Get => !self.all_host,
+            _ => point.size > runtime.max_eager(),
         }
     }
 
     /// A device for all threads of a rank, whose active messages land here.
     pub(super) fn shared_device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
-        match self {
-            Self::Host => Ok(runtime.default_device().clone()),
-            Self::Gpu(_) => self.device(runtime),
+        match &self.place {
+            Place::Host | Place::Pinned(_) => Ok(runtime.default_device().clone()),
+            Place::Device(_) => self.device(runtime),
         }
     }
 
-    /// A device whose active messages land here.
+    /// A device whose active messages land here; in ordinary memory rather than pinned, for which there are no packets.
     pub(super) fn device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
-        Ok(match self {
-            Self::Host => runtime.device().build()?,
-            Self::Gpu(gpu) => {
+        Ok(match &self.place {
+            Place::Host | Place::Pinned(_) => runtime.device().build()?,
+            Place::Device(gpu) => {
                 let allocator = Arc::new(GpuAllocator::on(gpu.clone()));
                 let pool = PacketPool::new(allocator, runtime.max_eager(), GPU_PACKETS);
                 runtime.device().packet_pool(&pool).build()?
@@ -75,8 +85,8 @@ impl Memory {
     /// `ucx_perftest` and `osu_bw`: one for each message would measure the memory beyond the caches. Small ones are
     /// apart, since they fit into the caches, and a vector is nearer at hand than a part of a region.
     pub(super) fn buffers(&self, count: usize, size: usize) -> Result<Vec<Buffer>, PerfError> {
-        match self {
-            Self::Host if size <= APART => Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect()),
+        match self.place {
+            Place::Host if size <= APART => Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect()),
             _ => {
                 let room = self.room(size)?;
                 Ok((0..count).map(|_| Buffer::Region(room.clone())).collect())
@@ -84,23 +94,41 @@ impl Memory {
         }
     }
 
+    /// A buffer of `size` bytes that gets fill.
+    pub(super) fn target(&self, size: usize) -> Result<Buffer, PerfError> {
+        if self.all_host {
+            return Ok(self.buffers(1, size)?.pop().unwrap_or_default());
+        }
+        self.room(size).map(Buffer::Region)
+    }
+
     /// One piece of memory, of `size` bytes.
-    fn room(&self, size: usize) -> Result<RegionSlice, PerfError> {
-        Ok(match self {
-            Self::Host => Region::host(size).whole(),
-            Self::Gpu(gpu) => {
-                // A driver allocates no empty memory.
-                let region = gpu.allocate(size.max(1), Flavour::Plain)?;
-                region.slice(0, size).unwrap_or_else(|| region.whole())
-            }
+    pub(super) fn room(&self, size: usize) -> Result<RegionSlice, PerfError> {
+        // A driver allocates no empty memory.
+        let region = self.region(size.max(1))?;
+        Ok(region.slice(0, size).unwrap_or_else(|| region.whole()))
+    }
+
+    fn region(&self, len: usize) -> Result<Region, PerfError> {
+        Ok(match &self.place {
+            Place::Host => Region::host(len),
+            Place::Pinned(gpu) => gpu.allocate(len, Flavour::Pinned)?,
+            Place::Device(gpu) => gpu.allocate(len, Flavour::Plain)?,
         })
     }
 
-    /// A buffer that holds these bytes: one to be borrowed from, or one to be lent to every message when it is `large`,
-    /// since the bytes of a large message are not copied before they are wanted.
-    pub(super) fn holding(&self, bytes: &[u8], large: bool) -> Result<Buffer, PerfError> {
-        match self {
-            Self::Host if !large => Ok(Buffer::Vec(bytes.to_vec())),
+    /// Memory for others to read and write. Ordinary memory is of the sort that they can map.
+    pub(super) fn window(&self, runtime: &Runtime, len: usize) -> Result<Region, PerfError> {
+        match self.place {
+            Place::Host => Ok(runtime.allocate(len)?),
+            _ => self.region(len),
+        }
+    }
+
+    /// A buffer that holds these bytes: one to be borrowed from, or one to be lent to every operation.
+    pub(super) fn holding(&self, bytes: &[u8], lent: bool) -> Result<Buffer, PerfError> {
+        match self.place {
+            Place::Host if !lent => Ok(Buffer::Vec(bytes.to_vec())),
             _ => {
                 let room = self.room(bytes.len())?;
                 room.write(bytes)?;
@@ -110,6 +138,26 @@ impl Memory {
     }
 }
 
+/// The GPU of this number of the first driver that has any.
+fn gpu(runtime: &Runtime, kind: Kind, number: usize) -> Result<Arc<dyn Gpu>, PerfError> {
+    let mut reasons = Vec::new();
+    for driver in runtime.gpu_drivers() {
+        match driver.devices() {
+            Ok(gpus) if gpus.is_empty() => reasons.push(format!("{} has no device", driver.name())),
+            Ok(gpus) => {
+                let named = |(at, gpu): (usize, &Arc<dyn Gpu>)| format!("device:{at} ({})", gpu.info().name);
+                return gpus.get(number).cloned().ok_or_else(|| PerfError::NoDevice {
+                    kind,
+                    driver: driver.name(),
+                    there: gpus.iter().enumerate().map(named).collect::<Vec<_>>().join(", "),
+                });
+            }
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    Err(PerfError::NoGpu { kind, why: reasons.join("; ") })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,7 +165,8 @@ mod tests {
     #[test]
     fn receives_share_their_memory_unless_they_are_small() {
         let regions = |size| {
-            let buffers = Memory::Host.buffers(3, size).unwrap();
+            let host = Memory { place: Place::Host, all_host: true };
+            let buffers = host.buffers(3, size).unwrap();
             assert!(buffers.len() == 3 && buffers.iter().all(|buffer| buffer.len() == size));
             let id =
                 |buffer| if let Buffer::Region(slice) = buffer { Some(slice.region().id()) } else { None };

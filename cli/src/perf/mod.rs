@@ -9,17 +9,18 @@
 //! | module | idea |
 //! |---|---|
 //! | [`options`] | the command line |
+//! | [`sides`] | which memory each rank has |
 //! | [`plan`] | the points to measure, checked against what the runtime can do |
 //! | [`start`] | where the two ranks come from: this command again, a launcher, or two threads |
 //! | [`order`] | what rank 0 tells the others |
 //! | [`session`] | one rank: its seats, and the points one after another |
-//! | [`memory`] | host or GPU memory, on both sides |
+//! | [`memory`], [`landing`] | host, pinned or GPU memory, to send from and to receive into |
 //! | [`place`] | which CPU each thread runs on, and whether it may poll |
 //! | [`seat`] | one thread's place: a device of its own, and how it waits |
 //! | [`mod@line`] | what the measured loops need of a message; [`am`], [`send`] and [`put`] have it |
 //! | [`window`] | memory of both ranks that the other one reads and writes |
 //! | [`fetch`], [`barrier`] | what is no message: gets and additions; barriers of all ranks |
-//! | [`tally`] | counts arrivals for the cost of a store |
+//! | [`tally`] | counts what is over for the cost of a store |
 //! | [`latency`], [`stream`] | **the measured loops** |
 //! | [`round`] | one round: a thread for each seat, all of them at once |
 //! | [`check`] | a random payload there and back, compared to the last byte |
@@ -35,6 +36,7 @@ mod check;
 mod error;
 mod fetch;
 mod figures;
+mod landing;
 mod latency;
 mod line;
 mod memory;
@@ -49,6 +51,7 @@ mod round;
 mod seat;
 mod send;
 mod session;
+mod sides;
 mod start;
 mod stream;
 mod table;

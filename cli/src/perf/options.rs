@@ -1,5 +1,6 @@
 //! The command line of `perf`.
 
+use super::sides::Sides;
 use crate::launch::Bind;
 use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
@@ -15,7 +16,7 @@ const MAX_THREADS: usize = 256;
 #[command(after_help = "\
 Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it uses those.
 Threads poll when each can have a core, and sleep when idle when they cannot; the first line says which.
-Before each point a random payload goes there and back, and is compared to the last byte. The messages that are measured
+Before each point a random payload goes wherever those go that are measured, and is compared to the last byte. The messages that are measured
 are all sent from one buffer and received into one, as in ucx_perftest and the OSU benchmarks, so that both are in the
 caches where they fit; only receives of up to 256 B have a buffer each.
 
@@ -25,9 +26,13 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
 rate       the same, for small messages (8 B unless --size is given).
 
 A put of a ping-pong carries a signal; in a stream the last one of each window does. A get, a fetch_add (of 8 bytes,
-whatever --size says) and a barrier are no ping-pongs: their latency is the time until they are over, all of it. Gets and
-additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two then, with
-one thread each; rank 0 measures it.
+whatever --size says) and a barrier are no ping-pongs: their latency is the time until they are over, all of it.
+Gets and additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two
+then, with one thread each; rank 0 measures it.
+
+With two kinds of memory a stream goes from the first to the second, gets fill the first from the second, and a
+ping-pong goes both ways. What a GPU carries out is over when its engine says so; the clock of a stream of puts stops when
+all of them are. Active messages that fit into a packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
   op            \"am\", \"send\", \"put\", \"get\", \"fetch_add\" or \"barrier\"
@@ -36,8 +41,9 @@ With --json each point is an object on a line of its own:
   ranks         how many there are
   threads       threads of each rank
   device        \"own\" if each thread has one, \"shared\" if all of a rank share one
-  transport     the path that was taken: \"shm\", \"loopback\" (two ranks on two threads of one process)
-  mem           memory on both sides: \"host\", \"device\", or \"device (simulated)\"
+  transport     the path of messages: \"shm\", \"loopback\" (two ranks on two threads of one process)
+  mem           memory of rank 0: \"host\", \"pinned\" or \"device:N\", and \" (simulated)\" where its GPU is
+  peer_mem      the same of rank 1
   messages      messages, operations or barriers that were measured (round trips for the latency of a ping-pong)
   latency_us    {min, mean, p50, p90, p99, p999, p9999, max}, in microseconds, one way or as said above; null but for latency
   bandwidth_gbps  10^9 bytes a second; null for latency
@@ -67,9 +73,10 @@ pub(crate) struct PerfOptions {
     #[arg(long)]
     pub(super) share_device: bool,
 
-    /// Memory that messages are sent from and received into: device is the first GPU.
-    #[arg(long, value_enum, default_value_t = MemoryChoice::Host)]
-    pub(super) mem: MemoryChoice,
+    /// Memory that is sent from and received into, put from and put to: host, pinned (locked for GPUs), device:N (the
+    /// GPU of this number) or device (the first). Two kinds are rank 0's, which measures, and rank 1's.
+    #[arg(long, value_parser = Sides::parse, default_value = "host", value_name = "KIND[,KIND]")]
+    pub(super) mem: Sides,
 
     /// The transport; that of CARRACK_TRANSPORT, or shm, if not given. loopback measures two ranks on two
     /// threads of one process.
@@ -141,20 +148,6 @@ impl Op {
             Self::Barrier => "barrier",
         }
     }
-
-    /// Whether it works on memory that a rank has registered.
-    pub(super) fn is_on_remote_memory(self) -> bool {
-        matches!(self, Self::Put | Self::Get | Self::FetchAdd)
-    }
-}
-
-/// Memory to send from and receive into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub(super) enum MemoryChoice {
-    /// Ordinary memory.
-    Host,
-    /// Memory of the first GPU.
-    Device,
 }
 
 fn size(text: &str) -> Result<usize, String> {

@@ -1,9 +1,9 @@
 //! The points to measure.
 
 use super::error::PerfError;
-use super::options::{MemoryChoice, Op, PerfOptions, Wanted};
+use super::options::{Op, PerfOptions, Wanted};
+use super::sides::{Kind, Sides};
 use crate::launch::Bind;
-use carrack::Runtime;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -53,19 +53,13 @@ impl Point {
     pub(super) fn seats(self) -> usize {
         if self.op == Op::Barrier { 0 } else { self.threads }
     }
-
-    /// Whether its messages are too long to be copied when they are posted, so that they need memory that operations
-    /// own. Puts copy at once whatever their length.
-    pub(super) fn is_large(self, runtime: &Runtime) -> bool {
-        self.size > runtime.max_eager() && self.op != Op::Put
-    }
 }
 
 /// All points, in the order in which they are measured, and what they have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) points: Vec<Point>,
-    pub(super) memory: MemoryChoice,
+    pub(super) sides: Sides,
     /// Whether all threads of a rank have one device.
     pub(super) share_device: bool,
     pub(super) seconds: Duration,
@@ -102,8 +96,8 @@ impl Plan {
                 }
             }
         }
-        let (memory, seconds, pin) = (options.mem, options.seconds, options.bind == Bind::Core);
-        Self { points, memory, share_device: options.share_device, seconds, pin }
+        let (sides, seconds, pin) = (options.mem, options.seconds, options.bind == Bind::Core);
+        Self { points, sides, share_device: options.share_device, seconds, pin }
     }
 
     /// The most seats that a point takes: none for a barrier, which is of all ranks.
@@ -120,10 +114,21 @@ impl Plan {
         }
     }
 
+    /// Whether each operation can work on the memory that was chosen.
+    pub(super) fn suits_memory(&self) -> Result<(), PerfError> {
+        let kind = self.sides.others;
+        match self.points.iter().find(|point| point.op == Op::FetchAdd) {
+            Some(add) if matches!(kind, Kind::Device(_)) => {
+                Err(PerfError::HostOnly { op: add.op.name(), kind })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A number that two ranks share if they mean the same points.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (&self.points, self.memory, self.share_device, self.pin).hash(&mut hasher);
+        (&self.points, self.sides, self.share_device, self.pin).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -158,6 +163,7 @@ mod tests {
         assert_ne!(print(&["latency"]), print(&["rate"]));
         assert_ne!(print(&["--size", "8"]), print(&["--size", "9"]));
         assert_ne!(print(&[]), print(&["--share-device"]));
+        assert_ne!(print(&["--mem", "host,pinned"]), print(&["--mem", "pinned,host"]));
     }
 
     #[test]

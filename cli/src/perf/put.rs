@@ -1,43 +1,70 @@
-//! Puts into memory that the peer has mapped.
+//! Puts into the peer's memory.
 
 use super::error::PerfError;
 use super::line::Line;
 use super::seat::Seat;
 use super::window::Window;
 use carrack::Buffer;
+use carrack::buffer::{RegionSlice, SendBuffer};
 
 /// A line of puts. The last of each window carries a signal, so that both sides know how far they are.
 pub(super) struct PutLine<'a> {
     seat: &'a Seat,
     window: &'a Window,
-    payload: &'a [u8],
+    payload: Payload<'a>,
     /// Puts of which one carries a signal. The first put always does.
     every: u64,
     sent: u64,
 }
 
+/// What is put again and again.
+enum Payload<'a> {
+    /// Bytes that the call copies.
+    Borrowed(&'a [u8]),
+    /// Memory that the operation owns while it runs.
+    Lent(&'a RegionSlice),
+}
+
 impl<'a> PutLine<'a> {
     /// A line that puts `payload`.
     pub(super) fn new(seat: &'a Seat, window: &'a Window, payload: &'a Buffer, every: u64) -> Self {
-        Self { seat, window, payload: payload.as_slice().unwrap_or_default(), every, sent: 0 }
+        let payload = match payload {
+            Buffer::Region(slice) => Payload::Lent(slice),
+            host => Payload::Borrowed(host.as_slice().unwrap_or_default()),
+        };
+        Self { seat, window, payload, every, sent: 0 }
+    }
+
+    #[inline]
+    fn put(&mut self, payload: impl Into<SendBuffer<'a>>) -> Result<(), PerfError> {
+        let Seat { runtime, device, peer, arrivals_name, over, .. } = self.seat;
+        let mut put = runtime.post_put(*peer, payload, &self.window.theirs, 0).device(device).comp(over);
+        if self.sent.is_multiple_of(self.every) {
+            put = put.remote_comp(*arrivals_name);
+        }
+        self.sent += 1;
+        self.seat.start(|| put.call())
     }
 }
 
 impl Line for PutLine<'_> {
     #[inline]
     fn send(&mut self) -> Result<(), PerfError> {
-        let Seat { runtime, device, peer, arrivals_name, .. } = self.seat;
-        let mut put = runtime.post_put(*peer, self.payload, &self.window.theirs, 0).device(device);
-        if self.sent.is_multiple_of(self.every) {
-            put = put.remote_comp(*arrivals_name);
+        match self.payload {
+            Payload::Borrowed(bytes) => self.put(bytes),
+            Payload::Lent(slice) => self.put(slice.clone()),
         }
-        self.sent += 1;
-        self.seat.post(|| put.call())
     }
 
     #[inline]
     fn receive(&mut self, count: u64) -> Result<(), PerfError> {
         // The first message stands alone; then a window is one signal.
         self.seat.take(count.div_ceil(self.every))
+    }
+
+    /// A signal says that the bytes of its own put are there, and nothing of those before it: their sender knows.
+    #[inline]
+    fn settle(&mut self, most: u64) -> Result<(), PerfError> {
+        self.seat.settle(most)
     }
 }

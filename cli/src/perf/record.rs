@@ -20,13 +20,22 @@ pub(super) struct Record {
 }
 
 /// What all points of a run have in common.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Conditions {
     pub(super) ranks: u32,
     /// Whether threads have a device each.
     pub(super) device: &'static str,
     pub(super) transport: &'static str,
-    pub(super) mem: &'static str,
+    pub(super) mem: String,
+    pub(super) peer_mem: String,
+}
+
+impl Conditions {
+    /// The memory of both sides, in words.
+    pub(super) fn memory(&self) -> String {
+        let Self { mem, peer_mem, .. } = self;
+        if mem == peer_mem { format!("{mem} memory") } else { format!("{mem} to {peer_mem} memory") }
+    }
 }
 
 impl Record {

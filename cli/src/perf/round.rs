@@ -66,28 +66,28 @@ impl Round<'_> {
         place::run_on(&seat.cpus)?;
         let Point { op, test, size, .. } = self.point;
         let content = payload(1, size);
-        let outgoing = self.memory.holding(&content, self.point.is_large(&seat.runtime))?;
+        let outgoing = || self.memory.holding(&content, self.memory.is_lent(self.point, &seat.runtime));
         let traffic = match test {
             Test::Latency => latency::traffic(size, self.count),
             Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),
             Test::Bandwidth | Test::Rate => stream::inward(size, self.count),
         };
         match op {
-            Op::Am => self.measure(&mut AmLine::new(seat, &outgoing), seat),
-            Op::Send => self.measure(&mut SendLine::new(seat, &outgoing, self.memory, traffic)?, seat),
+            Op::Am => self.measure(&mut AmLine::new(seat, &outgoing()?), seat),
+            Op::Send => self.measure(&mut SendLine::new(seat, &outgoing()?, self.memory, traffic)?, seat),
             Op::Get => {
-                let window = Window::open(seat, &content)?;
+                let window = Window::open(seat, self.memory, &content)?;
                 self.fetch(seat, || Fetch::get(seat, &window, self.memory, size))
             }
             Op::FetchAdd => {
-                let window = Window::open(seat, &[0; 8])?;
+                let window = Window::open(seat, self.memory, &[0; 8])?;
                 self.fetch(seat, || Ok(Fetch::add(seat, &window)))
             }
             Op::Barrier => Ok(Measured::Nothing),
             Op::Put => {
-                let window = Window::open(seat, &vec![0; size])?;
+                let window = Window::open(seat, self.memory, &vec![0; size])?;
                 let every = if test == Test::Latency { 1 } else { stream::window(size) };
-                self.measure(&mut PutLine::new(seat, &window, &outgoing, every), seat)
+                self.measure(&mut PutLine::new(seat, &window, &outgoing()?, every), seat)
             }
         }
     }

@@ -1,6 +1,8 @@
 //! One thread's place at a rank.
 
 use super::error::PerfError;
+use super::landing::landing_queue;
+use super::memory::Memory;
 use super::tally::Tally;
 use carrack::{
     CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag, WaitError,
@@ -48,6 +50,9 @@ pub(super) struct Seat {
     /// Windows that the peer has received.
     pub(super) acks: Tally,
     acks_name: RemoteComp,
+    /// Operations on the peer's memory that ended after their call, and all that were under way after it.
+    pub(super) over: Tally,
+    posted: Cell<u64>,
     /// Active messages whose bytes are looked at.
     pub(super) checks: CompQueue,
     pub(super) checks_name: RemoteComp,
@@ -59,15 +64,17 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// The seat of this number.
+    /// The seat of this number, whose active messages land in such memory.
     pub(super) fn new(
         runtime: &Runtime,
+        memory: &Memory,
         device: Device,
         peer: Rank,
         given_up: &Arc<AtomicBool>,
         number: usize,
     ) -> Result<Self, PerfError> {
-        let (arrivals, acks, checks) = (Tally::new(), Tally::new(), CompQueue::new(CHECKS));
+        let (arrivals, acks) = (Tally::of_messages(memory), Tally::new());
+        let checks = CompQueue::new(CHECKS);
         Ok(Self {
             device,
             peer,
@@ -79,7 +86,9 @@ impl Seat {
             taken: Cell::new(0),
             acks_name: runtime.register_comp(&acks)?,
             acks,
-            checks_name: runtime.register_comp(&checks)?,
+            over: Tally::new(),
+            posted: Cell::new(0),
+            checks_name: runtime.register_comp(&landing_queue(&checks, memory))?,
             checks,
             bystanders: Vec::new(),
             given_up: given_up.clone(),
@@ -97,6 +106,7 @@ impl Seat {
         let by_many = is_shared || pace == Pace::Sleep;
         self.arrivals.set_shared(by_many);
         self.acks.set_shared(by_many);
+        self.over.set_shared(by_many);
         self.bystanders = bystanders;
     }
 
@@ -117,7 +127,25 @@ impl Seat {
         }
     }
 
-    /// Calls an operation until it is under way. Its status if it is over already.
+    /// Calls an operation that tells `over` of its end, until it is under way. [`settle`](Self::settle) waits for it.
+    #[inline]
+    pub(super) fn start(
+        &self,
+        mut call: impl FnMut() -> Result<Outcome, PostError>,
+    ) -> Result<(), PerfError> {
+        loop {
+            match call()? {
+                Outcome::Done(_) => return Ok(()),
+                Outcome::Posted => {
+                    self.count_posted();
+                    return Ok(());
+                }
+                Outcome::Retry(_) => self.poll()?,
+            }
+        }
+    }
+
+    /// The same. Its status if it is over already.
     #[inline]
     pub(super) fn begin(
         &self,
@@ -126,10 +154,25 @@ impl Seat {
         loop {
             match call()? {
                 Outcome::Done(status) => return Ok(Some(status)),
-                Outcome::Posted => return Ok(None),
+                Outcome::Posted => {
+                    self.count_posted();
+                    return Ok(None);
+                }
                 Outcome::Retry(_) => self.poll()?,
             }
         }
+    }
+
+    #[inline]
+    fn count_posted(&self) {
+        self.posted.set(self.posted.get() + 1);
+    }
+
+    /// Waits until at most `most` of what was started are under way.
+    #[inline]
+    pub(super) fn settle(&self, most: u64) -> Result<(), PerfError> {
+        let wanted = self.posted.get().saturating_sub(most);
+        self.until(|| self.over.get() >= wanted)
     }
 
     /// Waits for the next status of a queue, which is to be no error.
@@ -213,7 +256,7 @@ impl Seat {
         if self.given_up.load(Ordering::Relaxed) {
             return Err(PerfError::GivenUp);
         }
-        match self.arrivals.failed().or(self.acks.failed()) {
+        match self.arrivals.failed().or(self.acks.failed()).or(self.over.failed()) {
             Some(why) => Err(PerfError::Arrival(why.to_owned())),
             None => Ok(()),
         }

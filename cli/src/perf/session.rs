@@ -34,7 +34,7 @@ pub(super) struct Session {
     seats: Vec<Seat>,
     plan: Plan,
     clock: Clock,
-    transport: &'static str,
+    conditions: Conditions,
     /// CPUs of each rank.
     cpus: Cpus,
 }
@@ -45,20 +45,26 @@ impl Session {
         plan.fits(runtime.size())?;
         // Seats are for two ranks; of more than two, rank 1 stands for all that rank 0 deals with.
         let peer = Rank(u32::from(runtime.rank() == Rank(0)));
-        let cpus = agree(&runtime, plan.fingerprint())?;
+        let (cpus, simulated) = agree(&runtime, plan.fingerprint(), memory.is_simulated())?;
         let given_up = Arc::new(AtomicBool::new(false));
         let shared = if plan.share_device { Some(memory.shared_device(&runtime)?) } else { None };
         let seats = (0..plan.most_seats()).map(|number| {
             let device = shared.clone().map_or_else(|| memory.device(&runtime), Ok)?;
-            Seat::new(&runtime, device, peer, &given_up, number)
+            Seat::new(&runtime, &memory, device, peer, &given_up, number)
         });
         let seats = seats.collect::<Result<_, _>>()?;
         // Names may be used once they are registered.
         runtime.barrier()?;
         let explained = runtime.explain(PATIENCE);
         let path = explained.iter().find(|paths| paths.rank == peer);
-        let transport = path.and_then(|paths| paths.chosen()).unwrap_or("unknown");
-        Ok(Self { runtime, memory, seats, plan, clock: Clock::new(), transport, cpus })
+        let conditions = Conditions {
+            ranks: runtime.size(),
+            device: if plan.share_device { "shared" } else { "own" },
+            transport: path.and_then(|paths| paths.chosen()).unwrap_or("unknown"),
+            mem: plan.sides.first.name(simulated[0]),
+            peer_mem: plan.sides.others.name(simulated[1]),
+        };
+        Ok(Self { runtime, memory, seats, plan, clock: Clock::new(), conditions, cpus })
     }
 
     /// What is measured.
@@ -83,9 +89,9 @@ impl Session {
             Pace::Sleep => format!("{threads} thread(s) a rank share cores, and sleep when idle"),
         });
         let ways = ways.collect::<Vec<_>>().join("; ");
-        let (transport, memory) = (self.transport, self.memory.name());
+        let (transport, memory) = (self.conditions.transport, self.conditions.memory());
         let devices = if self.plan.share_device { "; all threads of a rank share a device" } else { "" };
-        format!("{ranks} ranks over {transport}, {memory} memory, on CPUs {cpus}; {ways}{devices}")
+        format!("{ranks} ranks over {transport}, {memory}, on CPUs {cpus}; {ways}{devices}")
     }
 
     /// As rank 0: measures all points, and gives each result to `report`.
@@ -130,13 +136,7 @@ impl Session {
         }
         let (figures, _) = self.measure(point, count)?;
         let messages = count * point.threads as u64;
-        let conditions = Conditions {
-            ranks: self.runtime.size(),
-            device: if self.plan.share_device { "shared" } else { "own" },
-            transport: self.transport,
-            mem: self.memory.name(),
-        };
-        Ok(Record::new(point, conditions, messages, figures))
+        Ok(Record::new(point, self.conditions.clone(), messages, figures))
     }
 
     fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
@@ -207,12 +207,14 @@ fn scaled(count: u64, factor: f64) -> u64 {
     ((count as f64 * factor) as u64).clamp(1, MOST)
 }
 
-/// The CPUs of all ranks, and whether they mean the same points.
-fn agree(runtime: &Runtime, fingerprint: u64) -> Result<Cpus, PerfError> {
+/// The CPUs of all ranks, and of which the memory is simulated; and whether they mean the same points.
+fn agree(runtime: &Runtime, fingerprint: u64, simulated: bool) -> Result<(Cpus, Vec<bool>), PerfError> {
     // A bit for each CPU, as many as the kernel's default set has.
     const CPUS: usize = 1024;
+    const SIMULATED: usize = 8 + CPUS / 8;
     let mut facts = fingerprint.to_le_bytes().to_vec();
-    facts.resize(8 + CPUS / 8, 0);
+    facts.resize(SIMULATED + 1, 0);
+    facts[SIMULATED] = simulated.into();
     for cpu in allowed_cpus().into_iter().filter(|&cpu| cpu < CPUS) {
         facts[8 + cpu / 8] |= 1 << (cpu % 8);
     }
@@ -221,7 +223,8 @@ fn agree(runtime: &Runtime, fingerprint: u64) -> Result<Cpus, PerfError> {
         return Err(PerfError::DifferentArguments);
     }
     let cpus_of = |facts: &[u8]| (0..CPUS).filter(|cpu| facts[8 + cpu / 8] & 1 << (cpu % 8) != 0).collect();
-    Ok(all.iter().map(|facts| cpus_of(facts)).collect())
+    let cpus = all.iter().map(|facts| cpus_of(facts)).collect();
+    Ok((cpus, all.iter().map(|facts| facts.get(SIMULATED) == Some(&1)).collect()))
 }
 
 fn random_seed() -> Result<u64, PerfError> {

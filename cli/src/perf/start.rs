@@ -3,7 +3,7 @@
 use super::bar::Bar;
 use super::error::PerfError;
 use super::memory::Memory;
-use super::options::{MemoryChoice, PerfOptions};
+use super::options::PerfOptions;
 use super::plan::Plan;
 use super::session::Session;
 use super::{plot, table};
@@ -42,11 +42,7 @@ fn tell(error: &PerfError) -> ExitCode {
 fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     let settings = settings(options)?;
     let plan = Plan::new(options);
-    if options.mem == MemoryChoice::Device
-        && let Some(op) = options.op.iter().find(|op| op.is_on_remote_memory())
-    {
-        return Err(PerfError::HostOnly { op: op.name() });
-    }
+    plan.suits_memory()?;
     let ranks = options.ranks.unwrap_or(2);
     if !is_rank() {
         plan.fits(ranks)?;
@@ -62,16 +58,18 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
             if let Some(asked) = options.ranks.filter(|&asked| asked != runtime.size()) {
                 return Err(PerfError::RanksOfLauncher { asked, started: runtime.size() });
             }
-            let memory = Memory::choose(plan.memory, &runtime)?;
+            let memory = Memory::choose(plan.sides, runtime.rank(), &runtime)?;
             rank(runtime, plan, memory, options)?;
         }
         (transports, false) => {
-            if plan.memory == MemoryChoice::Device {
+            if !plan.sides.are_host() {
                 // Looked for before two ranks say that there is none.
                 let alone = Alone::new().map_err(StartError::from)?;
                 let runtime =
                     Runtime::builder().settings(settings.clone()).bootstrap(Box::new(alone)).start()?;
-                Memory::choose(plan.memory, &runtime)?;
+                for rank in [Rank(0), Rank(1)] {
+                    Memory::choose(plan.sides, rank, &runtime)?;
+                }
             }
             let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
             let status = run_ranks(ranks, vec![(TRANSPORT.into(), words.join(",").into())])?;
@@ -102,17 +100,18 @@ fn in_this_process(
 ) -> Result<(), PerfError> {
     let mut runtimes = Runtime::in_process_with(ranks, settings)?.into_iter();
     let zero = runtimes.next().ok_or(PerfError::Ranks(0))?;
-    // Of one driver for all: each runtime has a simulated GPU of its own, which knows nothing of the others'.
-    let memory = Memory::choose(plan.memory, &zero)?;
+    // Of one driver for all: each runtime has simulated GPUs of its own, which know nothing of the others'.
+    let own = Memory::choose(plan.sides, Rank(0), &zero)?;
+    let others = Memory::choose(plan.sides, Rank(1), &zero)?;
     thread::scope(|scope| {
         let mut followers = Vec::new();
         for runtime in runtimes {
-            let (plan, memory) = (plan.clone(), memory.clone());
+            let (plan, memory) = (plan.clone(), others.clone());
             let thread = thread::Builder::new().name(runtime.rank().to_string());
             let spawned = thread.spawn_scoped(scope, || rank(runtime, plan, memory, options));
             followers.push(spawned.map_err(PerfError::system("starting a thread"))?);
         }
-        let led = rank(zero, plan, memory, options);
+        let led = rank(zero, plan, own, options);
         let mut outcomes = vec![led];
         outcomes
             .extend(followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))));

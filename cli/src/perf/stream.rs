@@ -53,12 +53,14 @@ pub(super) fn source(
     for under_way in 0..windows {
         if under_way >= AHEAD {
             acknowledged(under_way - AHEAD + 1)?;
+            line.settle((AHEAD - 1) * window)?;
         }
         for _ in 0..window {
             line.send()?;
         }
     }
     acknowledged(windows)?;
+    line.settle(0)?;
     Ok(clock.raw().saturating_sub(start).max(1))
 }
 

@@ -1,10 +1,11 @@
-//! Counts arrivals.
+//! Counts what is over.
 
-use carrack::buffer::Region;
+use super::landing::Landing;
+use super::memory::Memory;
 use carrack::comp::{AsCompletion, Completion, Status};
 use carrack::{Buffer, Rank, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// A completion object that counts and throws the statuses away.
 ///
@@ -21,8 +22,8 @@ struct Counts {
     /// Whether several threads may signal at a time.
     shared: AtomicBool,
     failed: OnceLock<String>,
-    /// Memory for large messages: all that are under way are put into the same, as in `ucx_perftest`.
-    room: Mutex<Option<Region>>,
+    /// Memory for large messages.
+    landing: Option<Landing>,
 }
 
 impl Completion for Counts {
@@ -39,12 +40,7 @@ impl Completion for Counts {
     }
 
     fn place(&self, _from: Rank, _tag: Tag, size: usize) -> Option<Buffer> {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let region = match room.take() {
-            Some(region) if region.len() >= size => region,
-            _ => Region::host(size),
-        };
-        room.insert(region).slice(0, size).map(Buffer::Region)
+        self.landing.as_ref()?.place(size)
     }
 
     fn describe(&self) -> String {
@@ -53,15 +49,19 @@ impl Completion for Counts {
 }
 
 impl Tally {
-    /// At zero, for any number of threads.
+    /// At zero, for any number of threads: of what has no bytes, or brings its own memory.
     pub(super) fn new() -> Self {
-        let shared = AtomicBool::new(true);
-        let counts = Arc::new(Counts {
-            arrived: AtomicU64::new(0),
-            shared,
-            failed: OnceLock::new(),
-            room: Mutex::default(),
-        });
+        Self::with(None)
+    }
+
+    /// The same, of messages that land in this memory.
+    pub(super) fn of_messages(memory: &Memory) -> Self {
+        Self::with(Some(Landing::new(memory)))
+    }
+
+    fn with(landing: Option<Landing>) -> Self {
+        let (shared, failed) = (AtomicBool::new(true), OnceLock::new());
+        let counts = Arc::new(Counts { arrived: AtomicU64::new(0), shared, failed, landing });
         Self { object: counts.clone(), counts }
     }
 
@@ -70,7 +70,7 @@ impl Tally {
         self.counts.shared.store(shared, Ordering::Relaxed);
     }
 
-    /// Messages that came, since ever.
+    /// What came or ended well, since ever.
     #[inline]
     pub(super) fn get(&self) -> u64 {
         self.counts.arrived.load(Ordering::Acquire)

@@ -1,6 +1,7 @@
 //! Memory of both ranks that the other one reads and writes.
 
 use super::error::PerfError;
+use super::memory::Memory;
 use super::seat::Seat;
 use carrack::buffer::Region;
 use carrack::{Buffer, CompQueue, Mr, Rmr, Status, Tag};
@@ -16,11 +17,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Of as many bytes as `content` on each side, and eight at least. The content lies there before the other side
+    /// Of as many bytes as `content` on each side, and eight at least, in such memory. The content lies there before the other side
     /// knows of it.
-    pub(super) fn open(seat: &Seat, content: &[u8]) -> Result<Self, PerfError> {
+    pub(super) fn open(seat: &Seat, memory: &Memory, content: &[u8]) -> Result<Self, PerfError> {
         let Seat { runtime, device, peer, tag, .. } = seat;
-        let mine = runtime.allocate(content.len().max(8))?;
+        let mine = memory.window(runtime, content.len().max(8))?;
         mine.whole().write(content)?;
         let registered = runtime.register_memory(&mine)?;
         let tag = Tag(tag.0 | 1 << 63);

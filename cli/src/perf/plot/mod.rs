@@ -48,8 +48,8 @@ fn write(
 
 /// What all results have in common.
 fn about(records: &[Record]) -> String {
-    let conditions = records.first().map(|record| record.conditions);
-    conditions.map(|all| format!("{}, {} memory", all.transport, all.mem)).unwrap_or_default()
+    let conditions = records.first().map(|record| &record.conditions);
+    conditions.map(|all| format!("{}, {}", all.transport, all.memory())).unwrap_or_default()
 }
 
 fn failed(path: &Path, why: &impl ToString) -> PerfError {
