@@ -17,7 +17,7 @@ fn simulated(kind: &str) -> String {
 
 #[test]
 fn the_memory_of_a_simulated_gpu_is_measured_and_called_simulated() {
-    for (transport, ops, size) in [("shm", "am,send,put,get", "20000"), ("loopback", "am,send", "4K")] {
+    for (transport, ops, size) in [("shm", "am,send,put,get,copy", "20000"), ("loopback", "am,send", "4K")] {
         for sharing in [&["--threads", "2"][..], &["--threads", "2", "--share-device"]] {
             let args =
                 ["--mem", "device", "--op", ops, "--size", &format!("8,{size}"), "--transport", transport];
@@ -72,6 +72,17 @@ fn every_pair_of_kinds_of_memory_is_measured_between_two_processes() {
                 assert!(stderr(&output).contains("cannot be mapped here"), "{}", stderr(&output));
             }
         }
+    }
+}
+
+#[test]
+fn a_copy_is_measured_in_rank_0_between_all_kinds_of_memory() {
+    for pair in ["host", "host,pinned", "pinned,device:1", "device:0,device:1", "device,host"] {
+        let lines =
+            lines(&stdout(&perf_on_fake_gpus(&["--op", "copy", "--mem", pair, "--size", "0,8,100K"])));
+        lines.iter().for_each(assert_sane);
+        assert_eq!(lines.len(), 9);
+        assert!(lines.iter().all(|line| line["op"] == "copy" && line["transport"] == "none"), "{pair}");
     }
 }
 

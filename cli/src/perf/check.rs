@@ -86,8 +86,8 @@ pub(super) fn there_and_back(
                 Ok(())
             })
         }
-        // Of all ranks, and not of seats.
-        Op::Barrier => Ok(()),
+        // Of all ranks, and of one.
+        Op::Barrier | Op::Copy => Ok(()),
     }
 }
 

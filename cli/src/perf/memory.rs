@@ -2,7 +2,7 @@
 
 use super::error::PerfError;
 use super::options::Op;
-use super::plan::Point;
+use super::plan::{Plan, Point};
 use super::sides::{Kind, Sides};
 use carrack::buffer::{Region, RegionSlice};
 use carrack::packet::{GpuAllocator, PacketPool};
@@ -30,6 +30,22 @@ enum Place {
     /// Host memory that this GPU's driver has locked.
     Pinned(Arc<dyn Gpu>),
     Device(Arc<dyn Gpu>),
+}
+
+/// A rank's memory, and memory of the other side's kind where copies within the rank are to be measured.
+#[derive(Clone, Debug)]
+pub(super) struct Memories {
+    pub(super) own: Memory,
+    pub(super) beside: Option<Memory>,
+}
+
+impl Memories {
+    /// Those of a rank, of the GPUs that `gpus` has.
+    pub(super) fn choose(plan: &Plan, rank: Rank, gpus: &Runtime) -> Result<Self, PerfError> {
+        let copies = rank == Rank(0) && plan.has_copies();
+        let beside = copies.then(|| Memory::choose(plan.sides, Rank(1), gpus)).transpose()?;
+        Ok(Self { own: Memory::choose(plan.sides, rank, gpus)?, beside })
+    }
 }
 
 impl Memory {

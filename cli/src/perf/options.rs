@@ -26,22 +26,24 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
 rate       the same, for small messages (8 B unless --size is given).
 
 A put of a ping-pong carries a signal; in a stream the last one of each window does. A get, a fetch_add (of 8 bytes,
-whatever --size says) and a barrier are no ping-pongs: their latency is the time until they are over, all of it.
+whatever --size says), a barrier and a copy are no ping-pongs: their latency is the time until they are over, all of it.
 Gets and additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two
-then, with one thread each; rank 0 measures it.
+then, with one thread each; rank 0 measures it. A copy stays within rank 0, which sees both devices then: it goes from
+memory of rank 0's kind to memory of rank 1's, by the target's GPU, else the source's, else the CPU.
 
 With two kinds of memory a stream goes from the first to the second, gets fill the first from the second, and a
 ping-pong goes both ways. What a GPU carries out is over when its engine says so; the clock of a stream of puts stops when
 all of them are. Active messages that fit into a packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\", \"put\", \"get\", \"fetch_add\" or \"barrier\"
+  op            \"am\", \"send\", \"put\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message
   ranks         how many there are
   threads       threads of each rank
   device        \"own\" if each thread has one, \"shared\" if all of a rank share one
-  transport     the path of messages: \"shm\", \"loopback\" (two ranks on two threads of one process)
+  transport     the path of messages: \"shm\", \"loopback\" (two ranks on two threads of one process);
+                \"none\" for a copy
   mem           memory of rank 0: \"host\", \"pinned\" or \"device:N\", and \" (simulated)\" where its GPU is
   peer_mem      the same of rank 1
   messages      messages, operations or barriers that were measured (round trips for the latency of a ping-pong)
@@ -134,6 +136,8 @@ pub(super) enum Op {
     FetchAdd,
     /// Barriers of all ranks.
     Barrier,
+    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared with.
+    Copy,
 }
 
 impl Op {
@@ -146,6 +150,7 @@ impl Op {
             Self::Get => "get",
             Self::FetchAdd => "fetch_add",
             Self::Barrier => "barrier",
+            Self::Copy => "copy",
         }
     }
 }

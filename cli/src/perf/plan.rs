@@ -114,6 +114,11 @@ impl Plan {
         }
     }
 
+    /// Whether rank 0 copies within itself.
+    pub(super) fn has_copies(&self) -> bool {
+        self.points.iter().any(|point| point.op == Op::Copy)
+    }
+
     /// Whether each operation can work on the memory that was chosen.
     pub(super) fn suits_memory(&self) -> Result<(), PerfError> {
         let kind = self.sides.others;

@@ -2,6 +2,7 @@
 
 use super::am::AmLine;
 use super::check::payload;
+use super::copy::Copying;
 use super::error::PerfError;
 use super::fetch::Fetch;
 use super::figures::Measured;
@@ -21,6 +22,8 @@ use std::thread;
 #[derive(Clone, Copy)]
 pub(super) struct Round<'a> {
     pub(super) memory: &'a Memory,
+    /// Memory of the peer's kind, where there are copies to make within this rank.
+    pub(super) beside: Option<&'a Memory>,
     pub(super) clock: &'a Clock,
     pub(super) point: Point,
     /// Messages of each seat; whole windows of them in a stream.
@@ -83,6 +86,11 @@ impl Round<'_> {
                 let window = Window::open(seat, self.memory, &[0; 8])?;
                 self.fetch(seat, || Ok(Fetch::add(seat, &window)))
             }
+            Op::Copy => match self.beside {
+                Some(beside) => Copying::new(self.memory, beside, &content, seat.pace)?
+                    .measure(test, self.clock, self.count),
+                None => Ok(Measured::Nothing),
+            },
             Op::Barrier => Ok(Measured::Nothing),
             Op::Put => {
                 let window = Window::open(seat, self.memory, &vec![0; size])?;

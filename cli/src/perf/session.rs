@@ -2,7 +2,7 @@
 
 use super::error::PerfError;
 use super::figures::{Figures, Measured, together};
-use super::memory::Memory;
+use super::memory::Memories;
 use super::options::Op;
 use super::order::Order;
 use super::place::Cpus;
@@ -10,7 +10,7 @@ use super::plan::{Plan, Point};
 use super::record::{Conditions, Record};
 use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
-use super::{barrier, check, place};
+use super::{barrier, check, copy, place};
 use crate::own_ranks::{allowed_cpus, cpu_list};
 use carrack::{Rank, Runtime};
 use quanta::Clock;
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A rank that is ready to measure.
 pub(super) struct Session {
     runtime: Runtime,
-    memory: Memory,
+    memories: Memories,
     seats: Vec<Seat>,
     plan: Plan,
     clock: Clock,
@@ -41,7 +41,8 @@ pub(super) struct Session {
 
 impl Session {
     /// Makes the seats, and agrees with the other ranks on what will be measured.
-    pub(super) fn open(runtime: Runtime, plan: Plan, memory: Memory) -> Result<Self, PerfError> {
+    pub(super) fn open(runtime: Runtime, plan: Plan, memories: Memories) -> Result<Self, PerfError> {
+        let memory = &memories.own;
         plan.fits(runtime.size())?;
         // Seats are for two ranks; of more than two, rank 1 stands for all that rank 0 deals with.
         let peer = Rank(u32::from(runtime.rank() == Rank(0)));
@@ -50,7 +51,7 @@ impl Session {
         let shared = if plan.share_device { Some(memory.shared_device(&runtime)?) } else { None };
         let seats = (0..plan.most_seats()).map(|number| {
             let device = shared.clone().map_or_else(|| memory.device(&runtime), Ok)?;
-            Seat::new(&runtime, &memory, device, peer, &given_up, number)
+            Seat::new(&runtime, memory, device, peer, &given_up, number)
         });
         let seats = seats.collect::<Result<_, _>>()?;
         // Names may be used once they are registered.
@@ -64,7 +65,7 @@ impl Session {
             mem: plan.sides.first.name(simulated[0]),
             peer_mem: plan.sides.others.name(simulated[1]),
         };
-        Ok(Self { runtime, memory, seats, plan, clock: Clock::new(), conditions, cpus })
+        Ok(Self { runtime, memories, seats, plan, clock: Clock::new(), conditions, cpus })
     }
 
     /// What is measured.
@@ -136,7 +137,11 @@ impl Session {
         }
         let (figures, _) = self.measure(point, count)?;
         let messages = count * point.threads as u64;
-        Ok(Record::new(point, self.conditions.clone(), messages, figures))
+        let mut conditions = self.conditions.clone();
+        if point.op == Op::Copy {
+            conditions.transport = "none";
+        }
+        Ok(Record::new(point, conditions, messages, figures))
     }
 
     fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
@@ -185,18 +190,24 @@ impl Session {
     }
 
     fn check(&self, point: Point, seed: u64, leads: bool) -> Result<(), PerfError> {
-        if point.op == Op::Barrier {
-            return barrier::check(&self.runtime, seed);
-        }
+        let Memories { own, beside } = &self.memories;
         let mut seats = self.seats[..point.seats()].iter();
-        seats.try_for_each(|seat| check::there_and_back(seat, &self.memory, point, seed, leads))
+        match (point.op, beside) {
+            (Op::Barrier, _) => barrier::check(&self.runtime, seed),
+            (Op::Copy, Some(beside)) => {
+                seats.try_for_each(|seat| copy::check(own, beside, point, seed, seat.pace))
+            }
+            _ => seats.try_for_each(|seat| check::there_and_back(seat, own, point, seed, leads)),
+        }
     }
 
     fn round(&mut self, point: Point, count: u64, leads: bool) -> Result<Vec<Measured>, PerfError> {
         if point.op == Op::Barrier {
             return barrier::round(&self.runtime, &self.clock, count, leads);
         }
-        let round = Round { memory: &self.memory, clock: &self.clock, point, count, leads };
+        let Memories { own: memory, beside } = &self.memories;
+        let beside = beside.as_ref();
+        let round = Round { memory, beside, clock: &self.clock, point, count, leads };
         round.go(&mut self.seats[..point.seats()])
     }
 }

@@ -2,7 +2,7 @@
 
 use super::bar::Bar;
 use super::error::PerfError;
-use super::memory::Memory;
+use super::memory::Memories;
 use super::options::PerfOptions;
 use super::plan::Plan;
 use super::session::Session;
@@ -58,8 +58,8 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
             if let Some(asked) = options.ranks.filter(|&asked| asked != runtime.size()) {
                 return Err(PerfError::RanksOfLauncher { asked, started: runtime.size() });
             }
-            let memory = Memory::choose(plan.sides, runtime.rank(), &runtime)?;
-            rank(runtime, plan, memory, options)?;
+            let memories = Memories::choose(&plan, runtime.rank(), &runtime)?;
+            rank(runtime, plan, memories, options)?;
         }
         (transports, false) => {
             if !plan.sides.are_host() {
@@ -68,7 +68,7 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
                 let runtime =
                     Runtime::builder().settings(settings.clone()).bootstrap(Box::new(alone)).start()?;
                 for rank in [Rank(0), Rank(1)] {
-                    Memory::choose(plan.sides, rank, &runtime)?;
+                    Memories::choose(&plan, rank, &runtime)?;
                 }
             }
             let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
@@ -101,14 +101,14 @@ fn in_this_process(
     let mut runtimes = Runtime::in_process_with(ranks, settings)?.into_iter();
     let zero = runtimes.next().ok_or(PerfError::Ranks(0))?;
     // Of one driver for all: each runtime has simulated GPUs of its own, which know nothing of the others'.
-    let own = Memory::choose(plan.sides, Rank(0), &zero)?;
-    let others = Memory::choose(plan.sides, Rank(1), &zero)?;
+    let own = Memories::choose(&plan, Rank(0), &zero)?;
+    let others = Memories::choose(&plan, Rank(1), &zero)?;
     thread::scope(|scope| {
         let mut followers = Vec::new();
         for runtime in runtimes {
-            let (plan, memory) = (plan.clone(), others.clone());
+            let (plan, memories) = (plan.clone(), others.clone());
             let thread = thread::Builder::new().name(runtime.rank().to_string());
-            let spawned = thread.spawn_scoped(scope, || rank(runtime, plan, memory, options));
+            let spawned = thread.spawn_scoped(scope, || rank(runtime, plan, memories, options));
             followers.push(spawned.map_err(PerfError::system("starting a thread"))?);
         }
         let led = rank(zero, plan, own, options);
@@ -126,9 +126,9 @@ fn in_this_process(
 }
 
 /// One of them.
-fn rank(runtime: Runtime, plan: Plan, memory: Memory, options: &PerfOptions) -> Result<(), PerfError> {
+fn rank(runtime: Runtime, plan: Plan, memories: Memories, options: &PerfOptions) -> Result<(), PerfError> {
     let me = runtime.rank();
-    let mut session = Session::open(runtime, plan, memory)?;
+    let mut session = Session::open(runtime, plan, memories)?;
     if me == Rank(0) { lead(&mut session, options) } else { session.follow() }
 }
 
