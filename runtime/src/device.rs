@@ -17,7 +17,7 @@ use carrack_transports::fork::Owner;
 use carrack_transports::mem::{Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, SmallBytes};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Operations that links can hold at a time, of one device.
@@ -50,7 +50,9 @@ pub(crate) struct DeviceInner {
     /// Ranks that were told to hold.
     pub(crate) holds: Holds,
     pub(crate) deaf: Deaf,
-    pub(crate) landing: Waiting<Vec<Landing>>,
+    pub(crate) landing: Waiting<VecDeque<Landing>>,
+    /// Which of them is asked for next, beside the oldest.
+    pub(crate) landing_turn: AtomicUsize,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
     /// What of all this is not empty.
     pub(crate) chores: Chores,
@@ -165,6 +167,7 @@ impl DeviceInner {
             holds: Holds::new(&chores),
             deaf: Deaf::default(),
             landing: Waiting::for_progress(&chores, Chore::Landings),
+            landing_turn: AtomicUsize::new(0),
             deferred: Waiting::for_progress(&chores, Chore::Deferred),
             chores,
             closed: AtomicBool::new(false),

@@ -122,7 +122,7 @@ impl std::fmt::Debug for Receive {
 impl DeviceInner {
     pub(crate) fn add_landing(&self, landing: Landing) {
         let mut landings = self.landing.lock();
-        landings.push(landing);
+        landings.push_back(landing);
         self.landing.set_count(landings.len());
     }
 

@@ -7,6 +7,10 @@ use crate::names::Rank;
 use crate::peer::backlog::Step;
 use crate::protocol::header::Message;
 use carrack_transports::contract::DownCause;
+use std::sync::atomic::Ordering;
+
+/// Copies by engines, of those that are not done, that are asked for in one call of progress; and one of the others.
+const OLDEST: usize = 4;
 
 impl Pass<'_> {
     /// Moves on what waits in backlogs.
@@ -53,13 +57,28 @@ impl Pass<'_> {
         }
     }
 
-    /// Looks which engines are done.
+    /// Looks which engines are done. Engines do what they are given in order, and to ask for an event takes as long as a small
+    /// message: so only the oldest of those that are not done are asked for, and one of the others in turn, since there are several
+    /// engines.
     #[cold]
     pub(super) fn move_landings(&mut self) {
         let mut ended = Vec::new();
         if let Some(mut landings) = self.device.landing.try_lock() {
-            for landing in landings.extract_if(.., |landing| landing.transfer.poll().is_some()) {
-                ended.push(landing);
+            let mut asked = 0;
+            while asked < OLDEST
+                && let Some(first) = landings.get_mut(asked)
+            {
+                if first.transfer.poll().is_some() {
+                    ended.extend(landings.remove(asked));
+                } else {
+                    asked += 1;
+                }
+            }
+            if let Some(others @ 1..) = landings.len().checked_sub(OLDEST) {
+                let at = OLDEST + self.device.landing_turn.fetch_add(1, Ordering::Relaxed) % others;
+                if landings.get_mut(at).is_some_and(|other| other.transfer.poll().is_some()) {
+                    ended.extend(landings.remove(at));
+                }
             }
             self.device.landing.set_count(landings.len());
         }
