@@ -413,6 +413,7 @@ impl Drop for Inner {
         if self.is_forked() {
             return;
         }
+        self.exposures.end();
         let devices = std::mem::take(&mut *self.devices_mut());
         let mut ended = Vec::new();
         for device in &devices {

@@ -90,11 +90,12 @@ impl Pass<'_> {
             Message::Finish { token } => {
                 let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
                 let bulk = &self.device.bulk;
-                let ended = bulk.finish(from, token, verdict);
-                // It may also be a get's end, which only ends so when it is refused.
+                let ended = bulk.finish(from, token, verdict).map(Some);
+                // It may also be the end of what was asked for here, which only ends so when it cannot be had.
                 let ended = ended.or_else(|| bulk.refuse(from, token, verdict.error(from)?));
-                let (comp, status) = ended.ok_or_else(unknown)?;
-                self.signal_or_defer(comp.as_ref(), status);
+                if let Some((comp, status)) = ended.ok_or_else(unknown)? {
+                    self.signal_or_defer(comp.as_ref(), status);
+                }
                 Ok(())
             }
             Message::Help { token } => {

@@ -12,7 +12,7 @@ use crate::names::{Rank, Tag, UserContext};
 use crate::progress::{Deferred, Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{DownCause, Payload, PeerMemory, PeerMemoryError};
+use carrack_transports::contract::{Payload, PeerMemory, PeerMemoryError};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemMut, SmallBytes, Transfer};
 use std::collections::VecDeque;
@@ -236,6 +236,16 @@ impl DeviceInner {
         landing
     }
 
+    /// Asks for the parts of a message that was fetched from where it may not have been any more.
+    pub(crate) fn ask_again(&self, runtime: &Inner, landing: Landing, token: u64) {
+        let Landing { transfer, comp, rank: from, tag, size, user_context, .. } = landing;
+        let buffer = transfer.into_buffers().0;
+        let staging = if buffer.kind().is_host() { None } else { fresh(size) };
+        let target = Target::Receive { tag, buffer, comp, user_context, deadline: Deadline::NEVER };
+        self.ask_for_parts(runtime, token, Arriving { from, size, target, staging, got: 0 });
+        self.end_if_gone(from);
+    }
+
     fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
         let (from, landing) = (arriving.from, self.bulk.name());
         let deadline = arriving.target.deadline();
@@ -285,14 +295,15 @@ impl Bulk {
 }
 
 impl Bulk {
-    /// A get was refused. `None`: there is no such get.
-    pub(crate) fn refuse(&self, by: Rank, landing: u64, error: OpError) -> Option<Ended> {
+    /// What was asked for is not to be had. The outer `None`: nothing was, under that name; the inner: it was nobody's
+    /// operation here.
+    pub(crate) fn refuse(&self, by: Rank, landing: u64, error: OpError) -> Option<Option<Ended>> {
         let mut all = self.arriving.lock();
         all.get(&landing).filter(|one| one.from == by)?;
         let arriving = all.remove(&landing)?;
         self.arriving.set_count(all.len());
         drop(all);
-        arriving.target.fail(by, arriving.size, error)
+        Some(arriving.target.fail(by, arriving.size, error))
     }
 
     /// Ends what has not arrived in time. Its parts may still come, and go nowhere.
@@ -399,6 +410,7 @@ impl Pass<'_> {
                 Pulled::Begun(pull) => begun = Some(pull),
             }
         }
+        let waits: Vec<Rank> = left.iter().map(|pull| pull.from).collect();
         left.append(&mut turn);
         // Behind those that have not had their turn, and before those that have come meanwhile.
         left.extend(begun);
@@ -406,6 +418,10 @@ impl Pass<'_> {
         left.append(&mut pulls);
         *pulls = left;
         bulk.pulls.set_count(pulls.len());
+        drop(pulls);
+        // Who has gone meanwhile was looked for on another thread when these were not in the list; and those that wait would for
+        // ever.
+        waits.into_iter().for_each(|from| self.device.end_if_gone(from));
     }
 
     fn ask_for_help(&self, pull: &mut Pull, is_alone: bool) {
@@ -607,8 +623,7 @@ impl Pull {
     /// Ends it without its bytes. Memory that its sender may still be writing is given to nobody: a sender that is known to be
     /// dead writes no more.
     pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
-        let is_dead = matches!(error, OpError::PeerDown { cause: DownCause::Gone(_), .. });
-        if !is_dead && self.share.as_ref().is_some_and(|share| !share.close()) {
+        if self.share.as_ref().is_some_and(|share| !share.close()) && !self.memory.is_gone() {
             tracing::warn!(
                 rank = self.from.0,
                 size = self.size,

@@ -10,7 +10,9 @@
 //!   copies the bytes into host memory, and sends them part by part
 //! ```
 //!
-//! A region is exposed as long as somebody else than this list has it, so nobody's memory is kept for it.
+//! What is exposed is a whole allocation, for all messages in it, as long as somebody has it: nobody's memory is kept for it
+//! here. What the engine has fetched counts only if the region was not withdrawn meanwhile; else the parts are asked for, and a
+//! sender that has gone is found out.
 
 use super::incoming::Target;
 use super::wire::{Mapped, Offer};
@@ -20,12 +22,15 @@ use crate::peer::route::Linked;
 use crate::progress::Landing;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{Exported, Header, Imported, Op, Payload, Submit, SubmitError, WireKey};
-use carrack_transports::cuda_ipc;
+use carrack_transports::contract::{
+    Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WireKey,
+};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, Transfer};
+use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, Transfer, WeakRegion};
+use carrack_transports::{cuda_ipc, shm};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Regions that are exposed at a time; the one that was used longest ago makes room.
@@ -35,24 +40,26 @@ const KNOWN: usize = 2 * EXPOSED;
 /// Bytes of a key, at most.
 const LONGEST_KEY: usize = 1024;
 
-/// Regions of a rank's in which messages lie.
+/// Regions of a rank's in which messages lie. None is kept by this: see [`Keeper`](carrack_transports::mem::Keeper).
 #[derive(Default)]
 pub(crate) struct Exposures(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     /// The latest at the end.
-    all: VecDeque<Exposure>,
+    all: VecDeque<Arc<Exposure>>,
     names: u64,
+    /// The runtime is ending.
+    is_over: bool,
 }
 
 struct Exposure {
-    region: Region,
+    region: WeakRegion,
     name: u64,
     /// Or why it cannot be exported.
     exported: Result<Exported, String>,
     /// The devices and ranks that have been told.
-    told: HashSet<(u32, Rank)>,
+    told: Mutex<HashSet<(u32, Rank)>>,
 }
 
 impl Exposures {
@@ -60,20 +67,53 @@ impl Exposures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of regions that nobody else has.
+    /// A region that others can map; or what keeps them from it.
+    fn expose(&self, domain: &dyn Domain, region: &Region) -> Option<Arc<Exposure>> {
+        let mut state = self.state();
+        if state.is_over {
+            return None;
+        }
+        let known = state.all.iter().position(|one| one.region.is_of(region));
+        if let Some(one) = known.and_then(|at| state.all.remove(at)) {
+            state.all.push_back(one.clone());
+            return Some(one);
+        }
+        state.names += 1;
+        let name = state.names;
+        // Without the lock: what is freed on the occasion may be the program's.
+        drop(state);
+        let exported = domain.export(region);
+        if let Err(why) = &exported {
+            tracing::info!(why, "messages from a region go by way of host memory");
+        }
+        let one = Arc::new(Exposure { region: region.downgrade(), name, exported, told: Mutex::default() });
+        let mut state = self.state();
+        state.all.push_back(one.clone());
+        let old = if state.all.len() > EXPOSED { state.all.pop_front() } else { None };
+        drop(state);
+        drop(old);
+        Some(one)
+    }
+
+    /// Withdraws regions that nobody has any more.
     pub(crate) fn let_go(&self) {
         let mut state = self.state();
-        if state.all.is_empty() {
+        if state.all.iter().all(|one| !one.region.is_gone()) {
             return;
         }
-        let (kept, gone) = std::mem::take(&mut state.all).into_iter().partition(|one: &Exposure| {
-            // Here, and in the export.
-            let own = if one.exported.is_ok() { 2 } else { 1 };
-            one.region.handles() > own
-        });
+        let (gone, kept) = std::mem::take(&mut state.all).into_iter().partition(|one| one.region.is_gone());
         state.all = kept;
         drop(state);
         drop::<VecDeque<_>>(gone);
+    }
+
+    /// Withdraws all: before buffers are given back that others may be fetching from.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.is_over = true;
+        let all = std::mem::take(&mut state.all);
+        drop(state);
+        drop(all);
     }
 }
 
@@ -82,9 +122,11 @@ impl Exposures {
 pub(crate) struct Introduced(Mutex<HashMap<(Rank, u64), Arc<Known>>>);
 
 /// A region of a peer's.
-struct Known {
+pub(crate) struct Known {
     key: WireKey,
     imported: OnceLock<Result<Imported, String>>,
+    /// The later, the more recently it was used.
+    used: AtomicU64,
 }
 
 impl Introduced {
@@ -102,14 +144,15 @@ impl Introduced {
         }
         let mut bytes = vec![0; key.len()];
         copy_now(MemMut::host(&mut bytes), key.view()).map_err(|error| error.to_string())?;
+        let known = Known { key: WireKey(bytes), imported: OnceLock::new(), used: AtomicU64::new(now()) };
         let mut all = self.all();
-        let theirs: Vec<u64> = all.keys().filter(|(rank, _)| *rank == by).map(|(_, name)| *name).collect();
-        if theirs.len() >= KNOWN
-            && let Some(&oldest) = theirs.iter().min()
-        {
-            all.remove(&(by, oldest));
-        }
-        all.insert((by, name), Arc::new(Known { key: WireKey(bytes), imported: OnceLock::new() }));
+        let theirs = all.iter().filter(|((rank, _), _)| *rank == by);
+        let oldest = theirs.clone().min_by_key(|(_, known)| known.used.load(Ordering::Relaxed));
+        let oldest = if theirs.count() >= KNOWN { oldest.map(|(name, _)| *name) } else { None };
+        let gone = oldest.and_then(|name| all.remove(&name));
+        all.insert((by, name), Arc::new(known));
+        drop(all);
+        drop(gone);
         Ok(())
     }
 
@@ -135,11 +178,22 @@ impl Introduced {
     }
 }
 
+/// A number that is larger each time.
+fn now() -> u64 {
+    static NOW: AtomicU64 = AtomicU64::new(0);
+    NOW.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Inner {
     /// The transport that maps memory of GPUs, if there is one.
-    fn maps(&self) -> Option<&dyn carrack_transports::contract::Domain> {
+    fn maps(&self) -> Option<&dyn Domain> {
         let found = self.domains.iter().find(|(name, _)| *name == cuda_ipc::NAME);
         found.map(|(_, domain)| &**domain)
+    }
+
+    /// Whether the other end of a link may map this rank's GPU memory.
+    pub(crate) fn may_map(&self, linked: &Linked) -> bool {
+        linked.transport == shm::NAME && self.maps().is_some()
     }
 }
 
@@ -155,46 +209,25 @@ impl DeviceInner {
         buffer: &mut Buffer,
     ) -> Option<Result<Submit, SubmitError>> {
         let Buffer::Region(slice) = &*buffer else { return None };
-        let domain = runtime.maps()?;
-        if linked.transport != carrack_transports::shm::NAME {
-            return None;
+        let (rank, region) = (operation.rank, slice.region());
+        let root = region.root();
+        let exposure = runtime.exposures.expose(runtime.maps()?, root)?;
+        let key = &exposure.exported.as_ref().ok()?.key.0;
+        if self.bulk.is_full() {
+            return Some(Ok(Submit::Busy(Busy::Full)));
         }
-        let (rank, region, offset) = (operation.rank, slice.region(), slice.offset() as u64);
-        let mut state = runtime.exposures.state();
-        let state = &mut *state;
-        let known = state.all.iter().position(|one| one.region.is_same(region));
-        let mut exposure = match known.and_then(|at| state.all.remove(at)) {
-            Some(exposure) => exposure,
-            None => {
-                state.names += 1;
-                let exported = domain.export(region);
-                if let Err(why) = &exported {
-                    tracing::info!(why, "messages from a region go by way of host memory");
-                }
-                let region = region.clone();
-                Exposure { region, name: state.names, exported, told: HashSet::new() }
-            }
-        };
-        let name = exposure.name;
-        let told = match &exposure.exported {
-            Err(_) => None,
-            Ok(_) if exposure.told.contains(&(self.index, rank)) => Some(Ok(Submit::Done)),
-            Ok(exported) => {
-                let header = Message::Introduce { name }.encode();
-                Some(linked.link.submit(Op::AmCopied { header, bytes: MemRef::host(&exported.key.0) }))
-            }
-        };
-        if matches!(told, Some(Ok(Submit::Done))) {
-            exposure.told.insert((self.index, rank));
+        let place = (self.index, rank);
+        let mut told = exposure.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !told.contains(&place) {
+            let header = Message::Introduce { name: exposure.name }.encode();
+            match linked.link.submit(Op::AmCopied { header, bytes: MemRef::host(key) }) {
+                Ok(Submit::Done) => told.insert(place),
+                other => return Some(other),
+            };
         }
-        state.all.push_back(exposure);
-        let old = if state.all.len() > EXPOSED { state.all.pop_front() } else { None };
-        match told? {
-            Ok(Submit::Done) => {}
-            other => return Some(other),
-        }
-        drop(old);
-        let mapped = Some(Mapped { name, offset });
+        drop(told);
+        let offset = (region.addr() - root.addr() + slice.offset()) as u64;
+        let mapped = Some(Mapped { name: exposure.name, offset });
         Some(self.bulk.offer(linked, header, operation, buffer, &mut None, mapped))
     }
 
@@ -213,14 +246,17 @@ impl DeviceInner {
         let near = target.buffer().and_then(|buffer| buffer.gpu().cloned());
         let source =
             known.as_ref().and_then(|known| known.part(runtime, near.as_ref(), mapped.offset, offer.size));
-        let (Some(source), Some(place)) = (source, target.buffer()) else { return Err(target) };
+        let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer()) else {
+            return Err(target);
+        };
+        known.used.store(now(), Ordering::Relaxed);
         let size = source.len();
         match Transfer::start(std::mem::take(place), source) {
             Ok(transfer) => {
                 let (comp, status) = target.end(from, size, None);
                 let about = (from, status.tag, size);
                 let landing = Landing::of_message(transfer, comp, about, status.user_context);
-                self.add_landing(Landing { finish: Some(offer.token), ..landing });
+                self.add_landing(Landing { fetched: Some((offer.token, imported)), ..landing });
                 Ok(())
             }
             Err(refused) => {
@@ -233,7 +269,13 @@ impl DeviceInner {
 
 impl Known {
     /// A part of it, mapped here.
-    fn part(&self, runtime: &Inner, near: Option<&Arc<dyn Gpu>>, offset: u64, size: u64) -> Option<Buffer> {
+    fn part(
+        &self,
+        runtime: &Inner,
+        near: Option<&Arc<dyn Gpu>>,
+        offset: u64,
+        size: u64,
+    ) -> Option<(Imported, Buffer)> {
         let import = || {
             let domain = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
             let imported = domain.import(&self.key, near);
@@ -242,8 +284,16 @@ impl Known {
             }
             imported
         };
-        let region = self.imported.get_or_init(import).as_ref().ok()?.region()?;
+        let imported = match self.imported.get() {
+            Some(imported) => imported.clone().ok()?,
+            None => match import() {
+                // Memory of this very process, of another rank in it, would be kept by whoever remembers it.
+                Ok(own) if own.is_own() => own,
+                other => self.imported.get_or_init(|| other).clone().ok()?,
+            },
+        };
+        let region = imported.region()?;
         let slice = region.slice(usize::try_from(offset).ok()?, usize::try_from(size).ok()?)?;
-        Some(Buffer::Region(slice))
+        Some((imported, Buffer::Region(slice)))
     }
 }

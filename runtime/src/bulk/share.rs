@@ -35,6 +35,9 @@ pub(super) fn is_worth_it(size: usize, is_alone: bool) -> bool {
     size >= if is_alone { WORTH_IT.0 } else { WORTH_IT.1 }
 }
 
+/// Messages that a peer is helped with at a time.
+const HELPS: usize = 16;
+
 /// How a message is divided. Both sides compute it.
 #[derive(Clone, Copy)]
 struct Division {
@@ -182,21 +185,24 @@ pub(super) struct Help {
     wanted: HelpWanted,
     splits: Arc<dyn Splits>,
     memory: Arc<dyn PeerMemory>,
+    /// Bytes written so far: never more than there are, whatever the receiver writes into the split.
+    written: usize,
 }
 
 impl Help {
     /// Writes a piece. Whether there may be more to do.
-    fn step(&self, offered: &Offered) -> bool {
+    fn step(&mut self, offered: &Offered) -> bool {
         let bytes = offered.view();
         let division = Division::of(bytes.len());
         let HelpWanted { addr, split, turn } = self.wanted;
         let Some(split) = self.splits.get(split) else { return false };
         let Some(piece) = split.take_back(turn, division.units(), division.most()) else { return false };
         let (begin, len) = division.range(piece);
+        self.written += len;
         match self.memory.write(addr.wrapping_add(begin as u64), bytes.part(begin, len)) {
             Ok(()) => {
                 split.note_written(piece);
-                true
+                self.written < bytes.len()
             }
             Err(why) => {
                 tracing::debug!(%why, rank = self.by.0, "no help with a large message");
@@ -211,7 +217,12 @@ impl Bulk {
     /// The receiver of an offer wants help. It does without when there is none to be had.
     fn help(&self, help: Help) {
         let mut helps = self.helps.lock();
-        helps.push_back(help);
+        // One that asks for more than it can use finds that it has to do without.
+        if helps.iter().filter(|one| one.by == help.by).count() < HELPS
+            && !helps.iter().any(|one| one.by == help.by && one.token == help.token)
+        {
+            helps.push_back(help);
+        }
         self.helps.set_count(helps.len());
     }
 }
@@ -219,10 +230,13 @@ impl Bulk {
 impl Pass<'_> {
     /// A receiver asks for help with what was offered to it.
     pub(super) fn asked_to_help(&self, by: Rank, token: u64, wanted: HelpWanted) {
+        if !self.inner.settings.kernel_copy().is_allowed() {
+            return;
+        }
         let memory = self.device.known_route(by).and_then(|route| route.linked()?.peer_memory());
         let splits = self.device.lanes.iter().find_map(|lane| lane.device.splits_of(PeerId(by.0)));
         if let (Some(memory), Some(splits)) = (memory, splits) {
-            self.device.bulk.help(Help { by, token, wanted, splits, memory });
+            self.device.bulk.help(Help { by, token, wanted, splits, memory, written: 0 });
         }
     }
 
@@ -234,13 +248,18 @@ impl Pass<'_> {
         // With the lock of the offers held, so that the bytes stay where they are: what has ended finds no offer, and what is
         // being written ends only afterwards.
         let offered = bulk.offered.lock();
-        while let Some(help) = helps.front() {
+        while let Some(help) = helps.front_mut() {
             let one = offered.get(&help.token).filter(|one| one.rank() == help.by);
-            if one.is_some_and(|one| help.step(one)) {
+            let before = help.written;
+            let goes_on = one.is_some_and(|one| help.step(one));
+            let has_written = help.written > before;
+            if !goes_on {
+                helps.pop_front();
+            }
+            if has_written {
                 self.moved = true;
                 break;
             }
-            helps.pop_front();
         }
         drop(offered);
         bulk.helps.set_count(helps.len());

@@ -167,12 +167,9 @@ impl Parked {
         linked: &Linked,
     ) -> Result<(Stage, bool), Step> {
         let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
-        let maps = Message::is_send(self.header) || len > packet;
+        let maps = (Message::is_send(self.header) || len > packet) && runtime.may_map(linked);
         let mut planned = plan(kind, len, &linked.caps, packet, maps);
         if planned == Plan::Map {
-            if device.bulk.is_full() {
-                return Ok((Stage::Ready(buffer), true));
-            }
             match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer) {
                 Some(Ok(Submit::Busy(_))) => return Ok((Stage::Ready(buffer), true)),
                 Some(Ok(_)) => return Err(Step::HandedOver),

@@ -177,7 +177,7 @@ impl<K> Post<'_, K> {
                     user_context,
                     gives_source,
                     signal,
-                    finish: None,
+                    fetched: None,
                 };
                 self.device_inner().add_landing(landing);
                 Ok(Begun::UnderWay)

@@ -156,7 +156,9 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
     // An active message of a packet's length has its place in a packet.
     let packet = out.device.host_pool.packet_size();
-    let maps = Message::is_send(out.header) || buffer.len() > packet;
+    let maps = (Message::is_send(out.header) || buffer.len() > packet)
+        && !buffer.kind().is_host()
+        && out.runtime.0.may_map(linked);
     let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, packet, maps);
     if !out.route.is_open() {
         return match out.route.down() {
@@ -233,9 +235,6 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
 /// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the backlog, which copies it.
 #[cold]
 fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
-    if out.device.bulk.is_full() {
-        return Ok(Attempt::Busy(RetryReason::Unanswered));
-    }
     let operation = Outstanding {
         rank: out.rank,
         tag: out.tag,

@@ -180,7 +180,7 @@ impl Pass<'_> {
                     return match met.get_mut(at).and_then(Option::take) {
                         Some(Meeting::Pair(message, receive)) => self.land(message, receive),
                         Some(Meeting::Over(comp, status)) => self.signal(comp.as_ref(), status),
-                        None => Ok(()),
+                        Some(Meeting::Told(_)) | None => Ok(()),
                     };
                 }
                 Some(Found::Kept) => return Ok(()),
@@ -237,7 +237,7 @@ impl Pass<'_> {
                         Some(Meeting::Over(Some(comp), status)) => {
                             return Err(Deferred::Status(comp, status));
                         }
-                        Some(Meeting::Over(None, _)) | None => return Ok(()),
+                        Some(Meeting::Over(None, _) | Meeting::Told(_)) | None => return Ok(()),
                     },
                     Some(Found::Nonsense) => nonsense(from),
                 }

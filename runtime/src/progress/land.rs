@@ -9,7 +9,7 @@ use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::protocol::header::Found;
 use crate::runtime::Inner;
-use carrack_transports::contract::Payload;
+use carrack_transports::contract::{Imported, Payload};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemRef, SmallBytes, Transfer};
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub(crate) struct Landing {
     pub(crate) gives_source: bool,
     /// Whom to tell at the other rank.
     pub(crate) signal: Option<RemoteComp>,
-    /// The sender's name for it, where it waits to be told of the end.
-    pub(crate) finish: Option<u64>,
+    /// Of a message that is fetched: the sender's name for it, who waits to be told of the end; and where it is fetched from.
+    pub(crate) fetched: Option<(u64, Imported)>,
 }
 
 impl Landing {
@@ -47,7 +47,7 @@ impl Landing {
             user_context,
             gives_source: false,
             signal: None,
-            finish: None,
+            fetched: None,
         }
     }
 
@@ -102,7 +102,13 @@ impl Receive {
             let status = Status { rank: from, tag, size, user_context, buffer, error };
             return match &comp {
                 Some(queue) if at_once && queue.is_at_once() => match queue.signal(status) {
-                    Ok(()) => Found::Kept,
+                    Ok(()) => {
+                        // The last handle is not dropped here, with locks held: statuses are, with it.
+                        if Arc::strong_count(queue) == 1 {
+                            met.push(comp.map(Meeting::Told));
+                        }
+                        Found::Kept
+                    }
                     Err(status) => found(met, Meeting::Over(comp, status)),
                 },
                 _ => found(met, Meeting::Over(comp, status)),

@@ -50,7 +50,8 @@ struct Scratch {
 }
 
 /// Calls of progress between two looks after mapped memory: a fraction of a millisecond, of those that find nothing.
-const NOW_AND_THEN: u32 = 1 << 14;
+/// A prime, so that a thread that serves several runtimes in turn comes to all of them.
+const NOW_AND_THEN: u32 = 16_381;
 
 /// Messages of a batch that have met their receive. The events in the batch say which of these is theirs.
 type Met = Vec<Option<Meeting>>;
@@ -62,6 +63,8 @@ enum Meeting {
     Over(Option<Arc<dyn Completion>>, Status),
     /// Its bytes are still to be moved, or too many.
     Pair(Unexpected, Receive),
+    /// All is done; this is left to be dropped outside all locks.
+    Told(#[allow(dead_code, reason = "it is held, and dropped")] Arc<dyn Completion>),
 }
 
 /// Notes what a message has met.

@@ -89,7 +89,12 @@ impl Pass<'_> {
                 let message = Message::Signal { comp, tag: landing.tag };
                 self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
             }
-            if let Some(token) = landing.finish {
+            if let Some((token, from)) = landing.fetched.take() {
+                if outcome.is_ok() && from.region().is_none() {
+                    // It was withdrawn meanwhile: what was found there need not be the message.
+                    self.device.ask_again(self.inner, landing, token);
+                    continue;
+                }
                 let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
                 self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
             }
@@ -106,6 +111,9 @@ impl Pass<'_> {
         }
         tracing::info!(%rank, device = self.device.index, %cause, "peer down");
         self.device.bulk.introduced.forget(rank);
+        for (_, domain) in &self.inner.domains {
+            domain.somebody_has_gone();
+        }
         let mut ended = self.device.fail_backlog(&route, &cause);
         let failed =
             self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });

@@ -35,6 +35,7 @@ impl fmt::Debug for Exported {
 pub struct Imported {
     region: Region,
     standing: Standing,
+    is_own: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -49,17 +50,27 @@ impl Imported {
     /// Memory of another process, whose registration has an epoch. `None` if it cannot be told whether it stands.
     pub fn mapped(region: Region, epoch: u64) -> Option<Self> {
         let share = region.share()?.clone();
-        Some(Self { region, standing: Standing::Epoch(share, epoch) })
+        Some(Self { region, standing: Standing::Epoch(share, epoch), is_own: false })
     }
 
     /// Memory whose registration has an epoch that stands elsewhere.
     pub fn watched(region: Region, share: Arc<Share>, epoch: u64) -> Self {
-        Self { region, standing: Standing::Epoch(share, epoch) }
+        Self { region, standing: Standing::Epoch(share, epoch), is_own: false }
     }
 
     /// Memory of this very process.
     pub fn own(region: Region, guard: Weak<()>) -> Self {
-        Self { region, standing: Standing::Guard(guard) }
+        Self { region, standing: Standing::Guard(guard), is_own: true }
+    }
+
+    /// Notes that it is memory of this very process, which this keeps.
+    pub fn of_this_process(self) -> Self {
+        Self { is_own: true, ..self }
+    }
+
+    /// Whether it is memory of this very process: then this keeps it, whoever else lets go of it.
+    pub fn is_own(&self) -> bool {
+        self.is_own
     }
 
     /// The memory, while the peer keeps it registered. Asked before each access: a registration that ends in the midst

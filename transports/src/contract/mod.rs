@@ -107,6 +107,9 @@ pub trait Domain: Send + Sync {
     /// Lets go of what nobody needs any more. Called now and then.
     fn look_after(&self) {}
 
+    /// A peer is gone: lets go of what was its.
+    fn somebody_has_gone(&self) {}
+
     /// A device of its own, which receives into `packets`.
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable>;
 }

@@ -12,6 +12,9 @@ pub trait PeerMemory: Send + Sync {
     /// See [`PeerMemoryError`]. What `to` holds is then undefined.
     fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError>;
 
+    /// Whether the process is known to be dead: then nothing of its writes here any more.
+    fn is_gone(&self) -> bool;
+
     /// As `read`, for several at once: the kernel is asked once for all of them. How many were filled, from the first on:
     /// of the next one `read` will tell what is wrong.
     ///

@@ -4,14 +4,15 @@ use super::key::Key;
 use super::ledger::Ledger;
 use crate::contract::Exported;
 use crate::gpu::{Gpu, Handle, HandleForm};
-use crate::mem::{AllocId, GpuUuid, MemKind, Region};
+use crate::mem::{AllocId, GpuUuid, Keeper, MemKind, Region, WeakRegion};
 use crate::shm;
+use std::any::Any;
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The forms that importers survive the exporter's death with, in the order in which they are tried.
-const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
+pub(super) const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
 
 /// An allocation that is exported: once, for all its regions.
 struct Allocation {
@@ -26,24 +27,20 @@ struct Allocation {
 #[derive(Default)]
 pub(super) struct Exports {
     all: Mutex<HashMap<(GpuUuid, AllocId), Weak<Allocation>>>,
-    left: Arc<Left>,
 }
 
-/// Regions that are registered no more, and that others may still have mapped: let go of when they have not. Of memory that
-/// the program answers for it is the program that keeps it for so long.
-#[derive(Default)]
-struct Left(Mutex<Vec<(Arc<Region>, Arc<Allocation>)>>);
+/// What regions have owned that nobody here has any more, and others may still have mapped: freed when they have not,
+/// whichever runtime looks after it. Of memory that the program answers for it is the program that keeps it for so long.
+static LEFT: Mutex<Vec<(Arc<Allocation>, Owner)>> = Mutex::new(Vec::new());
+
+type Owner = Box<dyn Any + Send + Sync>;
 
 /// Ends a registration.
-struct Registration {
-    region: Arc<Region>,
-    allocation: Arc<Allocation>,
-    left: Arc<Left>,
-}
+struct Registration(Arc<Allocation>);
 
 /// Regions by the inode of their ledger, where they begin in their allocation, and their length, for ranks of the same
 /// process: no driver opens a process's own handles (gpu.md, legacy IPC rule 3).
-static OWN: Mutex<Vec<(Name, Weak<Region>)>> = Mutex::new(Vec::new());
+static OWN: Mutex<Vec<(Name, WeakRegion)>> = Mutex::new(Vec::new());
 
 type Name = (u64, usize, u64);
 
@@ -56,8 +53,8 @@ impl Exports {
             }
             _ => return Err("it is not memory of a GPU".into()),
         };
-        self.left.free();
         let allocation = self.allocation(region, gpu)?;
+        region.keep_with(|| Arc::new(Until(allocation.clone())));
         let share = allocation.ledger.0.share().ok_or("its ledger is shared by nobody")?;
         let ledger = shm::export::export_shared(share)?;
         // Ended by the registration, which has to look at the ledger afterwards.
@@ -65,12 +62,14 @@ impl Exports {
         let fd = allocation.handle.fd().map(|fd| fd.as_raw_fd().cast_unsigned());
         let offset = region.addr() - allocation.base;
         let key = Key { ledger, pid, fd, simulated, len, handle: allocation.handle.encode_at(offset) };
-        let region = Arc::new(region.clone());
         let mut own = lock(&OWN);
-        own.retain(|(_, region)| region.strong_count() > 0);
-        own.push(((allocation.inode, offset, len), Arc::downgrade(&region)));
+        own.retain(|(_, region)| !region.is_gone());
+        let name = (allocation.inode, offset, len);
+        if !own.iter().any(|(other, known)| *other == name && known.is_of(region)) {
+            own.push((name, region.downgrade()));
+        }
         drop(own);
-        Ok(Exported::new(key.encode(), Registration { region, allocation, left: self.left.clone() }))
+        Ok(Exported::new(key.encode(), Registration(allocation)))
     }
 
     /// The allocation that a region lies in, as it was exported before or is now.
@@ -99,42 +98,45 @@ impl Exports {
         all.insert(name, Arc::downgrade(&allocation));
         Ok(allocation)
     }
-
-    /// Frees what others do not have mapped any more.
-    pub(super) fn free_left(&self) {
-        self.left.free();
-    }
 }
 
 /// A region of this very process, by its key.
 pub(super) fn own(name: Name) -> Result<Region, String> {
-    let found = lock(&OWN).iter().find(|(other, _)| *other == name).and_then(|(_, known)| known.upgrade());
-    found.map(|region| (*region).clone()).ok_or_else(|| "it is not there any more".into())
+    let own = lock(&OWN);
+    let found = own.iter().filter(|(other, _)| *other == name).find_map(|(_, known)| known.upgrade());
+    found.ok_or_else(|| "it is not there any more".into())
 }
 
-impl Left {
-    fn free(&self) {
-        // Dropped outside the lock: freeing memory of a GPU takes time.
-        let freed: Vec<(Arc<Region>, Arc<Allocation>)> = {
-            let mut left = lock(&self.0);
-            // While another region of the allocation is registered, those who have it mapped may be there for that one.
-            left.extract_if(.., |(_, allocation)| {
-                allocation.ledger.stands(0) && allocation.ledger.importers().is_empty()
-            })
-            .collect()
-        };
-        drop(freed);
+/// Keeps memory until nobody has its allocation mapped.
+struct Until(Arc<Allocation>);
+
+impl Keeper for Until {
+    fn keep(&self, owner: Owner) {
+        lock(&LEFT).push((self.0.clone(), owner));
+        free_left();
     }
+}
+
+/// Frees what others do not have mapped any more.
+pub(super) fn free_left() {
+    // Dropped outside the lock: freeing memory of a GPU takes time, and an owner may be the program's.
+    let freed: Vec<_> = {
+        let Ok(mut left) = LEFT.try_lock() else { return };
+        // While another region of the allocation is registered, those who have it mapped may be there for that one.
+        let is_free =
+            |allocation: &Allocation| allocation.ledger.stands(0) && allocation.ledger.importers().is_empty();
+        left.extract_if(.., |(allocation, _)| is_free(allocation)).collect()
+    };
+    drop(freed);
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some(share) = self.allocation.ledger.0.share() {
+        if let Some(share) = self.0.ledger.0.share() {
             share.close();
         }
         // Nobody waits here: whoever has it mapped closes it when it next looks.
-        lock(&self.left.0).push((self.region.clone(), self.allocation.clone()));
-        self.left.free();
+        free_left();
     }
 }
 

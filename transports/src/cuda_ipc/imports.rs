@@ -1,8 +1,8 @@
 //! Allocations of other processes, mapped here.
 
-use super::exports::own;
+use super::exports::{FORMS, own};
 use super::key::Key;
-use super::ledger::{Entry, Ledger};
+use super::ledger::{Entry, Ledger, name_of};
 use crate::contract::{Imported, WireKey};
 use crate::gpu::{Driver, Gpu, Handle};
 use crate::mem::{GpuUuid, Region};
@@ -22,12 +22,22 @@ pub(super) struct Imports {
 /// An allocation that is mapped for one device's engines.
 #[derive(Clone)]
 struct Opened {
-    /// The ledger's inode, which is no other's while this has it mapped.
+    /// The ledger's inode, which is no other's while this has it mapped; and the handle, whoever named the two together.
     inode: u64,
+    handle: [u8; Handle::WIRE],
+    /// Its exporter's process.
+    exporter: Option<u64>,
     opener: GpuUuid,
     ledger: Ledger,
     whole: Region,
     entry: Arc<Entry>,
+}
+
+impl Opened {
+    /// The number of its exporter's process.
+    fn pid(&self) -> u32 {
+        self.exporter.map_or(0, |name| (name >> 32) as u32)
+    }
 }
 
 impl Imports {
@@ -45,7 +55,7 @@ impl Imports {
         let share = ledger.0.share().ok_or("its ledger is shared by nobody")?.clone();
         let offset = Handle::offset_of(&key.handle);
         if key.pid == std::process::id() {
-            return Ok(Imported::watched(own((inode, offset, key.len))?, share, epoch));
+            return Ok(Imported::watched(own((inode, offset, key.len))?, share, epoch).of_this_process());
         }
         let opened = self.opened(&key, inode, ledger, epoch, near)?;
         let len = usize::try_from(key.len).map_err(|_| "it is larger than the address space")?;
@@ -64,9 +74,13 @@ impl Imports {
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Opened, String> {
         let near = near.filter(|gpu| gpu.info().simulated == key.simulated);
+        let whole = Handle::whole(key.handle);
         let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits =
-            |one: &Opened| one.inode == inode && near.is_none_or(|near| near.info().uuid == one.opener);
+        let fits = |one: &Opened| {
+            one.inode == inode
+                && one.handle == whole
+                && near.is_none_or(|near| near.info().uuid == one.opener)
+        };
         if let Some(at) = all.iter().position(fits)
             && let Some(one) = all.remove(at)
         {
@@ -78,8 +92,16 @@ impl Imports {
             return Err("its registration has ended".into());
         }
         let handle = key.handle()?;
-        let (opener, whole) = self.open(&handle, key.simulated, near)?;
-        let one = Opened { inode, opener, ledger, whole, entry: Arc::new(entry) };
+        if !FORMS.contains(&handle.form()) {
+            return Err(format!(
+                "memory in the form {:?} is not mapped: it goes with its owner",
+                handle.form()
+            ));
+        }
+        let exporter = name_of(key.pid);
+        let (opener, region) = self.open(&handle, key.simulated, near)?;
+        let entry = Arc::new(entry);
+        let one = Opened { inode, handle: whole, exporter, opener, ledger, whole: region, entry };
         all.push_back(one.clone());
         let old = if all.len() > KEPT { all.pop_front() } else { None };
         drop(all);
@@ -117,10 +139,21 @@ impl Imports {
 
     /// Closes what its exporter has withdrawn, if nothing here uses it.
     pub(super) fn close_ended(&self) {
+        self.close(|one| one.ledger.stands(0));
+    }
+
+    /// The same of those whose exporter has ended without a word.
+    pub(super) fn close_dead(&self) {
+        self.close(|one| {
+            one.ledger.stands(0) || one.exporter.is_none() || name_of(one.pid()) != one.exporter
+        });
+    }
+
+    fn close(&self, which: impl Fn(&Opened) -> bool) {
         let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended: Vec<_> = all.iter().filter(|one| one.ledger.stands(0)).cloned().collect();
-        all.retain(|one| !one.ledger.stands(0));
+        let (gone, kept) = std::mem::take(&mut *all).into_iter().partition(which);
+        *all = kept;
         drop(all);
-        drop(ended);
+        drop::<VecDeque<Opened>>(gone);
     }
 }

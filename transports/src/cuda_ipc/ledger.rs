@@ -70,7 +70,7 @@ impl Drop for Entry {
 }
 
 /// A process by its number and when it started: numbers are used again. `None` when there is none.
-fn name_of(pid: u32) -> Option<u64> {
+pub(super) fn name_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Its name, in brackets, may contain anything. Behind it, the state comes first, and as the 20th the start, in ticks since
     // boot: proc_pid_stat(5).

@@ -78,7 +78,12 @@ impl Domain for CudaIpc {
 
     fn look_after(&self) {
         self.imports.close_ended();
-        self.exports.free_left();
+        exports::free_left();
+    }
+
+    fn somebody_has_gone(&self) {
+        self.imports.close_dead();
+        exports::free_left();
     }
 
     fn device(&self, _: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {

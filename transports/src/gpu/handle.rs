@@ -135,6 +135,12 @@ impl Handle {
         bytes
     }
 
+    /// Such bytes, of all of the allocation.
+    pub fn whole(mut bytes: [u8; Self::WIRE]) -> [u8; Self::WIRE] {
+        bytes.iter_mut().skip(Self::OFFSET).take(8).for_each(|byte| *byte = 0);
+        bytes
+    }
+
     /// Where the exported region begins, according to such bytes.
     pub fn offset_of(bytes: &[u8; Self::WIRE]) -> usize {
         let word = bytes.get(Self::OFFSET..).and_then(|rest| rest.first_chunk::<8>());

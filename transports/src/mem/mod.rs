@@ -34,6 +34,6 @@ pub use kind::{GpuUuid, MemKind};
 pub use loan::{Lender, Loan};
 pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
 pub use pool::PacketPool;
-pub use region::{AllocId, AtomicError, Region, RegionSlice};
+pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, WeakRegion};
 pub use transfer::Transfer;
 pub use view::{MemMut, MemRef, Place};

@@ -6,8 +6,8 @@ use crate::gpu::Gpu;
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// An allocation's identity: a GPU driver's buffer id, or a number given out here. An address that is
 /// freed and allocated again is another allocation (gpu.md, legacy IPC rule 6).
@@ -28,8 +28,47 @@ struct Allocation {
     id: AllocId,
     gpu: Option<Arc<dyn Gpu>>,
     share: Option<Arc<Share>>,
-    /// Whoever frees the memory; dropped with the last handle.
-    _owner: Box<dyn Any + Send + Sync>,
+    /// The region that this one is a part of, if it is one. Goes before what its owner holds.
+    root: Option<Region>,
+    /// Whoever frees the memory; dropped with the last handle, or given to the keeper.
+    owner: Option<Box<dyn Any + Send + Sync>>,
+    keeper: OnceLock<Arc<dyn Keeper>>,
+}
+
+/// Takes over what a region has owned when its last handle is dropped: where others have the memory mapped, it must not be
+/// freed before they are done.
+pub trait Keeper: Send + Sync {
+    /// Keeps it for as long as need be.
+    fn keep(&self, owner: Box<dyn Any + Send + Sync>);
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if let (Some(keeper), Some(owner)) = (self.keeper.take(), self.owner.take()) {
+            keeper.keep(owner);
+        }
+    }
+}
+
+/// A region, if anybody still has it.
+#[derive(Clone)]
+pub struct WeakRegion(Weak<Allocation>);
+
+impl WeakRegion {
+    /// The region, while there is a handle.
+    pub fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(Region)
+    }
+
+    /// Whether it is a handle to `region`.
+    pub fn is_of(&self, region: &Region) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&region.0))
+    }
+
+    /// Whether nobody has it any more.
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 // SAFETY: a region is an address that is only used through the copy function, and an owner that is
@@ -61,7 +100,8 @@ impl Region {
         gpu: Option<Arc<dyn Gpu>>,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self(Arc::new(Allocation { base, len, kind, id, gpu, share: None, _owner: owner }))
+        let (share, root, keeper) = (None, None, OnceLock::new());
+        Self(Arc::new(Allocation { base, len, kind, id, gpu, share, root, owner: Some(owner), keeper }))
     }
 
     /// Notes that others can map it. For fresh regions.
@@ -114,16 +154,6 @@ impl Region {
         Ok(unsafe { at.as_ref() })
     }
 
-    /// Whether both are handles to one region.
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// How many handles and slices there are at the moment.
-    pub fn handles(&self) -> usize {
-        Arc::strong_count(&self.0)
-    }
-
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
@@ -166,11 +196,39 @@ impl Region {
         len: usize,
         what: Box<dyn Any + Send + Sync>,
     ) -> Option<Self> {
-        let inside = offset.checked_add(len)? <= self.0.len;
+        if offset.checked_add(len)? > self.0.len {
+            return None;
+        }
         let Allocation { base, kind, id, gpu, .. } = &*self.0;
-        let owner: Box<dyn Any + Send + Sync> = Box::new((self.clone(), what));
-        // SAFETY: within the allocation, which the owner keeps.
-        inside.then(|| unsafe { Self::from_parts(base.add(offset), len, *kind, *id, gpu.clone(), owner) })
+        // SAFETY: within the allocation, which the root keeps.
+        let base = unsafe { base.add(offset) };
+        let part = Allocation {
+            base,
+            len,
+            kind: *kind,
+            id: *id,
+            gpu: gpu.clone(),
+            share: None,
+            root: Some(self.root().clone()),
+            owner: Some(what),
+            keeper: OnceLock::new(),
+        };
+        Some(Self(Arc::new(part)))
+    }
+
+    /// The region that it is a part of; itself, if it is a part of none.
+    pub fn root(&self) -> &Self {
+        self.0.root.as_ref().unwrap_or(self)
+    }
+
+    /// Has what the root owns given to a keeper in the end. The first one stays.
+    pub fn keep_with(&self, keeper: impl FnOnce() -> Arc<dyn Keeper>) {
+        self.root().0.keeper.get_or_init(keeper);
+    }
+
+    /// A handle that keeps nothing.
+    pub fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.0))
     }
 
     /// A part of it that keeps all of it alive. `None` when the part is not inside.

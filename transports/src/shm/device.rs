@@ -62,12 +62,6 @@ impl Shared {
         self.watch(fd, OUTGOING | u64::from(index))
     }
 
-    /// Whether the process behind a pidfd is dead.
-    pub(super) fn is_dead(&self, process: BorrowedFd<'_>) -> bool {
-        let mut fds = [PollFd::new(&process, PollFlags::IN)];
-        matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
-    }
-
     /// The segments of links that lead here.
     pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,6 +70,12 @@ impl Shared {
     fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the process behind a pidfd is dead.
+pub(super) fn is_dead(process: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&process, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
 /// When to look at the epoll set.

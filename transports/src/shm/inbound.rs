@@ -4,7 +4,7 @@
 //! sender rings its bell. Rings cool when there are many warm ones and they stay silent, and all of them
 //! do before the device sleeps.
 
-use super::device::Shared;
+use super::device::{Shared, is_dead};
 use super::handshake::Message;
 use super::segment::{Segment, SegmentSlots};
 use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
@@ -148,7 +148,11 @@ impl Inbound {
     #[cold]
     fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
-        shared.incoming().remove(&sender.from);
+        let mut incoming = shared.incoming();
+        if incoming.get(&sender.from).is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment)) {
+            incoming.remove(&sender.from);
+        }
+        drop(incoming);
         self.links[sender.bell as usize] = None;
         batch.push(Event::PeerDown { peer: sender.from, cause });
     }
@@ -250,7 +254,7 @@ impl Inbound {
                 }
             },
             Some(Incoming::Cold(sender)) => {
-                let ended = sender.hear(shared);
+                let ended = sender.hear();
                 if ended {
                     // It is looked at once more, and then let go.
                     self.warm_up(bell);
@@ -258,7 +262,7 @@ impl Inbound {
             }
             Some(Incoming::Warm) => {
                 if let Some(sender) = self.warm.iter_mut().find(|sender| sender.bell == bell) {
-                    sender.hear(shared);
+                    sender.hear();
                 }
             }
         }
@@ -352,19 +356,19 @@ impl Sender {
     }
 
     /// Takes in what the sender says beside the ring. Whether it has ended.
-    fn hear(&mut self, shared: &Shared) -> bool {
+    fn hear(&mut self) -> bool {
         if self.ended.is_none() {
-            self.ended = self.last_words(shared);
+            self.ended = self.last_words();
         }
         self.ended.is_some()
     }
 
-    fn last_words(&self, shared: &Shared) -> Option<DownCause> {
+    fn last_words(&self) -> Option<DownCause> {
         let mut bytes = [0; super::handshake::MAX_MESSAGE];
         match self.channel.receive(&mut bytes) {
             Ok(Received::Nothing) => {
                 let process = self.process.as_ref()?;
-                shared.is_dead(process.as_fd()).then(|| DownCause::Gone("its process has ended".into()))
+                is_dead(process.as_fd()).then(|| DownCause::Gone("its process has ended".into()))
             }
             Ok(Received::Closed) => Some(DownCause::Gone("its socket hung up".into())),
             Ok(Received::Message(len, _)) => match Message::decode(&bytes[..len]) {

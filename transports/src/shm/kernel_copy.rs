@@ -1,18 +1,24 @@
 //! The kernel's cross-memory copy: one copy from process to process, no memory shared.
 
+use super::device::is_dead;
+use super::link::Outgoing;
 use super::segment::BellPage;
 use crate::contract::{PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
 use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock, Weak};
 
 /// The memory of the process with this number.
 #[derive(Debug)]
 pub(super) struct KernelCopy {
     pid: libc::pid_t,
-    /// Where its device says that it has closed: its buffers may be in other use from then on.
-    page: Option<Arc<BellPage>>,
+    /// Readable when the process is dead. Without one (an old kernel) that is not known here.
+    process: Option<OwnedFd>,
+    /// Where its device says that it has closed: its buffers may be in other use from then on. There once it has answered.
+    page: OnceLock<Arc<BellPage>>,
+    link: Weak<Outgoing>,
 }
 
 /// Which way the bytes go.
@@ -23,8 +29,17 @@ enum Way {
 }
 
 impl KernelCopy {
-    pub(super) fn of(pid: libc::pid_t, page: Option<Arc<BellPage>>) -> Self {
-        Self { pid, page }
+    pub(super) fn of(pid: libc::pid_t, process: Option<OwnedFd>, link: Weak<Outgoing>) -> Self {
+        Self { pid, process, page: OnceLock::new(), link }
+    }
+
+    fn page(&self) -> Option<&Arc<BellPage>> {
+        if self.page.get().is_none()
+            && let Some(page) = self.link.upgrade().and_then(|link| link.page())
+        {
+            let _ = self.page.set(page);
+        }
+        self.page.get()
     }
 
     fn copy(&self, way: Way, local: *mut u8, len: usize, addr: u64) -> Result<(), PeerMemoryError> {
@@ -73,7 +88,7 @@ impl KernelCopy {
 
     /// After the bytes: if it has not closed by now, they were what it had offered.
     fn is_open(&self) -> Result<(), PeerMemoryError> {
-        match &self.page {
+        match self.page() {
             Some(page) if page.closed().load(Ordering::SeqCst) != 0 => {
                 Err(PeerMemoryError::Failed("it has closed its device meanwhile".into()))
             }
@@ -94,6 +109,10 @@ fn errno() -> Errno {
 }
 
 impl PeerMemory for KernelCopy {
+    fn is_gone(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
+    }
+
     fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError> {
         if !to.place().is_host() {
             return Err(PeerMemoryError::Failed(format!("it cannot fill {} memory", to.place().kind())));
@@ -124,6 +143,11 @@ impl PeerMemory for KernelCopy {
         if !from.place().is_host() {
             return Err(PeerMemoryError::Failed(format!("it cannot read {} memory", from.place().kind())));
         }
+        // A number that is used again is another process's.
+        self.is_open()?;
+        if self.is_gone() {
+            return Err(PeerMemoryError::Failed("its process has ended".into()));
+        }
         self.copy(Way::There, from.as_ptr().cast_mut(), from.len(), addr)
     }
 }
@@ -145,7 +169,7 @@ mod tests {
     #[test]
     fn memory_is_read_and_written_and_an_address_that_is_not_mapped_is_an_error() {
         let mut there = vec![7_u8; 10_000];
-        let this = KernelCopy::of(std::process::id().cast_signed(), None);
+        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
         let mut here = vec![0; 9000];
         match this.read(there.as_ptr() as u64 + 100, MemMut::host(&mut here)) {
             Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
@@ -161,7 +185,7 @@ mod tests {
 
     #[test]
     fn of_several_reads_those_are_done_that_come_before_one_that_cannot_be() {
-        let this = KernelCopy::of(std::process::id().cast_signed(), None);
+        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
         let (there, mut here) = ([7_u8; 5000], [[0_u8; 5000]; 3]);
         let addr = there.as_ptr() as u64;
         let [first, second, third] = &mut here;
@@ -178,7 +202,8 @@ mod tests {
     fn what_is_copied_while_its_owner_closes_is_not_taken_for_its_bytes() {
         let (page, _fd) = BellPage::create().unwrap();
         let (page, there) = (Arc::new(page), vec![7_u8; 100]);
-        let this = KernelCopy::of(std::process::id().cast_signed(), Some(page.clone()));
+        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
+        this.page.set(page.clone()).unwrap();
         let mut here = vec![0; 100];
         match this.read(there.as_ptr() as u64, MemMut::host(&mut here)) {
             Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),

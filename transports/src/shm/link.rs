@@ -1,10 +1,11 @@
 //! The sending side: inline into the ring, or through a chunk.
 
+use super::Geometry;
+use super::device::{Shared, is_dead};
 use super::handshake::{Address, Message};
 use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
 use super::kernel_copy::KernelCopy;
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
-use super::{Geometry, device::Shared};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
@@ -144,7 +145,7 @@ impl Outgoing {
         let cause = match channel.receive(&mut bytes) {
             Ok(Received::Nothing) => {
                 let process = sender.process.as_ref()?;
-                if !shared.is_dead(process.as_fd()) {
+                if !is_dead(process.as_fd()) {
                     return None;
                 }
                 DownCause::Gone("its process has ended".into())
@@ -190,15 +191,19 @@ impl Outgoing {
         (sender.channel, sender.process, sender.segment_fd) = (None, None, None);
     }
 
-    fn peer_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
+    /// The receiver's page, once it has answered.
+    pub(super) fn page(&self) -> Option<Arc<BellPage>> {
+        self.sender.lock().receiver.as_ref().map(|receiver| receiver.page.clone())
+    }
+
+    fn peer_memory(self: &Arc<Self>) -> Result<Arc<dyn PeerMemory>, String> {
         let sender = self.sender.lock();
         let channel = sender.channel.as_ref().ok_or("it is not connected")?;
         let peer = channel.peer().map_err(|error| format!("the kernel does not say who it is: {error}"))?;
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
         }
-        let page = sender.receiver.as_ref().map(|receiver| receiver.page.clone());
-        Ok(Arc::new(KernelCopy::of(peer.pid, page)))
+        Ok(Arc::new(KernelCopy::of(peer.pid, channel.peer_process().ok(), Arc::downgrade(self))))
     }
 
     #[cold]
