@@ -211,6 +211,28 @@ fn without_tags_lines_come_as_they_are() {
     assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["rank 0", "rank 1"])));
 }
 
+/// CUDA's library starts a thread in whatever process uses it, the launcher of `carrack perf` included: the kernel may give that
+/// one the signal that a child has ended.
+#[test]
+fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, library) =
+        (folder.join("thread.c"), folder.join(format!("thread-{}.so", std::process::id())));
+    let text = "#include <pthread.h>\n#include <unistd.h>\n\
+        static void *nap(void *none) { for (;;) pause(); return none; }\n\
+        __attribute__((constructor)) static void start(void) { pthread_t one; pthread_create(&one, 0, nap, 0); }\n";
+    fs::write(&source, text).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-lpthread");
+    assert!(compiler.status().unwrap().success(), "the C compiler failed");
+    for _ in 0..10 {
+        let mut job = job(2, &[], &["true"]);
+        job.command.env("LD_PRELOAD", &library);
+        assert_eq!(job.run().code(), 0);
+    }
+    fs::remove_file(library).unwrap();
+}
+
 #[test]
 fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
     let run = script(4, &[], "[ $CARRACK_RANK = 2 ] && exit 3; sleep 1000").run();

@@ -6,11 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use carrack::bootstrap::MAX_RANKS;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, set_child_subreaper, waitpid,
+    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open, set_child_subreaper,
+    waitpid,
 };
 
 use super::binding::{Bind, allowed_cpus};
@@ -57,22 +58,30 @@ fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<P
 }
 
 fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, LaunchError> {
+    // SIGCHLD alone would not do: where a library has threads in this process (CUDA's has), the kernel may give it to one of
+    // those, which has it neither blocked nor handled.
+    let ended = pidfd_open(keeper, PidfdFlags::empty()).ok();
+    let look_again = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let patience = if ended.is_none() { Some(&look_again) } else { None };
     loop {
-        match poll(&mut [PollFd::new(signals, PollFlags::IN)], None) {
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        fds.extend(ended.as_ref().map(|ended| PollFd::new(ended, PollFlags::IN)));
+        match poll(&mut fds, patience) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
         }
         while let Some(signal) = signals.next().map_err(LaunchError::os("reading signals"))? {
-            if signal == libc::SIGCHLD {
-                match waitpid(Some(keeper), WaitOptions::NOHANG) {
-                    Ok(Some((_, status))) => return Ok(keeper_ended(status)),
-                    Ok(None) | Err(Errno::INTR) => {}
-                    Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
-                }
-            } else if let Ok(signal) = u8::try_from(signal) {
-                // It fails only when the keeper is gone, and then SIGCHLD follows.
+            if signal != libc::SIGCHLD
+                && let Ok(signal) = u8::try_from(signal)
+            {
+                // It fails only when the keeper is gone, which is seen below.
                 let _ = write(lifeline, &[signal]);
             }
+        }
+        match waitpid(Some(keeper), WaitOptions::NOHANG) {
+            Ok(Some((_, status))) => return Ok(keeper_ended(status)),
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
         }
     }
 }

@@ -1,16 +1,26 @@
 //! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
 
-use super::Pass;
+use super::{Landing, Pass};
 use crate::bulk::wire::{Verdict, word};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::peer::backlog::Step;
 use crate::protocol::header::Message;
 use carrack_transports::contract::DownCause;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-/// Copies by engines, of those that are not done, that are asked for in one call of progress; and one of the others.
-const OLDEST: usize = 4;
+/// Calls of progress of which one also asks for a copy that is not the oldest.
+const EACH: usize = 4;
+
+/// Takes out the copies that are done, from one on to the first that is not.
+fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
+    while let Some(landing) = landings.get_mut(at)
+        && landing.transfer.poll().is_some()
+    {
+        done.extend(landings.remove(at));
+    }
+}
 
 impl Pass<'_> {
     /// Moves on what waits in backlogs.
@@ -58,27 +68,18 @@ impl Pass<'_> {
     }
 
     /// Looks which engines are done. Engines do what they are given in order, and to ask for an event takes as long as a small
-    /// message: so only the oldest of those that are not done are asked for, and one of the others in turn, since there are several
-    /// engines.
+    /// message: so only the oldest of those that are not done is asked for, and now and then one of the others in turn, since there are
+    /// several engines.
     #[cold]
     pub(super) fn move_landings(&mut self) {
         let mut ended = Vec::new();
         if let Some(mut landings) = self.device.landing.try_lock() {
-            let mut asked = 0;
-            while asked < OLDEST
-                && let Some(first) = landings.get_mut(asked)
+            take_done(&mut landings, 0, &mut ended);
+            let turn = self.device.landing_turn.fetch_add(1, Ordering::Relaxed);
+            if turn.is_multiple_of(EACH)
+                && let Some(others @ 1..) = landings.len().checked_sub(1)
             {
-                if first.transfer.poll().is_some() {
-                    ended.extend(landings.remove(asked));
-                } else {
-                    asked += 1;
-                }
-            }
-            if let Some(others @ 1..) = landings.len().checked_sub(OLDEST) {
-                let at = OLDEST + self.device.landing_turn.fetch_add(1, Ordering::Relaxed) % others;
-                if landings.get_mut(at).is_some_and(|other| other.transfer.poll().is_some()) {
-                    ended.extend(landings.remove(at));
-                }
+                take_done(&mut landings, 1 + turn / EACH % others, &mut ended);
             }
             self.device.landing.set_count(landings.len());
         }
