@@ -8,6 +8,7 @@ use crate::protocol::select::choose;
 pub use crate::protocol::select::{PathVerdict, Verdict};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Caps;
+use carrack_transports::cuda_ipc;
 use carrack_transports::mem::{MemKind, PacketSource};
 use std::time::Duration;
 
@@ -112,6 +113,8 @@ impl Runtime {
             KindPath { memory: "host".into(), way: host.clone(), why: None },
             KindPath { memory: "pinned".into(), way: host, why: None },
         ];
+        let route = device.known_route(rank);
+        let maps = route.and_then(|route| route.linked()).is_some_and(|linked| self.0.may_map(linked));
         for driver in self.gpu_drivers() {
             match driver.devices() {
                 Err(error) => kinds.push(KindPath {
@@ -134,6 +137,15 @@ impl Runtime {
                             )
                         };
                         let why = (!direct).then(|| format!("{transport} sends host memory only"));
+                        let way = if maps {
+                            format!(
+                                "offered, and fetched by the receiver's copy engine through {}; what cannot be exported or \
+                                 mapped, and active messages up to {packet} B: {way}",
+                                cuda_ipc::NAME
+                            )
+                        } else {
+                            way
+                        };
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,

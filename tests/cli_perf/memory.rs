@@ -34,7 +34,6 @@ fn the_memory_of_a_simulated_gpu_is_measured_and_called_simulated() {
 }
 
 #[test]
-#[ignore = "loopback lays control messages into packets on the GPU, where the runtime cannot read them"]
 fn what_the_runtime_tells_itself_over_loopback_is_understood_when_packets_are_on_a_gpu() {
     for op in ["put", "send", "am"] {
         let args = ["latency", "--mem", "device", "--op", op, "--size", "20000", "--transport", "loopback"];

@@ -1,6 +1,6 @@
 //! The receiver's side.
 
-use super::share::{ASK_AHEAD, MOST, Others, Share, is_worth_it};
+use super::pull::Pull;
 use super::wire::{Offer, Verdict, encode_landing};
 use super::{Bulk, Ended};
 use crate::buffer::fresh;
@@ -12,14 +12,10 @@ use crate::names::{Rank, Tag, UserContext};
 use crate::progress::{Deferred, Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{Payload, PeerMemory, PeerMemoryError};
+use carrack_transports::contract::{Payload, PeerMemory};
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, MemMut, SmallBytes, Transfer};
-use std::collections::VecDeque;
+use carrack_transports::mem::{Buffer, SmallBytes, Transfer};
 use std::sync::Arc;
-
-/// Messages that are copied by one call of the kernel, at most.
-const TOGETHER: usize = 16;
 
 /// Where a large message goes.
 pub(crate) enum Target {
@@ -45,46 +41,8 @@ pub(crate) struct Arriving {
     pub(super) size: usize,
     pub(super) target: Target,
     /// Host memory that parts are copied into, where the target's buffer is not host memory.
-    staging: Option<Buffer>,
-    got: usize,
-}
-
-/// A message that the kernel copies here.
-pub(crate) struct Pull {
-    pub(super) from: Rank,
-    pub(super) size: usize,
-    pub(super) target: Target,
     pub(super) staging: Option<Buffer>,
-    offer: Offer,
-    memory: Arc<dyn PeerMemory>,
-    done: usize,
-    /// Its sender was asked to help, if that is worth while.
-    is_asked: bool,
-    /// Its sender may help.
-    pub(super) share: Option<Share>,
-    /// It cannot be copied. Told once the sender has stopped helping.
-    failed: Option<PeerMemoryError>,
-    /// Something was wrong when it was copied together with others.
-    is_apart: bool,
-}
-
-/// What a step of a pull came to.
-enum Step {
-    /// So many bytes.
-    Copied(usize),
-    /// All that is missing is with the sender.
-    Waits,
-    Over,
-    Failed(PeerMemoryError),
-}
-
-/// What became of a message that was to be copied.
-enum Pulled {
-    Over,
-    /// All that is missing is with the sender.
-    Waits(Box<Pull>),
-    /// There is more to be copied.
-    Begun(Box<Pull>),
+    pub(super) got: usize,
 }
 
 impl Arriving {
@@ -186,19 +144,7 @@ impl DeviceInner {
         }
         match self.peer_memory(runtime, from, offer.addr) {
             Some(memory) => {
-                let pull = Box::new(Pull {
-                    from,
-                    size,
-                    target,
-                    staging,
-                    offer,
-                    memory,
-                    done: 0,
-                    is_asked: false,
-                    share: None,
-                    failed: None,
-                    is_apart: false,
-                });
+                let pull = Box::new(Pull::new(from, (size, target, staging), offer, memory));
                 let mut pulls = self.bulk.pulls.lock();
                 pulls.push_back(pull);
                 self.bulk.pulls.set_count(pulls.len());
@@ -246,7 +192,7 @@ impl DeviceInner {
         self.end_if_gone(from);
     }
 
-    fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
+    pub(super) fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
         let (from, landing) = (arriving.from, self.bulk.name());
         let deadline = arriving.target.deadline();
         let mut all = self.bulk.arriving.lock();
@@ -356,7 +302,7 @@ impl Pass<'_> {
     }
 
     /// All bytes of a message are on this side.
-    fn arrived(&mut self, from: Rank, size: usize, mut target: Target, staging: Option<Buffer>) {
+    pub(super) fn arrived(&mut self, from: Rank, size: usize, mut target: Target, staging: Option<Buffer>) {
         if let Target::Put { token, .. } = &target {
             let message = Message::Finish { token: *token };
             self.device.control(self.inner, from, message, Verdict::Done.encode());
@@ -381,257 +327,6 @@ impl Pass<'_> {
                 self.signal_or_defer(comp.as_ref(), status);
             }
         }
-    }
-
-    /// Lets the kernel copy what was offered, in the order in which it was, as much as is copied at a time.
-    #[cold]
-    pub(crate) fn move_pulls(&mut self) {
-        let bulk = &self.device.bulk;
-        let mut turn = {
-            let Some(mut pulls) = bulk.pulls.try_lock() else { return };
-            let turn = std::mem::take(&mut *pulls);
-            bulk.pulls.set_count(0);
-            turn
-        };
-        let mut budget = MOST;
-        let (mut left, mut begun) = (VecDeque::new(), None);
-        while budget > 0 {
-            if self.pull_together(&mut turn, &mut budget) {
-                continue;
-            }
-            let Some(mut pull) = turn.pop_front() else { break };
-            // Those behind it, too: their senders come to it while this one is copied.
-            let is_alone = turn.is_empty();
-            self.ask_for_help(&mut pull, is_alone);
-            turn.iter_mut().take(ASK_AHEAD).for_each(|pull| self.ask_for_help(pull, false));
-            match self.pull(pull, &mut budget) {
-                Pulled::Over => {}
-                Pulled::Waits(pull) => left.push_back(pull),
-                Pulled::Begun(pull) => begun = Some(pull),
-            }
-        }
-        let waits: Vec<Rank> = left.iter().map(|pull| pull.from).collect();
-        left.append(&mut turn);
-        // Behind those that have not had their turn, and before those that have come meanwhile.
-        left.extend(begun);
-        let mut pulls = bulk.pulls.lock();
-        left.append(&mut pulls);
-        *pulls = left;
-        bulk.pulls.set_count(pulls.len());
-        drop(pulls);
-        // Who has gone meanwhile was looked for on another thread when these were not in the list; and those that wait would for
-        // ever.
-        waits.into_iter().for_each(|from| self.device.end_if_gone(from));
-    }
-
-    fn ask_for_help(&self, pull: &mut Pull, is_alone: bool) {
-        if std::mem::replace(&mut pull.is_asked, true) {
-            return;
-        }
-        if is_worth_it(pull.size, is_alone)
-            && let Some(place) = pull.place()
-        {
-            pull.share = self.device.ask_for_help(self.inner, pull.from, pull.offer.token, place);
-        }
-    }
-
-    /// Copies several messages of one peer by one call of the kernel, if there are such in front. Whether any was.
-    fn pull_together(&mut self, turn: &mut VecDeque<Box<Pull>>, budget: &mut usize) -> bool {
-        let Some(from) = turn.front().map(|first| first.from) else { return false };
-        let mut size = 0;
-        let together = turn.iter().take_while(|pull| {
-            size += pull.size;
-            size <= *budget && pull.from == from && pull.can_go_with_others()
-        });
-        let count = together.take(TOGETHER).count();
-        if count < 2 {
-            return false;
-        }
-        let mut many: Vec<_> = turn.drain(..count).collect();
-        let memory = many[0].memory.clone();
-        let places: Option<Vec<_>> =
-            many.iter_mut().map(|pull| Some((pull.offer.addr, pull.room()?))).collect();
-        let done = places.map_or(0, |places| memory.read_many(&places).unwrap_or(0));
-        let mut left = many.split_off(done);
-        if let Some(pull) = left.first_mut() {
-            // By itself it will say what is wrong.
-            pull.is_apart = true;
-        }
-        left.into_iter().rev().for_each(|pull| turn.push_front(pull));
-        for pull in many {
-            *budget = budget.saturating_sub(pull.size);
-            self.pulled(*pull);
-        }
-        true
-    }
-
-    /// Copies as much of one message as may be copied now.
-    fn pull(&mut self, mut pull: Box<Pull>, budget: &mut usize) -> Pulled {
-        loop {
-            match pull.step() {
-                Step::Copied(len) => {
-                    self.moved = true;
-                    *budget = budget.saturating_sub(len);
-                    if *budget == 0 {
-                        return Pulled::Begun(pull);
-                    }
-                }
-                Step::Waits => {
-                    self.expire_pull(&mut pull);
-                    return Pulled::Waits(pull);
-                }
-                Step::Over => {
-                    self.pulled(*pull);
-                    return Pulled::Over;
-                }
-                Step::Failed(why) => {
-                    self.not_pulled(*pull, why);
-                    return Pulled::Over;
-                }
-            }
-        }
-    }
-
-    /// All bytes of a message have been copied.
-    fn pulled(&mut self, pull: Pull) {
-        self.moved = true;
-        let Pull { from, size, target, staging, offer, .. } = pull;
-        // A put's end is told when it has arrived, whichever way it came.
-        if !matches!(target, Target::Put { .. }) {
-            let message = Message::Finish { token: offer.token };
-            self.device.control(self.inner, from, message, Verdict::Done.encode());
-        }
-        self.arrived(from, size, target, staging);
-    }
-
-    fn not_pulled(&mut self, pull: Pull, why: PeerMemoryError) {
-        self.moved = true;
-        let Pull { from, size, target, staging, offer, .. } = pull;
-        match why {
-            PeerMemoryError::Refused(why) => {
-                if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
-                    linked.refuse_peer_memory(why);
-                }
-                let arriving = Arriving { from, size, target, staging, got: 0 };
-                self.device.ask_for_parts(self.inner, offer.token, arriving);
-            }
-            PeerMemoryError::Failed(why) => {
-                let message = Message::Finish { token: offer.token };
-                self.device.control(self.inner, from, message, Verdict::Failed.encode());
-                let error = OpError::Transfer { rank: from, why };
-                if let Some((comp, status)) = target.fail(from, size, error) {
-                    self.signal_or_defer(comp.as_ref(), status);
-                }
-            }
-        }
-    }
-
-    /// A message that waits for its sender's help may be late. Its memory stays here until the sender is done with it.
-    fn expire_pull(&mut self, pull: &mut Pull) {
-        let deadline = pull.target.deadline();
-        if !deadline.is_some() || !deadline.has_passed(Deadline::now()) {
-            return;
-        }
-        let buffer = pull.target.buffer().map(std::mem::take);
-        let target = std::mem::replace(&mut pull.target, Target::Nowhere);
-        pull.staging = pull.staging.take().or(buffer);
-        self.moved = true;
-        self.inner.suspect(pull.from);
-        if let Some((comp, status)) = target.fail(pull.from, pull.size, OpError::TimedOut(pull.from)) {
-            self.signal_or_defer(comp.as_ref(), status);
-        }
-    }
-}
-
-impl Pull {
-    /// Where its bytes go.
-    fn buffer(&mut self) -> Option<&mut Buffer> {
-        self.staging.as_mut().or_else(|| self.target.buffer())
-    }
-
-    /// The same, for its sender.
-    fn place(&mut self) -> Option<(*const u8, usize)> {
-        let room = self.room()?;
-        room.place().is_host().then(|| (room.as_mut_ptr().cast_const(), room.len()))
-    }
-
-    /// Copies a piece.
-    fn step(&mut self) -> Step {
-        let left = (self.done, MOST.min(self.size - self.done));
-        let next = match &self.share {
-            None => (left.1 > 0).then_some(left),
-            Some(share) => match share.take() {
-                Some(piece) => Some(piece),
-                None => match share.others() {
-                    Others::Waiting => return Step::Waits,
-                    Others::Settled => None,
-                    Others::Failed(from) => {
-                        // As if nobody had helped.
-                        (self.done, self.share) = (from, None);
-                        return self.step();
-                    }
-                },
-            },
-        };
-        if let Some(why) = self.failed.take() {
-            return Step::Failed(why);
-        }
-        let Some((begin, len)) = next else { return Step::Over };
-        match self.copy(begin, len) {
-            Ok(()) => {
-                self.done = begin + len;
-                Step::Copied(len)
-            }
-            Err(why) => match &self.share {
-                Some(share) if !share.close() => {
-                    self.failed = Some(why);
-                    Step::Waits
-                }
-                _ => Step::Failed(why),
-            },
-        }
-    }
-
-    fn copy(&mut self, begin: usize, len: usize) -> Result<(), PeerMemoryError> {
-        // An address that runs over is the sender's nonsense, and no memory's.
-        let addr = self.offer.addr.wrapping_add(begin as u64);
-        let memory = self.memory.clone();
-        let room =
-            self.room().ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
-        memory.read(addr, room.part(begin, len))
-    }
-
-    /// All of the message's place.
-    fn room(&mut self) -> Option<MemMut<'_>> {
-        let size = self.size;
-        Some(self.buffer()?.view_mut()?.part(0, size))
-    }
-
-    /// In words, for a look by a person.
-    pub(super) fn waits_for(&self) -> &'static str {
-        match &self.share {
-            None => "the kernel's copy",
-            Some(_) => "the kernel's copy, and its sender's help",
-        }
-    }
-
-    /// Whether it has not been begun, and is no matter of two sides.
-    fn can_go_with_others(&self) -> bool {
-        !self.is_apart && self.done == 0 && self.share.is_none() && !is_worth_it(self.size, false)
-    }
-
-    /// Ends it without its bytes. Memory that its sender may still be writing is given to nobody: a sender that is known to be
-    /// dead writes no more.
-    pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
-        if self.share.as_ref().is_some_and(|share| !share.close()) && !self.memory.is_gone() {
-            tracing::warn!(
-                rank = self.from.0,
-                size = self.size,
-                "a buffer is lost: its sender was writing to it"
-            );
-            std::mem::forget(self.buffer().map(std::mem::take));
-        }
-        self.target.fail(self.from, self.size, error)
     }
 }
 

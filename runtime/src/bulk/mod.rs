@@ -29,13 +29,15 @@ mod incoming;
 mod mapped;
 mod outgoing;
 mod pending;
+mod pull;
 mod share;
 pub(crate) mod wire;
 
 pub(crate) use flush::Flush;
-pub(crate) use incoming::{Arriving, Pull, Target};
+pub(crate) use incoming::{Arriving, Target};
 pub(crate) use mapped::Exposures;
 pub(crate) use outgoing::{Offered, Stream};
+pub(crate) use pull::Pull;
 pub(crate) use share::Shares;
 
 use crate::chores::{Chore, Chores, Waiting};

@@ -56,6 +56,12 @@ impl<'a> Outgoing<'a> {
         })
     }
 
+    /// What whoever takes its buffer has to know of it.
+    fn outstanding(&self, size: usize) -> Outstanding {
+        let Self { rank, tag, user_context, deadline, .. } = *self;
+        Outstanding { rank, tag, size, user_context, comp: self.comp.cloned(), deadline }
+    }
+
     #[inline]
     fn status(&self, size: usize, buffer: Buffer) -> Status {
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
@@ -156,8 +162,8 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
     // An active message of a packet's length has its place in a packet.
     let packet = out.device.host_pool.packet_size();
-    let maps = (Message::is_send(out.header) || buffer.len() > packet)
-        && !buffer.kind().is_host()
+    let maps = !buffer.kind().is_host()
+        && (Message::is_send(out.header) || buffer.len() > packet)
         && out.runtime.0.may_map(linked);
     let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, packet, maps);
     if !out.route.is_open() {
@@ -207,14 +213,7 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
     if out.device.bulk.is_full() {
         return Ok(Attempt::Busy(RetryReason::Unanswered));
     }
-    let operation = Outstanding {
-        rank: out.rank,
-        tag: out.tag,
-        size: buffer.len(),
-        user_context: out.user_context,
-        comp: out.comp.cloned(),
-        deadline: out.deadline,
-    };
+    let operation = out.outstanding(buffer.len());
     let bulk = &out.device.bulk;
     let submitted = match buffer {
         SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, &mut None, None),
@@ -235,14 +234,7 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
 /// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the backlog, which copies it.
 #[cold]
 fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
-    let operation = Outstanding {
-        rank: out.rank,
-        tag: out.tag,
-        size: buffer.len(),
-        user_context: out.user_context,
-        comp: out.comp.cloned(),
-        deadline: out.deadline,
-    };
+    let operation = out.outstanding(buffer.len());
     match out.device.offer_mapped(&out.runtime.0, linked, out.header, operation, buffer) {
         None => Ok(Attempt::Park),
         Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
@@ -257,14 +249,7 @@ fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Res
 /// The link takes the buffer, and gives it back when it is done.
 #[cold]
 fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
-    let outstanding = Outstanding {
-        rank: out.rank,
-        tag: out.tag,
-        size: buffer.len(),
-        user_context: out.user_context,
-        comp: out.comp.cloned(),
-        deadline: out.deadline,
-    };
+    let outstanding = out.outstanding(buffer.len());
     let Ok(token) = out.device.outstanding.insert(outstanding) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
     };

@@ -57,7 +57,7 @@ impl Transport for Loopback {
             am_copied: self.max_message,
             am_owned: self.max_message,
             am_from_device: true,
-            am_to_device: true,
+            am_to_device: false,
             orders_on_events: false,
         };
         Ok(Arc::new(LoopbackDomain { caps, identity }))
@@ -96,6 +96,11 @@ impl Domain for LoopbackDomain {
     }
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
+        if !packets.kind().is_host() {
+            // What the runtime tells itself lies in them, too.
+            let reason = format!("it receives into host packets, not into {} memory", packets.kind());
+            return Err(Unavailable::new(NAME, reason));
+        }
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
