@@ -157,6 +157,39 @@ fn events_can_be_asked_by_any_thread_and_dropped_before_they_fire() {
     assert!(dst.whole().to_vec().unwrap() == payload(64 * MIB, 9));
 }
 
+/// One event of the driver's stands for many copies: none may be told over before it is.
+#[test]
+fn a_copy_among_many_is_over_only_when_its_bytes_are_there() {
+    const BLOCK: usize = 64 << 10;
+    const BLOCKS: usize = 150;
+    let Some((_, gpus)) = need(1) else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let gpu = &gpus[0];
+            scope.spawn(move || {
+                let (src, dst) = (make(gpu, "plain", BLOCK * BLOCKS), make(gpu, "pinned", BLOCK * BLOCKS));
+                for round in 0..10 {
+                    let sent = payload(src.len(), thread * 100 + round);
+                    src.whole().write(&sent).unwrap();
+                    let begun = |at: usize| start(&**gpu, (&dst, at * BLOCK), (&src, at * BLOCK), BLOCK);
+                    let copies: Vec<_> = (0..BLOCKS).map(|at| begun(at).unwrap()).collect();
+                    // Asked for out of order: the last, the middle, and then by strides.
+                    for at in (0..BLOCKS).map(|turn| (BLOCKS - 1 + turn * 77) % BLOCKS) {
+                        while !copies[at].query().unwrap() {
+                            std::hint::spin_loop();
+                        }
+                        let got = dst.slice(at * BLOCK, BLOCK).unwrap().to_vec().unwrap();
+                        assert!(
+                            got == sent[at * BLOCK..][..BLOCK],
+                            "thread {thread}, round {round}, block {at}"
+                        );
+                    }
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn threads_that_copy_at_the_same_time_do_not_disturb_each_other() {
     let Some((_, gpus)) = need(1) else { return };

@@ -2,8 +2,9 @@
 
 use crate::support::{MIB, make, need, start};
 use crate::user;
-use carrack_transports::gpu::{Driver, Gpu};
+use carrack_transports::gpu::{Driver, Event, Gpu};
 use carrack_transports::mem::Region;
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -73,6 +74,7 @@ fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
             ours / raw
         );
     }
+    kept(&**src, (&from, &to));
     println!("µs a copy, each waited for:  raw + cuStreamSynchronize, ours + poll, ours + wait");
     for len in [8, 64 << 10, MIB] {
         let raw = best(2000, |count| {
@@ -96,6 +98,24 @@ fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
     }
     host_costs(src, (&from, &to));
     user::set_current(user::primary(0));
+}
+
+/// As a stream of puts does it: so many are under way, and each is asked for until it is over.
+fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
+    for ahead in [16, 256, 2048] {
+        let time = best(20_000, |count| {
+            let mut under_way = VecDeque::new();
+            let finish = |event: Event| while !event.query().unwrap() {};
+            for _ in 0..count {
+                if under_way.len() == ahead {
+                    under_way.pop_front().into_iter().for_each(finish);
+                }
+                under_way.push_back(start(gpu, (to, 0), (from, 0), 8).unwrap());
+            }
+            under_way.into_iter().for_each(finish);
+        });
+        println!("  {:>12} bytes   {:>9} {:>9.2}   {ahead} under way, each asked for", 8, "", time / 1e3);
+    }
 }
 
 /// What a call costs the thread, where the device is kept waiting for nothing.

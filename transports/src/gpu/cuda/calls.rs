@@ -143,6 +143,7 @@ calls! {
     stream_destroy(stream: StreamHandle) = "cuStreamDestroy_v2";
     stream_get_ctx(stream: StreamHandle, context: *mut ContextHandle) = "cuStreamGetCtx";
     stream_wait_event(stream: StreamHandle, event: EventHandle, flags: c_uint) = "cuStreamWaitEvent";
+    stream_query(stream: StreamHandle) = "cuStreamQuery";
     stream_synchronize(stream: StreamHandle) = "cuStreamSynchronize";
     stream_write_value64(stream: StreamHandle, at: DevicePtr, value: u64, flags: c_uint) = "cuStreamWriteValue64_v2";
     stream_write_value32(stream: StreamHandle, at: DevicePtr, value: u32, flags: c_uint) = "cuStreamWriteValue32_v2";

@@ -4,7 +4,8 @@ use super::context::Context;
 use super::driver::Shared;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because, error};
 use super::event::{Fired, IpcEvent};
-use super::home::{Home, Lane, lock};
+use super::home::{Home, lock};
+use super::lane::Way;
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
@@ -121,20 +122,20 @@ impl CudaGpu {
     }
 
     /// Which way a copy goes, if it may be done at all.
-    fn lane(&self, home: &Home, dst: MemKind, src: MemKind) -> Result<Lane, GpuError> {
+    fn way(&self, home: &Home, dst: MemKind, src: MemKind) -> Result<Way, GpuError> {
         let own = |kind| kind == MemKind::Device(self.info.uuid);
         let refuse = |code, hint: &str| Err(because("copy", code, format!("{hint}: from {src} to {dst}")));
-        let lane = match (dst, src) {
+        let way = match (dst, src) {
             (MemKind::Managed(_), _) | (_, MemKind::Managed(_)) => {
                 return refuse(NOT_SUPPORTED, "managed memory moves while it is used, and is not copied");
             }
             (MemKind::Unknown, _) | (_, MemKind::Unknown) => {
                 return refuse(INVALID_VALUE, "memory of unknown kind: classify it first");
             }
-            (MemKind::Device(_), MemKind::Device(_)) if own(dst) && own(src) => Lane::Within,
-            (MemKind::Device(_), MemKind::Device(_)) => Lane::Peer,
-            (MemKind::Device(_), _) => Lane::FromHost,
-            (_, MemKind::Device(_)) => Lane::ToHost,
+            (MemKind::Device(_), MemKind::Device(_)) if own(dst) && own(src) => Way::Within,
+            (MemKind::Device(_), MemKind::Device(_)) => Way::Peer,
+            (MemKind::Device(_), _) => Way::FromHost,
+            (_, MemKind::Device(_)) => Way::ToHost,
             _ => return refuse(INVALID_VALUE, "the CPU copies between host and host"),
         };
         for owner in [dst, src].into_iter().filter(|kind| !own(*kind)).filter_map(MemKind::gpu) {
@@ -143,7 +144,7 @@ impl CudaGpu {
                 tracing::debug!(%why, "no peer access");
             }
         }
-        Ok(lane)
+        Ok(way)
     }
 
     /// A copy between two contexts, told both: for VMM and pool memory that this device was given no access to, where
@@ -191,26 +192,26 @@ impl Gpu for CudaGpu {
         len: usize,
     ) -> Result<Event, GpuError> {
         let home = self.home()?;
-        let lane = self.lane(&home, dst.1, src.1)?;
+        let way = self.way(&home, dst.1, src.1)?;
         if len == 0 {
             return Ok(Event::new(Arc::new(Fired)));
         }
         let (to, from) = (dst.0 as usize, src.0 as usize);
         let _current = home.context.enter()?;
-        let (calls, stream) = (home.calls(), home.lane(lane)?);
+        let (calls, stream) = (home.calls(), home.lane(way)?);
         // Each call says which side is the device's: the one that finds it out by itself takes a pointer to freed device
         // memory for one to host memory, and lets the CPU go there.
         // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
         let mut started = unsafe {
-            match lane {
-                Lane::FromHost => calls.memcpy_htod_async(to, src.0.cast(), len, stream),
-                Lane::ToHost => calls.memcpy_dtoh_async(dst.0.cast(), from, len, stream),
-                Lane::Within | Lane::Peer => calls.memcpy_dtod_async(to, from, len, stream),
+            match way {
+                Way::FromHost => calls.memcpy_htod_async(to, src.0.cast(), len, stream),
+                Way::ToHost => calls.memcpy_dtoh_async(dst.0.cast(), from, len, stream),
+                Way::Within | Way::Peer => calls.memcpy_dtod_async(to, from, len, stream),
             }
         };
         if let Err(refused) = &started
             && refused.code == INVALID_VALUE
-            && matches!(lane, Lane::Peer | Lane::Within)
+            && matches!(way, Way::Peer | Way::Within)
         {
             started = self.copy_between_contexts(&home, (to, from), len, stream);
         }
@@ -225,11 +226,7 @@ impl Gpu for CudaGpu {
             }
             _ => error,
         })?;
-        home.record(stream).inspect_err(|_| {
-            // Nobody could tell when it is over, so it has to be over now.
-            // SAFETY: the stream is this home's.
-            let _ = unsafe { home.calls().stream_synchronize(stream) };
-        })
+        Ok(home.given(way))
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {

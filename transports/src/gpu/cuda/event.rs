@@ -2,6 +2,7 @@
 
 use super::error::{INVALID_HANDLE, because, released};
 use super::home::Home;
+use super::lane::Copying;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle};
 use crate::gpu::{Event, EventState, GpuError, SharedEvent, Stream};
@@ -83,17 +84,23 @@ impl EventState for Fired {
     }
 }
 
-/// The driver's event behind one of ours, for a stream to wait for; `None` where there is nothing to wait for.
-pub(super) fn raw_of(event: &Event) -> Result<Option<EventHandle>, GpuError> {
+/// Has a stream wait for one of our events, by the driver's event behind it; does nothing where there is nothing to wait for.
+pub(super) fn with_raw(
+    event: &Event,
+    wait_for: impl FnOnce(EventHandle) -> Result<(), GpuError>,
+) -> Result<(), GpuError> {
     let state: &dyn Any = event.state();
     if let Some(own) = state.downcast_ref::<CudaEvent>() {
-        return own.event.living().map(Some);
+        return own.event.living().and_then(wait_for);
+    }
+    if let Some(copy) = state.downcast_ref::<Copying>() {
+        return if copy.query()? { Ok(()) } else { copy.with_event(wait_for) };
     }
     if let Some(shared) = state.downcast_ref::<LastRecord>() {
-        return shared.0.living().map(Some);
+        return shared.0.living().and_then(wait_for);
     }
     if state.is::<Fired>() {
-        return Ok(None);
+        return Ok(());
     }
     Err(because(
         "cuStreamWaitEvent",

@@ -4,27 +4,16 @@ use super::calls::Calls;
 use super::context::Context;
 use super::error::{INVALID_CONTEXT, NOT_READY, released};
 use super::event::{CudaEvent, Raw};
+use super::lane::Lane;
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::{Event, GpuError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Which way a copy goes. Each has a stream of its own, so that none waits for another's engine; more streams for one
-/// way are slower (gpu.md: one copy split over four was, at every size).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lane {
-    FromHost,
-    ToHost,
-    Within,
-    Peer,
-}
-
-const LANES: usize = 4;
-
 /// What belongs to one context. Fields are dropped in this order: what lives in the context before the context.
 #[derive(Debug)]
 pub(super) struct Home {
-    lanes: [OnceLock<StreamHandle>; LANES],
+    pub(super) lanes: [Lane; 4],
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
@@ -36,7 +25,7 @@ pub(super) struct Home {
 impl Home {
     pub(super) fn new(context: Context, devices: usize) -> Self {
         Self {
-            lanes: [const { OnceLock::new() }; LANES],
+            lanes: std::array::from_fn(|_| Lane::new()),
             events: Mutex::default(),
             pool: OnceLock::new(),
             peers: Peers::new(devices),
@@ -47,18 +36,6 @@ impl Home {
 
     pub(super) fn calls(&self) -> &'static Calls {
         self.context.calls
-    }
-
-    /// The stream of a lane. The context is current.
-    #[inline]
-    pub(super) fn lane(&self, lane: Lane) -> Result<StreamHandle, GpuError> {
-        let slot = match lane {
-            Lane::FromHost => &self.lanes[0],
-            Lane::ToHost => &self.lanes[1],
-            Lane::Within => &self.lanes[2],
-            Lane::Peer => &self.lanes[3],
-        };
-        self.once(slot, || self.new_stream()).copied()
     }
 
     /// A stream that waits for nothing but itself, the legacy default stream included (gpu.md, streams rule 1).
@@ -89,16 +66,21 @@ impl Home {
     /// An event behind all that a stream was given so far. The context is current.
     #[inline]
     pub(super) fn record(self: &Arc<Self>, stream: StreamHandle) -> Result<Event, GpuError> {
+        let raw = self.recorded(stream)?;
+        Ok(Event::new(Arc::new(CudaEvent::new(Raw::pooled(Arc::clone(self), raw)))))
+    }
+
+    /// As [`record`](Self::record), for who gives the event back: [`keep_event`](Self::keep_event).
+    pub(super) fn recorded(&self, stream: StreamHandle) -> Result<EventHandle, GpuError> {
         // Taken out before anything can fail: the lock is held for a moment only.
         let kept = lock(&self.events).pop();
         let raw = match kept {
             Some(raw) => raw,
             None => self.new_event(sys::EVENT_DISABLE_TIMING)?,
         };
-        let event = CudaEvent::new(Raw::pooled(Arc::clone(self), raw));
         // SAFETY: an event of this context, and a stream of it.
-        unsafe { self.calls().event_record(raw, stream) }?;
-        Ok(Event::new(Arc::new(event)))
+        unsafe { self.calls().event_record(raw, stream) }.inspect_err(|_| self.keep_event(raw))?;
+        Ok(raw)
     }
 
     /// A new event. The context is current.
@@ -118,9 +100,20 @@ impl Home {
     /// Whether an event has fired.
     #[inline]
     pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
-        self.context.check()?;
         // SAFETY: an event that is alive: its holder asks.
-        let ask = || unsafe { self.calls().event_query(raw) };
+        self.is_ready(|| unsafe { self.calls().event_query(raw) })
+    }
+
+    /// Whether a stream of the library's has done all that it was given.
+    #[inline]
+    pub(super) fn is_idle(&self, stream: StreamHandle) -> Result<bool, GpuError> {
+        // SAFETY: a stream of this home's, which lives as long.
+        self.is_ready(|| unsafe { self.calls().stream_query(stream) })
+    }
+
+    #[inline]
+    fn is_ready(&self, ask: impl Fn() -> Result<(), GpuError>) -> Result<bool, GpuError> {
+        self.context.check()?;
         let answer = match ask() {
             // A thread without a context, on a driver that wants one.
             Err(error) if error.code == INVALID_CONTEXT => self.context.enter().and_then(|_current| ask()),
@@ -146,11 +139,11 @@ impl Drop for Home {
         // A context of the user's that is destroyed has taken all of it along.
         let Ok(_current) = self.context.enter() else { return };
         let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for event in events {
+        for event in events.into_iter().chain(self.lanes.iter_mut().filter_map(Lane::last_event)) {
             // SAFETY: the pool had it, so nobody has it; made in this context.
             released("event", unsafe { self.context.calls.event_destroy(event) });
         }
-        for lane in self.lanes.iter().filter_map(OnceLock::get) {
+        for lane in self.lanes.iter().filter_map(|lane| lane.stream.get()) {
             // SAFETY: made in this context, and used through this home only.
             released("stream", unsafe { self.context.calls.stream_destroy(*lane) });
         }

@@ -3,7 +3,8 @@
 use super::calls::Calls;
 use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, because, released};
-use super::home::{Home, Lane};
+use super::home::Home;
+use super::lane::Way;
 use super::peer::can_access;
 use super::sys::{
     self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, PoolHandle, PoolProps, device,
@@ -53,7 +54,7 @@ impl Drop for Memory {
                 How::Free => calls.mem_free(self.ptr),
                 How::FreeHost => calls.mem_free_host(self.ptr as *mut c_void),
                 How::ToPool => {
-                    self.home.lane(Lane::Within).and_then(|stream| calls.mem_free_async(self.ptr, stream))
+                    self.home.lane(Way::Within).and_then(|stream| calls.mem_free_async(self.ptr, stream))
                 }
                 How::Unmap => calls
                     .mem_unmap(self.ptr, self.span)
@@ -281,7 +282,7 @@ fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuErro
     let calls = home.calls();
     let span = blocks(len, 512)?;
     let pool = home.once(&home.pool, || Pool::create(gpu, calls))?.raw;
-    let (stream, mut ptr) = (home.lane(Lane::Within)?, 0);
+    let (stream, mut ptr) = (home.lane(Way::Within)?, 0);
     // SAFETY: the place for the answer is ours.
     unsafe { calls.mem_alloc_from_pool_async(&raw mut ptr, span, pool, stream) }?;
     let memory = Memory { home: Arc::clone(home), ptr, span, how: How::ToPool };

@@ -11,6 +11,7 @@
 //! | `device` | one device, and its copies: [`CudaGpu`] |
 //! | `context` | making a context current for a moment |
 //! | `home` | streams, events and peers of one context |
+//! | `lane` | the library's own streams, and how far each has come |
 //! | `memory` | allocating and giving back |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
@@ -42,6 +43,7 @@ mod error;
 mod event;
 mod home;
 mod ipc;
+mod lane;
 mod library;
 mod links;
 mod memory;

@@ -2,7 +2,7 @@
 
 use super::driver::CudaDriver;
 use super::error::{INVALID_HANDLE, NOT_SUPPORTED, because, released};
-use super::event::raw_of;
+use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle, device};
 use crate::gpu::{Event, GpuError, Stream, Until};
@@ -77,11 +77,12 @@ impl Stream for CudaStream {
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        let Some(event) = raw_of(event)? else { return Ok(()) };
-        let _current = self.home.context.enter()?;
-        // SAFETY: both are alive, being held. The driver notes what the event stands for now, so that it may be used
-        // again at once.
-        unsafe { self.home.calls().stream_wait_event(self.raw, event, 0) }
+        with_raw(event, |event| {
+            let _current = self.home.context.enter()?;
+            // SAFETY: both are alive, being held. The driver notes what the event stands for now, so that it may be used
+            // again at once.
+            unsafe { self.home.calls().stream_wait_event(self.raw, event, 0) }
+        })
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
