@@ -26,16 +26,22 @@ pub(super) struct Carrack {
     pub(super) cores: Cores,
     /// How long a run measures.
     pub(super) seconds: f64,
+    /// GPUs that are there.
+    pub(super) gpus: usize,
 }
 
 impl Carrack {
     fn run(&self, row: &Row, cores: &[usize], seconds: f64) -> Result<(Command, Heard), TaskError> {
         let mut command = Cores::pin(cores, &self.program);
         clean(&mut command);
+        let memory = if self.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
+        // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no comparison.
+        command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
         command
             .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
             .args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()])
             .args(row.shared.then_some("--share-device"))
+            .args(row.gpu.then_some(["--mem", memory]).into_iter().flatten())
             .args(["--seconds", &seconds.to_string(), "--bind", "core", "--json"]);
         let heard = child::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
@@ -58,6 +64,9 @@ impl Side for Carrack {
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
         if row.op == Op::Memcpy {
             return Ok(Prepared::Cannot("it is no communication".into()));
+        }
+        if row.gpu && self.gpus == 0 {
+            return Ok(Prepared::Cannot("there is no GPU here".into()));
         }
         let cores = match self.cores.first(row.cores()) {
             Ok(cores) => cores,

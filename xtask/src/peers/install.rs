@@ -51,6 +51,14 @@ pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     Ok(())
 }
 
+/// Compiles our benchmark of the copy engine to `copy_bench` below `peers`. It needs nothing of CUDA's until it runs.
+pub(super) fn copy_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(peers.join("copy_bench")).arg(source).arg("-ldl");
+    child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
+    Ok(())
+}
+
 /// Whether a file is there and may be run.
 pub(super) fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)

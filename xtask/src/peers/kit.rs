@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use super::install;
@@ -12,11 +13,14 @@ use crate::workspace::Workspace;
 /// A build of everything, on a slow machine.
 const BUILD: Duration = Duration::from_secs(20 * 60);
 
+/// To say how many GPUs there are: a driver takes a second for each.
+const ANSWER: Duration = Duration::from_secs(60);
+
 /// The programs, and their libraries beside them.
 #[derive(Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich` and `mpi_bench`; a packed folder has them in the same places.
+    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`; a packed folder has them in the same places.
     pub(super) peers: PathBuf,
 }
 
@@ -29,6 +33,7 @@ impl Kit {
         install::ucx(&peers)?;
         install::mpich(&peers)?;
         install::mpi_bench(&workspace.root.join("xtask/peers/mpi_bench.c"), &peers)?;
+        install::copy_bench(&workspace.root.join("xtask/peers/copy_bench.c"), &peers)?;
         if !peer_only {
             let mut cargo = workspace.cargo();
             child::run(cargo.args(["build", "--release", "--package", "carrack-cli"]), BUILD, child::echo)?;
@@ -45,6 +50,7 @@ impl Kit {
             kit.ucx().join("bin/ucx_perftest"),
             kit.mpich().join("bin/mpiexec"),
             kit.mpi_bench(),
+            kit.copy_bench(),
         ];
         match programs.into_iter().find(|program| !install::is_executable(program)) {
             None => Ok(kit),
@@ -61,6 +67,16 @@ impl Kit {
 
     pub(super) fn mpich(&self) -> PathBuf {
         self.peers.join("mpich")
+    }
+
+    pub(super) fn copy_bench(&self) -> PathBuf {
+        self.peers.join("copy_bench")
+    }
+
+    /// The GPUs that a program sees here.
+    pub(super) fn gpus(&self) -> usize {
+        let said = child::read(Command::new(self.copy_bench()).arg("devices"), ANSWER);
+        said.ok().and_then(|said| said.trim().parse().ok()).unwrap_or(0)
     }
 
     pub(super) fn mpi_bench(&self) -> PathBuf {

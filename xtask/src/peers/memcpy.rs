@@ -1,4 +1,5 @@
-//! What one thread copies from one buffer into one other: nothing that copies by the CPU is quicker.
+//! What one copy takes: by one thread, which nothing that copies by the CPU is quicker than; of GPU memory by the copy engine,
+//! called as the driver has it.
 
 use std::path::PathBuf;
 
@@ -10,30 +11,33 @@ use crate::error::TaskError;
 
 const AS_IT_COMES: &[Variant] = &[Variant { name: "", env: &[] }];
 
-/// `mpi_bench memcpy`, which is no MPI at all.
+/// `mpi_bench memcpy`, which is no MPI at all, and `copy_bench`.
 #[derive(Debug)]
 pub(super) struct Memcpy {
     pub(super) bench: PathBuf,
+    pub(super) engine: PathBuf,
     pub(super) cores: Cores,
     pub(super) seconds: f64,
 }
 
 impl Memcpy {
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), &self.bench);
-        command.args(["memcpy", &row.size.to_string(), &setting.iterations.to_string()]);
+        let (name, program) = if row.gpu { ("copy_bench", &self.engine) } else { ("mpi_bench", &self.bench) };
+        let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), program);
+        let what = if row.gpu { row.test.name() } else { "memcpy" };
+        command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
         let heard = child::hear(&mut command, limit(self.seconds))?;
-        side::read_line("mpi_bench", &heard.unless_failed(&command)?, row)
+        side::read_line(name, &heard.unless_failed(&command)?, row)
     }
 }
 
 impl Side for Memcpy {
     fn name(&self) -> &'static str {
-        "memcpy"
+        "copy"
     }
 
     fn version(&self) -> String {
-        "memcpy by one thread".into()
+        "one copy: memcpy by one thread, or cuMemcpyDtoDAsync".into()
     }
 
     fn role(&self) -> Role {

@@ -17,7 +17,7 @@
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
-//! | `memcpy` | what one thread copies, beside puts and gets |
+//! | `memcpy` | what one copy takes, by a thread or by a GPU's engine (`xtask/peers/copy_bench.c`) |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
 //! | `cores` | chooses cores and pins to them |
 //! | `machine` | says where the figures were measured |
@@ -50,7 +50,7 @@ use machine::Machine;
 use memcpy::Memcpy;
 use mpich::Mpich;
 use report::{Heading, Report};
-use row::{ROWS, Row};
+use row::{GPU_ROWS, ROWS, Row};
 use side::Side;
 use ucx::Ucx;
 
@@ -63,7 +63,8 @@ const BUSY: f64 = 0.5;
 Rows: the operations are am, send, put, get, fetch_add, barrier and memcpy; the tests latency, bandwidth and rate. A size is
 in bytes; of a barrier it is the number of ranks. With @THREADS each rank has so many threads, each with a device of its
 own, or all with one after `shared:`; beside it stands how many times the figure of one thread that is, which is measured
-too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size.
+too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size. With gpu: in
+front the memory is that of the first two GPUs, or of the only one; beside it stand raw copies by the driver.
 A row that Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and not
 measured any further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
@@ -74,8 +75,11 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     seconds: f64,
     /// Rows, such as send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
-    #[arg(long, value_name = "[shared:]OP:TEST:SIZE[@THREADS],...", value_delimiter = ',')]
+    #[arg(long, value_name = "[shared:|gpu:]OP:TEST:SIZE[@THREADS],...", value_delimiter = ',')]
     rows: Vec<Row>,
+    /// Measure memory of GPUs, if no rows are named
+    #[arg(long, conflicts_with = "rows")]
+    gpu: bool,
     /// Print lines of JSON, the conditions and then one for each row; the table goes to standard error
     #[arg(long)]
     json: bool,
@@ -122,13 +126,15 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
         None => Cores::choose()?,
     };
     let seconds = options.seconds;
+    let gpus = kit.gpus();
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     if !options.peer_only {
-        sides.push(Box::new(Carrack { program: kit.carrack.clone(), cores: cores.clone(), seconds }));
+        sides.push(Box::new(Carrack { program: kit.carrack.clone(), cores: cores.clone(), seconds, gpus }));
     }
-    sides.push(Box::new(Ucx::new(kit.ucx(), cores.clone(), seconds)?));
+    sides.push(Box::new(Ucx::new(kit.ucx(), cores.clone(), seconds, gpus)?));
     sides.push(Box::new(Mpich::new(kit.mpich(), kit.mpi_bench(), cores.clone(), seconds)?));
-    sides.push(Box::new(Memcpy { bench: kit.mpi_bench(), cores: cores.clone(), seconds }));
+    let (bench, engine) = (kit.mpi_bench(), kit.copy_bench());
+    sides.push(Box::new(Memcpy { bench, engine, cores: cores.clone(), seconds }));
 
     let machine = Machine::look()?;
     if machine.load_before > BUSY {
@@ -156,7 +162,12 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
 }
 
 fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
-    let rows = row::with_one_thread(if options.rows.is_empty() { ROWS } else { &options.rows });
+    let rows = match &options.rows[..] {
+        [] if options.gpu => GPU_ROWS,
+        [] => ROWS,
+        rows => rows,
+    };
+    let rows = row::with_one_thread(rows);
     let mut measured: Vec<Measured> = Vec::new();
     for row in rows {
         eprintln!("trying settings: {row}");

@@ -83,6 +83,9 @@ impl Side for Mpich {
         if let Err(why) = self.cores.first(row.cores()) {
             return Ok(Prepared::Cannot(why));
         }
+        if row.gpu {
+            return Ok(Prepared::Cannot("this build of it knows no GPUs".into()));
+        }
         let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
             // How threads get into each other's way is compared all the same: with what MPI has for messages.

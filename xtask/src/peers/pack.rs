@@ -1,7 +1,7 @@
 //! Puts everything that a comparison needs into a folder, for a machine without Cargo, compiler and network.
 //!
-//! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX comes without its
-//! modules for CUDA: all rows are between buffers of the host, and UCX is fastest when it has no others to look for.
+//! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX's modules for CUDA are in a
+//! folder of their own: in rows between buffers of the host UCX is fastest when it has no others to look for.
 
 use std::fs::{self, DirEntry};
 use std::io;
@@ -16,17 +16,21 @@ use crate::error::TaskError;
 /// What is taken from the folder of the peers: a folder, and the names in it, with one `*` at most.
 const PARTS: &[(&str, &str)] = &[
     ("", "mpi_bench"),
+    ("", "copy_bench"),
     ("ucx/libucx/bin", "ucx_perftest"),
     ("ucx/libucx/bin", "ucx_info"),
     ("ucx/libucx/lib", "*.so.0"),
     ("ucx/libucx/lib/ucx", "libuct_cma.so.0"),
-    ("ucx/libucx_cu13.libs", "libgomp*"),
+    ("ucx/libucx_cu13.libs", "lib*"),
     ("mpich/bin", "mpiexec"),
     ("mpich/bin", "hydra_pmi_proxy"),
     ("mpich/lib", "libmpi.so.*"),
     ("mpich/lib/mpich", "lib*"),
     ("mpich/lib/mpich/ucx", "libuct_cma.so.0"),
 ];
+
+/// What goes elsewhere than where it comes from.
+const MOVED: &[(&str, &str, &str)] = &[("ucx/libucx/lib/ucx", "*.so.0", "ucx/libucx/lib/ucx_cuda")];
 
 /// More is too much to be carried: 60 MiB.
 const MOST: u64 = 60 << 20;
@@ -44,6 +48,10 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
             let below = Path::new(part).join(name);
             (kit.peers.join(&below), below)
         }));
+    }
+    for (part, pattern, to) in MOVED {
+        let names = names(&kit.peers.join(part), pattern)?;
+        files.extend(names.iter().map(|name| (kit.peers.join(part).join(name), Path::new(to).join(name))));
     }
     let mut bytes = 0;
     for (from, below) in files {

@@ -41,6 +41,8 @@ struct Line<'a> {
     threads: usize,
     /// Whether the threads of a rank share one device.
     shared: bool,
+    /// Whether it is memory of GPUs.
+    gpu: bool,
     unit: &'static str,
     lower_is_better: bool,
     sides: Vec<SideLine<'a>>,
@@ -49,8 +51,8 @@ struct Line<'a> {
     ratio: Option<f64>,
     /// The same of the averages of a latency.
     average_ratio: Option<f64>,
-    /// Median of Carrack over that of one memcpy of the same size.
-    of_memcpy: Option<f64>,
+    /// Median of Carrack over that of one copy of the same size.
+    of_copy: Option<f64>,
     /// Median of Carrack over its own of one thread.
     of_one_thread: Option<f64>,
 }
@@ -98,7 +100,7 @@ impl Report<'_> {
         text.push_str(
             "Latency: one way (until it is over, of get, fetch_add and barrier), the median of a run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
              10^6 messages a second, higher is better.\nRatio: carrack / better peer; average: the same of the \
-             averages of the latencies. /memcpy: carrack / one memcpy of that size; /one: carrack / its figure of one \
+             averages of the latencies. /copy: carrack / one copy of that size, by one thread's memcpy or the GPU's engine; /one: carrack / its figure of one \
              thread.\n\n",
         );
         let names: Vec<&str> =
@@ -107,8 +109,7 @@ impl Report<'_> {
         for name in names {
             let _ = write!(text, " {name:>14}");
         }
-        let _ =
-            writeln!(text, " {:>7} {:>8} {:>8} {:>7}  better peer", "ratio", "average", "/memcpy", "/one");
+        let _ = writeln!(text, " {:>7} {:>8} {:>8} {:>7}  better peer", "ratio", "average", "/copy", "/one");
         for measured in self.measured {
             self.table_row(&mut text, measured);
         }
@@ -152,7 +153,7 @@ impl Report<'_> {
             let _ = write!(text, " {shown:>14}");
         }
         let two = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-        let Line { ratio, average_ratio, of_memcpy, of_one_thread, .. } = self.line(measured);
+        let Line { ratio, average_ratio, of_copy, of_one_thread, .. } = self.line(measured);
         let peer = match measured.better_peer() {
             Some(peer) => {
                 format!("{} ({})", peer.side, peer.setting.map_or("", |setting| setting.variant.name))
@@ -164,7 +165,7 @@ impl Report<'_> {
             " {:>7} {:>8} {:>8} {:>7}  {peer}",
             two(ratio),
             two(average_ratio),
-            two(of_memcpy),
+            two(of_copy),
             two(of_one_thread)
         );
     }
@@ -179,13 +180,14 @@ impl Report<'_> {
             ranks: row.ranks,
             threads: row.threads,
             shared: row.shared,
+            gpu: row.gpu,
             unit: row.test.unit(),
             lower_is_better: row.test.lower_is_better(),
             sides: measured.entries.iter().map(|entry| self.side_line(row, entry)).collect(),
             better_peer: peer.map(|peer| peer.side),
             ratio: ratio(ours, peer, Entry::median),
             average_ratio: ratio(ours, peer, Entry::average),
-            of_memcpy: ratio(ours, measured.yardstick(), Entry::median),
+            of_copy: ratio(ours, measured.yardstick(), Entry::median),
             of_one_thread: ours.and_then(|ours| self.of_one_thread(row, ours)),
         }
     }
@@ -230,7 +232,7 @@ mod tests {
         let figures = values.iter().map(|&value| Figure { value, average }).collect();
         let role = match side {
             "carrack" => Role::Ours,
-            "memcpy" => Role::Yardstick,
+            "copy" => Role::Yardstick,
             _ => Role::Peer,
         };
         Entry { figures, ..Entry::new(side, role) }
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(json.lines().count(), 2);
         assert!(
             json.contains(
-                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"unit":"us""#
+                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"gpu":false,"unit":"us""#
             ),
             "{json}"
         );
@@ -273,14 +275,14 @@ mod tests {
             one("send:rate:8", vec![entry("carrack", &[10.0], None), entry("MPICH", &[5.0], None)]),
             one("send:rate:8@4", vec![entry("carrack", &[35.0], None), entry("MPICH", &[10.0], None)]),
             one("shared:send:rate:8@4", vec![entry("carrack", &[8.0], None)]),
-            one("put:bandwidth:1M", vec![entry("carrack", &[9.0], None), entry("memcpy", &[10.0], None)]),
+            one("put:bandwidth:1M", vec![entry("carrack", &[9.0], None), entry("copy", &[10.0], None)]),
         ];
         let report = report(&measured);
         let lines: Vec<_> = measured.iter().map(|measured| report.line(measured)).collect();
         let of_one: Vec<_> = lines.iter().map(|line| line.of_one_thread).collect();
         assert_eq!(of_one, [None, Some(3.5), Some(0.8), None]);
         assert_eq!(lines[1].sides[1].of_one_thread, Some(2.0));
-        assert_eq!((lines[3].of_memcpy, lines[3].better_peer, lines[3].ratio), (Some(0.9), None, None));
+        assert_eq!((lines[3].of_copy, lines[3].better_peer, lines[3].ratio), (Some(0.9), None, None));
         let rows: Vec<_> = report.table().lines().map(str::to_owned).collect();
         let cells = |of: &str| rows.iter().find(|row| row.starts_with(of)).unwrap().to_owned();
         assert!(cells("send rate, 8 B, 4 threads ").contains(" 3.50"));

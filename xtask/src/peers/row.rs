@@ -18,6 +18,8 @@ pub(super) struct Row {
     pub(super) threads: usize,
     /// Whether the threads of a rank share one device, instead of having one each.
     pub(super) shared: bool,
+    /// Whether the memory is that of GPUs: rank 0's of the first, rank 1's of the second, or of the same where there is no other.
+    pub(super) gpu: bool,
 }
 
 /// An operation.
@@ -80,6 +82,20 @@ pub(super) const ROWS: &[Row] = &[
     Row::of(Op::Am, Test::Rate, 8).with_threads(8).sharing(),
 ];
 
+/// What is measured with `--gpu`: what issue 4's criteria name.
+pub(super) const GPU_ROWS: &[Row] = &[
+    Row::of(Op::Send, Test::Latency, 8).on_gpus(),
+    Row::of(Op::Send, Test::Bandwidth, 16 << 20).on_gpus(),
+    Row::of(Op::Send, Test::Bandwidth, 256 << 20).on_gpus(),
+    Row::of(Op::Put, Test::Latency, 8).on_gpus(),
+    Row::of(Op::Put, Test::Rate, 8).on_gpus(),
+    Row::of(Op::Put, Test::Bandwidth, 16 << 20).on_gpus(),
+    Row::of(Op::Put, Test::Bandwidth, 256 << 20).on_gpus(),
+    Row::of(Op::Get, Test::Latency, 8).on_gpus(),
+    Row::of(Op::Get, Test::Bandwidth, 16 << 20).on_gpus(),
+    Row::of(Op::Get, Test::Bandwidth, 256 << 20).on_gpus(),
+];
+
 /// The longest message of a row, and the most threads: what `mpi_bench` allows.
 const LONGEST: usize = 1 << 30;
 const MOST_THREADS: usize = 64;
@@ -99,7 +115,7 @@ pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
 impl Row {
     /// Of two ranks with one thread each.
     const fn of(op: Op, test: Test, size: usize) -> Self {
-        Self { op, test, size, ranks: 2, threads: 1, shared: false }
+        Self { op, test, size, ranks: 2, threads: 1, shared: false, gpu: false }
     }
 
     const fn barrier(ranks: usize) -> Self {
@@ -108,6 +124,10 @@ impl Row {
 
     const fn with_threads(self, threads: usize) -> Self {
         Self { threads, ..self }
+    }
+
+    const fn on_gpus(self) -> Self {
+        Self { gpu: true, ..self }
     }
 
     const fn sharing(self) -> Self {
@@ -124,9 +144,12 @@ impl Row {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
 
-    /// Whether one `memcpy` of the same size is the most that can be expected.
+    /// Whether one copy of the same size, by one thread or by the GPU's engine, is the most that can be expected.
     pub(super) fn is_a_copy(&self) -> bool {
-        matches!(self.op, Op::Put | Op::Get | Op::Memcpy) && self.test == Test::Bandwidth && self.threads == 1
+        self.gpu
+            || matches!(self.op, Op::Put | Op::Get | Op::Memcpy)
+                && self.test == Test::Bandwidth
+                && self.threads == 1
     }
 }
 
@@ -200,7 +223,7 @@ impl fmt::Display for Row {
             size if size > 0 && size % (1 << 10) == 0 => (size >> 10, "KiB"),
             size => (size, "B"),
         };
-        let Self { op, test, ranks, threads, shared, .. } = self;
+        let Self { op, test, ranks, threads, shared, gpu, .. } = self;
         let of = match (op, threads) {
             (Op::Barrier, _) => format!("{ranks} ranks"),
             (_, 1) => format!("{size} {unit}"),
@@ -208,7 +231,8 @@ impl fmt::Display for Row {
         };
         let shared = if *shared { ", 1 device" } else { "" };
         // Through a string, so that the table can ask for a width.
-        f.pad(&format!("{} {}, {of}{shared}", op.name(), test.name()))
+        let gpu = if *gpu { "GPU " } else { "" };
+        f.pad(&format!("{gpu}{} {}, {of}{shared}", op.name(), test.name()))
     }
 }
 
@@ -229,10 +253,11 @@ impl FromStr for Row {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let (rest, shared) = match text.strip_prefix("shared:") {
-            Some(rest) => (rest, true),
-            None => (text, false),
+        let prefix = |prefix, text: &'_ str| {
+            text.strip_prefix(prefix).map_or((false, text.to_owned()), |rest| (true, rest.to_owned()))
         };
+        let (shared, rest) = prefix("shared:", text);
+        let (gpu, rest) = prefix("gpu:", &rest);
         let words: Vec<&str> = rest.split(':').collect();
         let [op, test, size] = words[..] else {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
@@ -252,6 +277,9 @@ impl FromStr for Row {
         if shared && threads == 1 {
             return Err("one thread has nobody to share with: write shared:am:rate:8@4".into());
         }
+        if gpu && (threads > 1 || !matches!(op, Op::Am | Op::Send | Op::Put | Op::Get)) {
+            return Err("with memory of GPUs one thread a rank sends, puts or gets, for example gpu:send:bandwidth:16M".into());
+        }
         if op == Op::Barrier {
             let ranks = size.parse().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
             return Ok(Self::barrier(ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?));
@@ -260,7 +288,7 @@ impl FromStr for Row {
         if op == Op::FetchAdd && size != 8 {
             return Err("a fetch_add is of 8 bytes".into());
         }
-        Ok(Self { shared, ..Self::of(op, test, size).with_threads(threads) })
+        Ok(Self { shared, gpu, ..Self::of(op, test, size).with_threads(threads) })
     }
 }
 
@@ -287,6 +315,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_gpus_say_so_and_are_of_one_thread() {
+        let row: Row = "gpu:put:bandwidth:16M".parse().unwrap();
+        assert_eq!(row, Row::of(Op::Put, Test::Bandwidth, 16 << 20).on_gpus());
+        assert_eq!(row.to_string(), "GPU put bandwidth, 16 MiB");
+        assert!("gpu:send:latency:8".parse::<Row>().unwrap().is_a_copy());
+        for wrong in
+            ["gpu:barrier:latency:2", "gpu:put:rate:8@2", "gpu:memcpy:bandwidth:8", "gpu:fetch_add:latency:8"]
+        {
+            assert!(wrong.parse::<Row>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn ranks_of_a_barrier_and_threads_stand_where_they_say_how_much_it_takes() {
         let row = |text: &str| text.parse::<Row>().unwrap();
         assert_eq!((row("barrier:latency:4"), row("barrier:latency:4").cores()), (Row::barrier(4), 4));
@@ -304,11 +345,12 @@ mod tests {
 
     #[test]
     fn the_rows_that_are_measured_by_default_can_be_asked_for() {
-        for row in ROWS {
-            let Row { op, test, size, ranks, threads, shared } = *row;
+        for row in ROWS.iter().chain(GPU_ROWS) {
+            let Row { op, test, size, ranks, threads, shared, gpu } = *row;
             let size = if op == Op::Barrier { ranks } else { size };
             let shared = if shared { "shared:" } else { "" };
-            let text = format!("{shared}{}:{}:{size}@{threads}", op.name(), test.name());
+            let gpu = if gpu { "gpu:" } else { "" };
+            let text = format!("{shared}{gpu}{}:{}:{size}@{threads}", op.name(), test.name());
             assert_eq!(text.replace("@1", "").parse().as_ref(), Ok(row), "{text}");
         }
     }

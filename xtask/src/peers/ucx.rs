@@ -20,6 +20,15 @@ const VARIANTS: &[Variant] = &[
     Variant { name: "posix,sysv,cma,self", env: &[("UCX_TLS", "posix,sysv,cma,self")] },
 ];
 
+/// With memory of GPUs: as it chooses by itself, and what it needs for that alone.
+const GPU_VARIANTS: &[Variant] = &[
+    Variant { name: "all", env: &[] },
+    Variant { name: "cuda,sm,self", env: &[("UCX_TLS", "cuda_copy,cuda_ipc,sm,self")] },
+];
+
+/// Where NVIDIA's driver is in containers, beside where the system looks.
+const DRIVER: &[&str] = &["/usr/local/nvidia/lib64"];
+
 /// How long the server may take to listen.
 const LISTENS: Duration = Duration::from_secs(20);
 
@@ -30,6 +39,8 @@ pub(super) struct Ucx {
     cores: Cores,
     seconds: f64,
     version: String,
+    /// GPUs that are there.
+    gpus: usize,
 }
 
 /// The columns that `ucx_perftest -v` prints.
@@ -42,9 +53,9 @@ struct Final {
 }
 
 impl Ucx {
-    pub(super) fn new(home: PathBuf, cores: Cores, seconds: f64) -> Result<Self, TaskError> {
-        let mut ucx = Self { home, cores, seconds, version: String::new() };
-        let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")));
+    pub(super) fn new(home: PathBuf, cores: Cores, seconds: f64, gpus: usize) -> Result<Self, TaskError> {
+        let mut ucx = Self { home, cores, seconds, version: String::new(), gpus };
+        let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")), false);
         let said = child::read(info.arg("-v"), Duration::from_secs(60))?;
         // "# Library version: 1.22.0"
         let version =
@@ -64,9 +75,14 @@ impl Ucx {
         let port = free_port()?;
         // Its own default, 10,000, is seconds of messages of a megabyte.
         let warm_up = (setting.iterations / 10).clamp(1, 10_000);
-        let perftest = |cpu: usize, server: Option<&str>| {
+        let perftest = |side: usize, server: Option<&str>| {
             let program = self.home.join("bin/ucx_perftest");
-            let mut command = self.with_libraries(Cores::pin(&[cpu], program));
+            let mut command = self.with_libraries(Cores::pin(&[cores[side]], program), row.gpu);
+            if row.gpu {
+                // It takes the first device that it sees.
+                let device = if self.gpus > 1 { side.to_string() } else { "0".into() };
+                command.args(["-m", "cuda"]).env("CUDA_VISIBLE_DEVICES", device);
+            }
             command.args(server).args(["-p", &port.to_string(), "-t", test, "-f", "-v"]);
             // Its gets and additions are streams: one of them at a time is a latency.
             let alone = row.op.ways() == 1.0 && row.test == Test::Latency;
@@ -76,20 +92,30 @@ impl Ucx {
             command.envs(setting.variant.env.iter().copied());
             command
         };
-        let mut server = Running::start(perftest(cores[0], None).stdout(Stdio::null()))?;
+        let mut server = Running::start(perftest(1, None).stdout(Stdio::null()))?;
         wait_until_listening(port, &mut server)?;
 
-        let mut client = perftest(cores[1], Some("127.0.0.1"));
+        let mut client = perftest(0, Some("127.0.0.1"));
         let heard = child::hear(&mut client, limit(self.seconds))?;
         wait_until_ended(&mut server)?;
         Ok(parse(&heard.unless_failed(&client)?)?.figure(row.test))
     }
 
     /// Tells a program of UCX where its libraries are.
-    fn with_libraries(&self, mut command: Command) -> Command {
+    fn with_libraries(&self, mut command: Command, gpu: bool) -> Command {
         side::without(&mut command, &["UCX_"]);
         let lib = self.home.join("lib");
-        command.env("UCX_MODULE_DIR", lib.join("ucx")).env("LD_LIBRARY_PATH", lib);
+        // A packed folder has the modules for CUDA by themselves.
+        let with_cuda = lib.join("ucx_cuda");
+        let modules = if gpu && with_cuda.is_dir() { with_cuda } else { lib.join("ucx") };
+        let mut libraries = vec![lib, self.home.join("../libucx_cu13.libs")];
+        let own = std::env::var_os("LD_LIBRARY_PATH").filter(|_| gpu);
+        libraries.extend(own.iter().flat_map(std::env::split_paths));
+        libraries.extend(DRIVER.iter().filter(|_| gpu).map(PathBuf::from));
+        command.env("UCX_MODULE_DIR", modules);
+        if let Ok(libraries) = std::env::join_paths(libraries) {
+            command.env("LD_LIBRARY_PATH", libraries);
+        }
         command
     }
 }
@@ -105,7 +131,10 @@ impl Side for Ucx {
 
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
         match name(row) {
-            Some(_) => tune(row, self.seconds, VARIANTS, |setting| self.run(row, setting)),
+            Some(_) => {
+                let variants = if row.gpu { GPU_VARIANTS } else { VARIANTS };
+                tune(row, self.seconds, variants, |setting| self.run(row, setting))
+            }
             None => Ok(Prepared::Cannot("ucx_perftest has no such test".into())),
         }
     }
