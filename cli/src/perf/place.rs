@@ -7,18 +7,35 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// CPUs of each rank.
 pub(super) type Cpus = Vec<Vec<usize>>;
 
-/// A CPU for each of `threads` threads of all ranks, none of them twice; `None` when there are too few.
+/// A CPU for each of `threads` threads of all ranks, none of them twice; `None` when there are too few. As long as there are
+/// enough, they are on cores of their own: two that share one take turns, also when one of them only waits.
 pub(super) fn cores(cpus: &Cpus, threads: usize) -> Option<Cpus> {
+    spread(cpus, threads, core_of)
+}
+
+/// The core that a CPU is a thread of, by its first thread; the CPU itself where the kernel does not say.
+fn core_of(cpu: usize) -> usize {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let siblings = std::fs::read_to_string(path).unwrap_or_default();
+    siblings.split([',', '-', '\n']).next().and_then(|first| first.parse().ok()).unwrap_or(cpu)
+}
+
+fn spread(cpus: &Cpus, threads: usize, core_of: impl Fn(usize) -> usize) -> Option<Cpus> {
     let mut cores: Cpus = vec![Vec::new(); cpus.len()];
+    let mut taken = Vec::new();
     // A rank with less choice goes before others.
     let mut order: Vec<_> = (0..cpus.len()).collect();
     order.sort_by_key(|&rank| cpus[rank].len());
     for rank in order {
-        let free = cpus[rank].iter().filter(|cpu| !cores.iter().any(|taken| taken.contains(cpu)));
-        let taken = free.copied().take(threads).collect();
-        cores[rank] = taken;
+        for _ in 0..threads {
+            let free = || cpus[rank].iter().copied().filter(|cpu| !taken.contains(cpu));
+            let alone = free().find(|&cpu| taken.iter().all(|&other| core_of(other) != core_of(cpu)));
+            let cpu = alone.or_else(|| free().next())?;
+            taken.push(cpu);
+            cores[rank].push(cpu);
+        }
     }
-    cores.iter().all(|cores| cores.len() == threads).then_some(cores)
+    Some(cores)
 }
 
 /// How threads wait: they poll when each can have a core of its own.
@@ -38,6 +55,21 @@ pub(super) fn run_on(cpus: &[usize]) -> Result<(), PerfError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn cores(cpus: &Cpus, threads: usize) -> Option<Cpus> {
+        spread(cpus, threads, |cpu| cpu)
+    }
+
+    #[test]
+    fn threads_of_one_core_are_taken_only_when_there_are_no_other_cores() {
+        // Each core has two threads, side by side.
+        let pairs = |cpus: &Cpus, threads| spread(cpus, threads, |cpu| cpu / 2);
+        let all = vec![vec![0, 1, 2, 3]; 2];
+        assert_eq!(pairs(&all, 1), Some(vec![vec![0], vec![2]]));
+        assert_eq!(pairs(&all, 2), Some(vec![vec![0, 2], vec![1, 3]]));
+        assert_eq!(pairs(&vec![vec![0, 1]; 2], 1), Some(vec![vec![0], vec![1]]));
+        assert!(core_of(usize::MAX) == usize::MAX, "a CPU that nobody has");
+    }
 
     #[test]
     fn ranks_that_may_run_anywhere_share_the_cpus_out() {
