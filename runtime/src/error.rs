@@ -5,7 +5,7 @@ use crate::names::{Rank, RemoteComp};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
-use carrack_transports::mem::{AllocError, AtomicError, CopyError, MemKind};
+use carrack_transports::mem::{AllocError, AtomicError, CopyError, Freed, MemKind, RawError};
 
 /// A runtime could not start: fix the environment.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +121,9 @@ pub enum PostError {
     /// The memory cannot be sent from or received into.
     #[error("{0}")]
     Memory(CopyError),
+    /// The memory that the operation was given was freed.
+    #[error(transparent)]
+    Freed(Freed),
     /// The remote region belongs to another rank.
     #[error("the remote region is {owner}'s, and the operation names {rank}")]
     Owner {
@@ -183,6 +186,9 @@ pub enum RegisterError {
     /// The table is full.
     #[error("{0} regions are registered already: deregister some")]
     TooMany(usize),
+    /// The memory is not what it was said to be, or cannot be registered.
+    #[error(transparent)]
+    Raw(#[from] RawError),
     /// The system refused.
     #[error("{len} bytes of shared memory cannot be had: {why}")]
     System {

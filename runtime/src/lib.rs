@@ -75,6 +75,7 @@ mod wait;
 pub use carrack_transports as transports;
 
 pub use buffer::{Buffer, SendBuffer};
+pub use carrack_transports::mem::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
 pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, Synchronizer};
 pub use device::{Device, DeviceBuilder};
@@ -87,5 +88,5 @@ pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use peer::PeerState;
 pub use pending::{Pending, PendingOp};
 pub use post::{Operation, Outcome, Path, RetryReason};
-pub use region::{Mr, Rmr};
+pub use region::{Mr, Rmr, StillInUse};
 pub use runtime::{Runtime, RuntimeBuilder};

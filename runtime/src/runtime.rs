@@ -15,7 +15,7 @@ use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::Retries;
 use crate::progress::{Deferred, DumpRequest, ProgressThread, signal};
-use crate::region::Regions;
+use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
 use carrack_transports::cuda_ipc::{self, CudaIpc};
@@ -160,6 +160,7 @@ impl RuntimeBuilder {
             bootstrap,
         };
         let mut runtime = Runtime(Arc::new(inner), None);
+        note_runtime(&runtime.0);
         let device = runtime.device().build().map_err(|error| match error {
             ResourceError::Device(why) => StartError::NoTransport(why),
             other => StartError::System(other.to_string()),

@@ -30,6 +30,7 @@ use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, Transfer, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -55,6 +56,8 @@ struct State {
 
 struct Exposure {
     region: WeakRegion,
+    /// Its addresses.
+    range: Range<usize>,
     name: u64,
     /// Or why it cannot be exported.
     exported: Result<Exported, String>,
@@ -82,11 +85,15 @@ impl Exposures {
         let name = state.names;
         // Without the lock: what is freed on the occasion may be the program's.
         drop(state);
+        // What lay at its address before, first: a peer's driver may not open the one while it has the other open.
+        self.let_go();
         let exported = domain.export(region);
         if let Err(why) = &exported {
             tracing::info!(why, "messages from a region go by way of host memory");
         }
-        let one = Arc::new(Exposure { region: region.downgrade(), name, exported, told: Mutex::default() });
+        let range = region.addr()..region.addr().saturating_add(region.len());
+        let (region, told) = (region.downgrade(), Mutex::default());
+        let one = Arc::new(Exposure { region, range, name, exported, told });
         let mut state = self.state();
         state.all.push_back(one.clone());
         let old = if state.all.len() > EXPOSED { state.all.pop_front() } else { None };
@@ -102,6 +109,17 @@ impl Exposures {
             return;
         }
         let (gone, kept) = std::mem::take(&mut state.all).into_iter().partition(|one| one.region.is_gone());
+        state.all = kept;
+        drop(state);
+        drop::<VecDeque<_>>(gone);
+    }
+
+    /// Withdraws what reaches into a range of addresses.
+    pub(crate) fn withdraw(&self, range: &Range<usize>) {
+        let mut state = self.state();
+        let (gone, kept) = std::mem::take(&mut state.all)
+            .into_iter()
+            .partition(|one| one.range.start < range.end && range.start < one.range.end);
         state.all = kept;
         drop(state);
         drop::<VecDeque<_>>(gone);
@@ -191,6 +209,20 @@ impl Inner {
         found.map(|(_, domain)| &**domain)
     }
 
+    /// Maps a peer's region. What peers have withdrawn may be in the way: memory that was freed and allocated again over there
+    /// has the old address, which a driver opens once at a time.
+    pub(crate) fn import(
+        &self,
+        domain: &dyn Domain,
+        key: &WireKey,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<Imported, String> {
+        domain.import(key, near).or_else(|_| {
+            self.look_after_domains();
+            domain.import(key, near)
+        })
+    }
+
     /// Whether the other end of a link may map this rank's GPU memory.
     pub(crate) fn may_map(&self, linked: &Linked) -> bool {
         linked.transport == shm::NAME && self.maps().is_some()
@@ -278,7 +310,7 @@ impl Known {
     ) -> Option<(Imported, Buffer)> {
         let import = || {
             let domain = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
-            let imported = domain.import(&self.key, near);
+            let imported = runtime.import(domain, &self.key, near);
             if let Err(why) = &imported {
                 tracing::info!(why, "messages from a peer's GPU memory come by way of host memory");
             }

@@ -69,15 +69,20 @@ pub trait Carries: Kind {
 }
 
 /// Takes the buffers out, if it is a list.
-fn take_list(held: &mut Option<impl Held>) -> Option<Vec<Buffer>> {
-    let buffer = held.as_mut()?.owned()?;
+///
+/// # Errors
+/// It is memory of the program's, and was freed.
+fn take_list(held: &mut Option<impl Held>) -> Result<Option<Vec<Buffer>>, PostError> {
+    let Some(buffer) = held.as_mut().and_then(Held::owned) else { return Ok(None) };
     // Looked at before it is taken: each receive comes by here.
-    if !matches!(buffer, Buffer::List(_)) {
-        return None;
+    match buffer {
+        Buffer::List(_) => {}
+        Buffer::Region(slice) => return slice.region().recheck().map(|()| None).map_err(PostError::Freed),
+        _ => return Ok(None),
     }
     match std::mem::take(buffer) {
-        Buffer::List(list) => Some(list.into_vec()),
-        _ => None,
+        Buffer::List(list) => Ok(Some(list.into_vec())),
+        _ => Ok(None),
     }
 }
 
@@ -150,11 +155,13 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
 }
 
 impl<K: Carries> Post<'_, K> {
-    /// Posts it, if its buffer is a list.
+    /// Posts it, if its buffer is a list. Memory that may have been freed is looked at on the occasion.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
-        let list = take_list(self.kind.held())?;
-        Some(self.call_in_pieces(list))
+        match take_list(self.kind.held()) {
+            Ok(list) => Some(self.call_in_pieces(list?)),
+            Err(freed) => Some(Err(freed)),
+        }
     }
 
     #[cold]

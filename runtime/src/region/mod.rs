@@ -5,17 +5,21 @@
 //! such), else by asking its owner, whose progress then carries the operation out. A registration that has ended
 //! is noticed either way: the number of a region carries a generation, and mapped memory an epoch.
 
+mod invalidate;
 mod rmr;
 mod table;
 
 pub use carrack_transports::mem::{AtomicError, Region, RegionSlice};
+pub use invalidate::StillInUse;
+pub(crate) use invalidate::note_runtime;
 pub use rmr::{Rmr, RmrError};
 pub(crate) use table::{Refusal, Regions};
 
 use crate::error::RegisterError;
 use crate::runtime::Runtime;
-use carrack_transports::contract::{Exported, WireKey};
+use carrack_transports::mem::{MemKind, RawError};
 use std::sync::Arc;
+use table::Keys;
 
 /// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration: operations that other
 /// ranks begin afterwards fail, and the memory is given back once nobody has it mapped.
@@ -24,7 +28,7 @@ pub struct Mr {
     region: Region,
     index: u32,
     generation: u32,
-    exported: Vec<(&'static str, Exported)>,
+    keys: Arc<Keys>,
     /// Transports by which it cannot be mapped, and why.
     refused: Vec<(&'static str, String)>,
     regions: Arc<Regions>,
@@ -66,26 +70,29 @@ impl Runtime {
 
     /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
     ///
-    /// Raw memory becomes a region by [`buffer::raw::region`](crate::buffer::raw::region), which finds out what sort
-    /// of memory it is.
+    /// Raw memory is registered by [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds out
+    /// what sort of memory it is.
     ///
     /// # Errors
-    /// There are too many already.
+    /// There are too many already; or it is managed memory.
     pub fn register_memory(&self, region: &Region) -> Result<Mr, RegisterError> {
         let inner = &self.0;
-        let (index, generation) = inner.regions.insert(region.clone())?;
+        if let MemKind::Managed(_) = region.kind() {
+            return Err(RawError::Managed { addr: region.addr() }.into());
+        }
+        let (index, generation, keys) = inner.regions.insert(region.clone())?;
         let mut mr = Mr {
             region: region.clone(),
             index,
             generation,
-            exported: Vec::new(),
+            keys,
             refused: Vec::new(),
             regions: inner.regions.clone(),
             rank: inner.rank,
         };
         for (transport, domain) in &inner.domains {
             match domain.export(region) {
-                Ok(exported) => mr.exported.push((transport, exported)),
+                Ok(exported) => mr.keys.add(transport, exported),
                 Err(why) => mr.refused.push((transport, why)),
             }
         }
@@ -99,10 +106,6 @@ impl Runtime {
 
     /// What other ranks need to reach a registered region: plain bytes, in the end.
     pub fn get_rmr(&self, mr: &Mr) -> Rmr {
-        let key = |(transport, exported): &(&'static str, Exported)| -> (String, WireKey) {
-            ((*transport).to_owned(), exported.key.clone())
-        };
-        let keys = mr.exported.iter().map(key).collect();
-        Rmr::new(mr.rank, (mr.index, mr.generation), mr.region.len() as u64, keys)
+        Rmr::new(mr.rank, (mr.index, mr.generation), mr.region.len() as u64, mr.keys.named())
     }
 }

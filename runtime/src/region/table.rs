@@ -2,7 +2,9 @@
 
 use super::{Region, RegionSlice};
 use crate::error::RegisterError;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use carrack_transports::contract::{Exported, WireKey};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Regions that a rank can have registered.
 const LIMIT: usize = 1 << 20;
@@ -16,7 +18,35 @@ pub(crate) struct Regions {
 #[derive(Default)]
 struct Slot {
     generation: u32,
-    region: Option<Region>,
+    region: Option<(Region, Arc<Keys>)>,
+}
+
+/// By what peers map a region, as long as its registration stands.
+#[derive(Default)]
+pub(super) struct Keys(Mutex<Option<Vec<(&'static str, Exported)>>>);
+
+impl Keys {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<(&'static str, Exported)>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Vec::new()))))
+    }
+
+    /// One more. Of a registration that was withdrawn meanwhile it ends at once.
+    pub(super) fn add(&self, transport: &'static str, exported: Exported) {
+        if let Some(keys) = &mut *self.lock() {
+            keys.push((transport, exported));
+        }
+    }
+
+    /// Each with its transport's name; none when the registration was withdrawn.
+    pub(super) fn named(&self) -> Vec<(String, WireKey)> {
+        let keys = self.lock();
+        let named = keys.iter().flatten().map(|(name, exported)| ((*name).to_owned(), exported.key.clone()));
+        named.collect()
+    }
 }
 
 /// Why another rank's operation is not carried out.
@@ -33,7 +63,7 @@ impl Regions {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn insert(&self, region: Region) -> Result<(u32, u32), RegisterError> {
+    pub(super) fn insert(&self, region: Region) -> Result<(u32, u32, Arc<Keys>), RegisterError> {
         let mut slots = self.slots();
         let at = slots.iter().position(|slot| slot.region.is_none()).unwrap_or(slots.len());
         let index = u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
@@ -42,15 +72,34 @@ impl Regions {
         }
         let slot = &mut slots[at];
         slot.generation = slot.generation.wrapping_add(1);
-        slot.region = Some(region);
-        Ok((index, slot.generation))
+        let keys = Keys::new();
+        slot.region = Some((region, keys.clone()));
+        Ok((index, slot.generation, keys))
     }
 
     pub(super) fn remove(&self, index: u32, generation: u32) {
         let mut slots = self.slots();
-        if let Some(slot) = slots.get_mut(index as usize).filter(|slot| slot.generation == generation) {
-            slot.region = None;
+        let slot = slots.get_mut(index as usize).filter(|slot| slot.generation == generation);
+        let gone = slot.and_then(|slot| slot.region.take());
+        drop(slots);
+        drop(gone);
+    }
+
+    /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How many there were.
+    pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
+        let reaches = |slot: &&mut Slot| {
+            slot.region.as_ref().is_some_and(|(region, _)| {
+                let end = region.addr().saturating_add(region.len());
+                !range.is_empty() && region.addr() < range.end && range.start < end
+            })
+        };
+        let gone: Vec<_> =
+            self.slots().iter_mut().filter(reaches).filter_map(|slot| slot.region.take()).collect();
+        for (_, keys) in &gone {
+            let ended = keys.lock().take();
+            drop(ended);
         }
+        gone.len()
     }
 
     /// A part of a region, by what another rank calls it.
@@ -58,7 +107,8 @@ impl Regions {
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let slots = self.slots();
         let slot = slots.get(index as usize).filter(|slot| slot.generation == generation);
-        let region = slot.and_then(|slot| slot.region.as_ref()).ok_or(Refusal::Stale)?;
+        let (region, _) = slot.and_then(|slot| slot.region.as_ref()).ok_or(Refusal::Stale)?;
+        region.recheck().map_err(|_| Refusal::Stale)?;
         let fits = |number: u64| usize::try_from(number).ok();
         fits(offset)
             .zip(fits(len))
@@ -75,19 +125,44 @@ mod tests {
     fn a_number_finds_its_region_and_no_other() {
         let regions = Regions::default();
         let number = |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
-        let first = regions.insert(Region::host(10)).unwrap();
-        let second = regions.insert(Region::host(20)).unwrap();
+        let insert = |len| {
+            let (index, generation, _) = regions.insert(Region::host(len)).unwrap();
+            (index, generation)
+        };
+        let (first, second) = (insert(10), insert(20));
         assert_eq!(regions.find(number(first), 2, 8).unwrap().len(), 8);
         assert_eq!(regions.find(number(first), 2, 9).unwrap_err(), Refusal::Outside);
         assert_eq!(regions.find(number(second), u64::MAX, 1).unwrap_err(), Refusal::Outside);
         regions.remove(first.0, first.1);
         assert_eq!(regions.find(number(first), 0, 1).unwrap_err(), Refusal::Stale);
-        let again = regions.insert(Region::host(30)).unwrap();
+        let again = insert(30);
         assert_eq!(again.0, first.0, "the place is used again");
         assert_eq!(regions.find(number(first), 0, 1).unwrap_err(), Refusal::Stale);
         assert_eq!(regions.find(number(again), 0, 30).unwrap().len(), 30);
         regions.remove(first.0, first.1);
         assert!(regions.find(number(again), 0, 30).is_ok(), "a registration that is over ends no other");
         assert_eq!(regions.find(77, 0, 0).unwrap_err(), Refusal::Stale);
+    }
+
+    #[test]
+    fn what_reaches_into_a_range_is_withdrawn_and_nothing_else() {
+        let regions = Regions::default();
+        let whole = Region::host(100);
+        let parts = [(0, 10), (10, 10), (20, 10)].map(|(at, len)| whole.subregion(at, len).unwrap());
+        let numbers = parts.map(|part| {
+            let (index, generation, keys) = regions.insert(part).unwrap();
+            keys.add("transport", Exported::new(WireKey(vec![1]), ()));
+            (u64::from(generation) << 32 | u64::from(index), keys)
+        });
+        let stand = || numbers.each_ref().map(|(number, _)| regions.find(*number, 0, 1).is_ok());
+        assert_eq!(regions.withdraw(&(whole.addr() + 30..whole.addr() + 99)), 0);
+        assert_eq!(regions.withdraw(&(whole.addr() + 5..whole.addr() + 5)), 0, "a range of nothing");
+        assert_eq!(regions.withdraw(&(whole.addr() + 9..whole.addr() + 11)), 2);
+        assert_eq!(stand(), [false, false, true]);
+        assert_eq!(numbers.each_ref().map(|(_, keys)| keys.named().len()), [0, 0, 1]);
+        numbers[0].1.add("late", Exported::new(WireKey(vec![2]), ()));
+        assert!(numbers[0].1.named().is_empty(), "what comes too late ends at once");
+        assert_eq!(regions.withdraw(&(0..usize::MAX)), 1);
+        assert_eq!(stand(), [false; 3]);
     }
 }

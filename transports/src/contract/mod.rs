@@ -99,6 +99,12 @@ pub trait Domain: Send + Sync {
         Err("this transport maps no memory".into())
     }
 
+    /// The other processes that still have memory of this range of addresses mapped, of what was exported here.
+    fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
+        let _ = (addr, len);
+        Vec::new()
+    }
+
     /// Whether it has devices. One that has none only maps memory.
     fn carries_messages(&self) -> bool {
         true

@@ -72,6 +72,20 @@ impl Exports {
         Ok(Exported::new(key.encode(), Registration(allocation)))
     }
 
+    /// The processes that have memory of a range of addresses mapped, whether it is still registered or not.
+    pub(super) fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
+        free_left();
+        let end = addr.saturating_add(len);
+        let reaches = |one: &Allocation| one.base < end && addr < one.base.saturating_add(one.handle.len);
+        let known: Vec<_> = lock(&self.all).values().filter_map(Weak::upgrade).collect();
+        let left: Vec<_> = lock(&LEFT).iter().map(|(allocation, _)| allocation.clone()).collect();
+        let all = known.iter().chain(&left).filter(|one| reaches(one));
+        let mut processes: Vec<u32> = all.flat_map(|one| one.ledger.importers()).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        processes
+    }
+
     /// The allocation that a region lies in, as it was exported before or is now.
     fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, String> {
         let name = (gpu.info().uuid, region.id());

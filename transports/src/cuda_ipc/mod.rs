@@ -76,6 +76,10 @@ impl Domain for CudaIpc {
         self.imports.import(key, near)
     }
 
+    fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
+        self.exports.mapped_by(addr, len)
+    }
+
     fn look_after(&self) {
         self.imports.close_ended();
         exports::free_left();

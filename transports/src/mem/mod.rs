@@ -6,6 +6,9 @@
 //! | [`view`] | a borrowed range of memory that knows its kind: [`MemRef`], [`MemMut`] |
 //! | [`copy`](mod@copy) | the one function of the project that moves a user's bytes |
 //! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
+//! | [`hint`] | what a program says of raw memory: [`MR_HOST`], [`MR_DEVICE`], [`MR_UNKNOWN`] |
+//! | [`known`] | raw memory of GPUs that was asked about before, for the whole process |
+//! | `extents` | what `known` is kept in: values by ranges of addresses, no more than a limit |
 //! | [`shared`] | host memory that other processes of the job can map |
 //! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
 //! | [`loan`] | bytes that lie with their sender: [`Loan`] |
@@ -18,7 +21,10 @@
 
 pub mod buffer;
 pub mod copy;
+mod extents;
+pub mod hint;
 pub mod kind;
+pub mod known;
 pub mod loan;
 pub(crate) mod memfd;
 pub mod packet;
@@ -30,7 +36,9 @@ pub mod view;
 
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
+pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use kind::{GpuUuid, MemKind};
+pub use known::{Freed, KnownMemory, RawError};
 pub use loan::{Lender, Loan};
 pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
 pub use pool::PacketPool;

@@ -1,5 +1,6 @@
 //! Memory with an owner, an identity and a kind.
 
+use super::known::{Freed, Lent};
 use super::shared::Share;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};
 use crate::gpu::Gpu;
@@ -30,6 +31,8 @@ struct Allocation {
     share: Option<Arc<Share>>,
     /// The region that this one is a part of, if it is one. Goes before what its owner holds.
     root: Option<Region>,
+    /// Of the program's memory: whom to ask whether it is still there.
+    lent: Option<Lent>,
     /// Whoever frees the memory; dropped with the last handle, or given to the keeper.
     owner: Option<Box<dyn Any + Send + Sync>>,
     keeper: OnceLock<Arc<dyn Keeper>>,
@@ -51,7 +54,7 @@ impl Drop for Allocation {
 }
 
 /// A region, if anybody still has it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct WeakRegion(Weak<Allocation>);
 
 impl WeakRegion {
@@ -100,8 +103,8 @@ impl Region {
         gpu: Option<Arc<dyn Gpu>>,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        let (share, root, keeper) = (None, None, OnceLock::new());
-        Self(Arc::new(Allocation { base, len, kind, id, gpu, share, root, owner: Some(owner), keeper }))
+        let (share, root, lent, keeper) = (None, None, None, OnceLock::new());
+        Self(Arc::new(Allocation { base, len, kind, id, gpu, share, root, lent, owner: Some(owner), keeper }))
     }
 
     /// Notes that others can map it. For fresh regions.
@@ -110,6 +113,28 @@ impl Region {
             allocation.share = Some(share);
         }
         self
+    }
+
+    /// Notes that it is memory of the program's, and whom to ask whether it is still there. For fresh regions.
+    pub(super) fn lent_by(mut self, lent: Lent) -> Self {
+        if let Some(allocation) = Arc::get_mut(&mut self.0) {
+            allocation.lent = Some(lent);
+        }
+        self
+    }
+
+    /// Asks whether memory that the program answers for is still the allocation that the region was made of. For all other
+    /// memory, and where the program has said that nobody is to be asked ([`MR_DEVICE`](super::MR_DEVICE)), that costs
+    /// nothing; else one short question to the driver, but not the first time after the region was made, which has asked.
+    ///
+    /// # Errors
+    /// It was freed.
+    #[inline]
+    pub fn recheck(&self) -> Result<(), Freed> {
+        match &self.0.lent {
+            None => Ok(()),
+            Some(lent) => lent.recheck(self),
+        }
     }
 
     /// What makes it one that others can map, if it is one.
@@ -210,6 +235,7 @@ impl Region {
             gpu: gpu.clone(),
             share: None,
             root: Some(self.root().clone()),
+            lent: self.0.lent.as_ref().map(Lent::again),
             owner: Some(what),
             keeper: OnceLock::new(),
         };

@@ -51,6 +51,8 @@ pub struct Counters {
     pub unmaps: u64,
     /// Calls of [`Driver::classify`](crate::gpu::Driver::classify).
     pub classifies: u64,
+    /// Calls of [`Driver::buffer_id`](crate::gpu::Driver::buffer_id).
+    pub buffer_ids: u64,
     /// Kernels launched.
     pub launches: u64,
 }
@@ -68,7 +70,7 @@ macro_rules! counts {
     };
 }
 
-counts!(copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, launches);
+counts!(copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, buffer_ids, launches);
 
 /// One more.
 pub(super) fn count(counter: &AtomicU64) {
@@ -93,6 +95,7 @@ pub struct Faults {
     copy_delay: AtomicU64,
     launch_delay: AtomicU64,
     apart: Mutex<HashSet<(GpuUuid, GpuUuid)>>,
+    hidden: Mutex<HashSet<GpuUuid>>,
     held: Mutex<u64>,
     released: Condvar,
     pub(super) counts: Counts,
@@ -165,6 +168,17 @@ impl Faults {
         }
     }
 
+    /// What lies on a device is not to be told apart any more, as that of a device which the process cannot see: a
+    /// library of the program's may have opened such memory.
+    pub fn hide(&self, gpu: GpuUuid, hidden: bool) {
+        let mut all = lock(&self.hidden);
+        if hidden {
+            all.insert(gpu);
+        } else {
+            all.remove(&gpu);
+        }
+    }
+
     /// What was asked of the driver so far.
     pub fn counters(&self) -> Counters {
         self.counts.read()
@@ -196,6 +210,10 @@ impl Faults {
 
     pub(super) fn are_apart(&self, one: GpuUuid, other: GpuUuid) -> bool {
         lock(&self.apart).contains(&pair(one, other))
+    }
+
+    pub(super) fn hides(&self, gpu: GpuUuid) -> bool {
+        lock(&self.hidden).contains(&gpu)
     }
 
     /// Counts a copy down and says how it is to fail, if it is.

@@ -44,6 +44,8 @@ pub use faults::{Counters, FailAt, Faults, Held, Which};
 pub use stream::{FakeStream, Kernel};
 
 use super::{Driver, Extent, Gpu, GpuError};
+use crate::mem::AllocId;
+use faults::count;
 use shared::Shared;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -118,10 +120,14 @@ impl Driver for FakeDriver {
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
         let faults = &self.shared.faults;
-        faults::count(&faults.counts.classifies);
+        count(&faults.counts.classifies);
         let Some(found) = self.shared.find(addr) else {
             return self.shared.find_pinned(addr);
         };
+        if let Some(gpu) = found.kind.gpu().filter(|gpu| faults.hides(*gpu)) {
+            let hint = format!("{addr:#x} is memory of {gpu}, which this process cannot see: widen its mask");
+            return Err(error::error("classify", error::INVALID_DEVICE, hint));
+        }
         Ok(Some(Extent {
             base: found.base,
             len: found.len,
@@ -131,6 +137,14 @@ impl Driver for FakeDriver {
             context: found.context.filter(|_| !faults.nulls_context()),
             forms: found.forms,
         }))
+    }
+
+    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
+        count(&self.shared.faults.counts.buffer_ids);
+        match self.shared.find(addr) {
+            Some(found) => Ok(Some(found.id)),
+            None => Ok(self.shared.find_pinned(addr)?.map(|extent| extent.id)),
+        }
     }
 }
 

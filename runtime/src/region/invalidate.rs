@@ -1,0 +1,96 @@
+//! Memory that is about to be freed, or unmapped, by whoever allocated it.
+//!
+//! What is known of addresses is the process's, and what peers were told of them is each runtime's: an allocator that tells one
+//! runtime tells all.
+
+use crate::runtime::{Inner, Runtime};
+use carrack_transports::mem::KnownMemory;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The runtimes of this process.
+static RUNTIMES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+fn runtimes() -> MutexGuard<'static, Vec<Weak<Inner>>> {
+    RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A runtime has started.
+pub(crate) fn note_runtime(inner: &Arc<Inner>) {
+    let mut all = runtimes();
+    all.retain(|one| one.strong_count() > 0);
+    all.push(Arc::downgrade(inner));
+}
+
+/// What stands in the way of freeing memory. All has been withdrawn from peers nevertheless.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StillInUse {
+    /// The address.
+    pub addr: usize,
+    /// Bytes from there on.
+    pub len: usize,
+    /// Registrations that stood, and were ended by this call: operations of peers' are stale from now on.
+    pub registrations: usize,
+    /// Allocations of GPUs of which this process has raw regions, in operations or in its own hands.
+    pub regions: usize,
+    /// Other processes that have it mapped. They close it when they next make progress.
+    pub processes: Vec<u32>,
+}
+
+impl std::error::Error for StillInUse {}
+
+impl fmt::Display for StillInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { addr, len, registrations, regions, processes } = self;
+        write!(f, "{len} bytes at {addr:#x} must not be freed yet:")?;
+        if *registrations > 0 {
+            write!(f, " {registrations} registrations stood over them, and are ended: deregister first;")?;
+        }
+        if *regions > 0 {
+            write!(
+                f,
+                " regions of {regions} allocations are in use: wait for the operations, and drop them;"
+            )?;
+        }
+        if !processes.is_empty() {
+            write!(f, " processes {processes:?} have them mapped: let them make progress;")?;
+        }
+        f.write_str(" then call again")
+    }
+}
+
+impl Runtime {
+    /// Forgets memory that is about to be freed or unmapped: for allocators, to be called before. What was known of the addresses
+    /// is forgotten in all of the process; registrations that reach into the range are ended, and what peers were told of it for
+    /// messages is withdrawn. Whatever peers begin afterwards is stale; none of it goes to other memory that comes to lie there.
+    ///
+    /// `Ok` says that nobody has the memory any more, as far as is known here: raw regions of GPU memory and mappings
+    /// of other processes are counted, raw regions of host memory are not. A range in which nothing is known costs a lock and a look.
+    ///
+    /// # Errors
+    /// Somebody still has it: see [`StillInUse`]. Everything is withdrawn all the same, and a later call says `Ok` once
+    /// they have let go. Freed before, the memory may be read or written by what is under way.
+    pub fn invalidate_memory(&self, addr: usize, len: usize) -> Result<(), StillInUse> {
+        if len == 0 {
+            return Ok(());
+        }
+        let range = addr..addr.saturating_add(len);
+        // In a fork they are the parent's.
+        let all: Vec<Arc<Inner>> = runtimes().iter().filter_map(Weak::upgrade).collect();
+        let all: Vec<_> = all.into_iter().filter(|inner| !inner.is_forked()).collect();
+        let mut found = StillInUse { addr, len, registrations: 0, regions: 0, processes: Vec::new() };
+        for inner in &all {
+            found.registrations += inner.regions.withdraw(&range);
+            inner.exposures.withdraw(&range);
+        }
+        found.regions = KnownMemory::of_the_process().forget(addr, len);
+        for (_, domain) in all.iter().flat_map(|inner| &inner.domains) {
+            found.processes.extend(domain.mapped_by(addr, len));
+        }
+        found.processes.sort_unstable();
+        found.processes.dedup();
+        let is_free = found.registrations == 0 && found.regions == 0 && found.processes.is_empty();
+        if is_free { Ok(()) } else { Err(found) }
+    }
+}

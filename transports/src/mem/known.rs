@@ -1,0 +1,449 @@
+//! Memory of the program's that was asked about before: what raw addresses are, for the whole process.
+//!
+//! A driver's full answer about an address takes up to a microsecond, and its short one, the allocation's number, a tenth of
+//! that (gpu.md, measured). So what was found out once is kept by extent, and believed as long as the short answer is the
+//! same: an address that was freed and allocated again has another number (gpu.md, legacy IPC rule 6).
+//!
+//! With each extent stands the root of all regions in it. Whatever others are told of an allocation (that it is exported, and
+//! under which name) hangs on its root, and so is done once, not once for each pointer. The root owns nothing: it goes
+//! when the extent is forgotten and the last region in it is dropped.
+//!
+//! Host memory is not kept: it can become other memory without anybody's being told. Nor is pinned memory given a root:
+//! nobody maps it, and the rest of what is locked with it may be in use through Rust references.
+
+use super::extents::Extents;
+use super::{AllocId, MemHint, MemKind, Region, WeakRegion};
+use crate::gpu::{Driver, Extent, Gpu, GpuError};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+/// Extents that are known at a time; one that was not used lately makes room. Each takes some 300 bytes.
+pub const KNOWN_EXTENTS: usize = 1024;
+
+/// Why raw memory was not taken.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RawError {
+    /// The address is null.
+    #[error("the address is null")]
+    Null,
+    /// A driver failed to say what the address is.
+    #[error("what memory {addr:#x} is cannot be found out: {cause}")]
+    Query {
+        /// The address.
+        addr: usize,
+        /// The driver's error.
+        cause: GpuError,
+    },
+    /// The memory is not what the caller said.
+    #[error("the memory at {addr:#x} was said to be {said}, and is {found}: say what it is, or MR_UNKNOWN")]
+    Kind {
+        /// The address.
+        addr: usize,
+        /// What the caller said.
+        said: MemHint,
+        /// What it is.
+        found: MemKind,
+    },
+    /// The range is longer than the allocation that it begins in.
+    #[error("{len} bytes at {addr:#x} reach beyond the allocation, which ends after {left}")]
+    Beyond {
+        /// The address.
+        addr: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes up to the end.
+        left: usize,
+    },
+    /// It is memory that the driver moves about.
+    #[error(
+        "the memory at {addr:#x} is managed (cudaMallocManaged), which moves while it is used, so nothing here copies it: \
+         send from memory of cudaMalloc or cudaMallocHost, and copy there first"
+    )]
+    Managed {
+        /// The address.
+        addr: usize,
+    },
+    /// It was freed.
+    #[error(transparent)]
+    Freed(#[from] Freed),
+}
+
+/// Memory of a GPU that is not the allocation any more that it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the {kind} memory at {addr:#x} has been freed{}: make its region anew after allocating, and tell invalidate_memory \
+     before freeing (host memory that lies there now: say MR_HOST)",
+    if *.again { ", and its address allocated again" } else { "" }
+)]
+pub struct Freed {
+    /// The address.
+    pub addr: usize,
+    /// What lay there.
+    pub kind: MemKind,
+    /// Whether another allocation lies there now.
+    pub again: bool,
+}
+
+/// The table: see the [module](self).
+#[derive(Debug)]
+pub struct KnownMemory {
+    table: RwLock<Table>,
+    /// How many extents there are: programs without GPUs never come by the lock.
+    count: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Table {
+    extents: Extents<Entry>,
+    /// Roots that are not, or no longer, in the table, and which somebody may still have regions of.
+    let_go: Vec<(Range<usize>, WeakRegion)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: AllocId,
+    /// Not kept: the table is no reason for a driver to live.
+    driver: Weak<dyn Driver>,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// Memory of a device: the root of all regions in it.
+    Device(Region),
+    /// Locked host memory.
+    Pinned(Option<Arc<dyn Gpu>>),
+    /// It was memory of a device, and no driver knows it now. The CPU must not touch it, whoever says that it is unknown.
+    Freed(MemKind),
+}
+
+/// What the table says of an address.
+enum Recalled {
+    Region(Region),
+    /// Nothing, or what is not true any more: somebody has to be asked.
+    Nothing,
+}
+
+impl Entry {
+    fn kind(&self) -> MemKind {
+        match &self.what {
+            What::Device(root) => root.kind(),
+            What::Pinned(_) => MemKind::Pinned,
+            What::Freed(kind) => *kind,
+        }
+    }
+
+    /// Whether its driver says that it is still the same allocation.
+    fn still_there(&self, addr: usize) -> bool {
+        let driver = self.driver.upgrade();
+        driver.is_some_and(|driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id)))
+    }
+}
+
+impl KnownMemory {
+    /// A table of so many extents.
+    pub const fn of(extents: usize) -> Self {
+        let table = Table { extents: Extents::bounded(extents), let_go: Vec::new() };
+        Self { table: RwLock::new(table), count: AtomicUsize::new(0) }
+    }
+
+    /// The process's: addresses mean the same to all its runtimes.
+    pub fn of_the_process() -> &'static Self {
+        static KNOWN: KnownMemory = KnownMemory::of(KNOWN_EXTENTS);
+        &KNOWN
+    }
+
+    /// How many extents are known.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the table. What leaves it is dropped without the lock: freeing memory of a GPU takes time, and a root's keeper
+    /// may be anybody's.
+    fn change<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<(Range<usize>, Entry)>)) -> T {
+        let mut table: RwLockWriteGuard<'_, Table> =
+            self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let (answer, gone) = change(&mut table);
+        for (range, entry) in &gone {
+            if let What::Device(root) = &entry.what {
+                table.note(range.clone(), root);
+            }
+        }
+        self.count.store(table.extents.len(), Ordering::Relaxed);
+        drop(table);
+        drop(gone);
+        answer
+    }
+
+    /// Memory that the caller answers for, as a region. Regions of one allocation of a GPU have one
+    /// [root](Region::root), as long as the table knows it.
+    ///
+    /// # Errors
+    /// See [`RawError`].
+    ///
+    /// # Safety
+    /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the last clone of the region, of
+    /// its parts and, but for the table's own, of its root is gone. Memory said to be [`MR_HOST`](super::MR_HOST) is host memory. Memory said to be
+    /// [`MR_DEVICE`](super::MR_DEVICE) is memory of a GPU, and [`forget`](Self::forget) was told before what lay at its address
+    /// earlier was freed.
+    pub unsafe fn region(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        hint: MemHint,
+        drivers: &[Arc<dyn Driver>],
+    ) -> Result<Region, RawError> {
+        let base = NonNull::new(addr).ok_or(RawError::Null)?;
+        // SAFETY: the caller's promise, passed on; likewise below.
+        if let Recalled::Region(region) = unsafe { self.recall(base, len, hint) }? {
+            return Ok(region);
+        }
+        match hint {
+            // SAFETY: as above.
+            MemHint::Host => Ok(unsafe { over(base, len, (MemKind::Host, AllocId(0), None)) }),
+            // SAFETY: as above.
+            _ => unsafe { self.ask(base, len, hint, drivers) },
+        }
+    }
+
+    /// # Safety
+    /// As [`region`](Self::region).
+    unsafe fn recall(&self, base: NonNull<u8>, len: usize, hint: MemHint) -> Result<Recalled, RawError> {
+        if self.is_empty() {
+            return Ok(Recalled::Nothing);
+        }
+        let addr = base.as_ptr() as usize;
+        let table = self.read();
+        let Some((range, entry)) = table.extents.get(addr) else { return Ok(Recalled::Nothing) };
+        let is_freed = matches!(entry.what, What::Freed(_));
+        if is_freed || !(hint.trusts() || entry.still_there(addr)) {
+            drop(table);
+            if hint == MemHint::Host {
+                self.forget(addr, 1);
+            }
+            return Ok(Recalled::Nothing);
+        }
+        let found = entry.kind();
+        if !hint.allows(found) {
+            return Err(RawError::Kind { addr, said: hint, found });
+        }
+        let lent =
+            (!hint.trusts()).then(|| Lent { driver: entry.driver.clone(), fresh: AtomicBool::new(true) });
+        let fits = addr.checked_add(len).is_some_and(|end| end <= range.end);
+        let region = match &entry.what {
+            What::Device(root) if fits => root.subregion(addr - range.start, len),
+            // SAFETY: the caller's promise.
+            What::Pinned(gpu) if fits => {
+                Some(unsafe { over(base, len, (MemKind::Pinned, entry.id, gpu.clone())) })
+            }
+            // It may have grown since (gpu.md, VMM rule 5), or be one of several extents.
+            _ => None,
+        };
+        let lend = |region: Region| match lent {
+            Some(lent) => region.lent_by(lent),
+            None => region,
+        };
+        Ok(region.map_or(Recalled::Nothing, |region| Recalled::Region(lend(region))))
+    }
+
+    /// Asks the drivers, and keeps the answer.
+    ///
+    /// # Safety
+    /// As [`region`](Self::region).
+    #[cold]
+    unsafe fn ask(
+        &self,
+        base: NonNull<u8>,
+        len: usize,
+        hint: MemHint,
+        drivers: &[Arc<dyn Driver>],
+    ) -> Result<Region, RawError> {
+        let addr = base.as_ptr() as usize;
+        for driver in drivers {
+            let extent = driver.classify(addr).map_err(|cause| RawError::Query { addr, cause })?;
+            let Some(extent) = extent else { continue };
+            if let MemKind::Managed(_) = extent.kind {
+                return Err(RawError::Managed { addr });
+            }
+            if !hint.allows(extent.kind) {
+                return Err(RawError::Kind { addr, said: hint, found: extent.kind });
+            }
+            let left = extent.end().saturating_sub(addr);
+            let lent = || Lent { driver: Arc::downgrade(driver), fresh: AtomicBool::new(true) };
+            let lend = |region: Region| if hint.trusts() { region } else { region.lent_by(lent()) };
+            if len <= left
+                && let Some(root) = self.keep(base, &extent, driver)
+            {
+                let part = root.subregion(addr - extent.base, len);
+                return part.map(lend).ok_or(RawError::Beyond { addr, len, left });
+            }
+            if len > left && !lies_in(&**driver, addr, len, extent.kind) {
+                return Err(RawError::Beyond { addr, len, left });
+            }
+            let Extent { base: start, kind, id, gpu, .. } = extent;
+            // SAFETY: the caller's promise; there is nothing to be freed.
+            let region = lend(unsafe { over(base, len, (kind, id, gpu)) });
+            if let MemKind::Device(_) = kind {
+                self.change(|table| {
+                    table.note(start..addr.saturating_add(len), &region);
+                    ((), Vec::new())
+                });
+            }
+            return Ok(region);
+        }
+        if let Some(kind) = self.was_device(addr) {
+            return Err(Freed { addr, kind, again: false }.into());
+        }
+        if !hint.allows(MemKind::Host) {
+            return Err(RawError::Kind { addr, said: hint, found: MemKind::Host });
+        }
+        // SAFETY: the caller's promise; no driver knows the memory, so it is the host's.
+        Ok(unsafe { over(base, len, (MemKind::Host, AllocId(0), None)) })
+    }
+
+    /// Keeps what a driver has said. The root, if it is memory of a device: the one that was there, where another thread was
+    /// first.
+    fn keep(&self, at: NonNull<u8>, extent: &Extent, driver: &Arc<dyn Driver>) -> Option<Region> {
+        let Extent { base, len, kind, id, ref gpu, .. } = *extent;
+        // Of some host memory the driver tells no end.
+        if extent.end() == usize::MAX {
+            return None;
+        }
+        let driver = Arc::downgrade(driver);
+        let what = match kind {
+            MemKind::Device(_) => {
+                let start = NonNull::new(at.as_ptr().wrapping_sub(at.as_ptr() as usize - base))?;
+                // SAFETY: an allocation is there as a whole or not at all, so for as long as the caller of `region` keeps
+                // its part; the table, which has the root longer, gives out only parts that somebody promises anew, and the
+                // CPU, whose references would be in question, does not touch memory of a device.
+                What::Device(unsafe { over(start, len, (kind, id, gpu.clone())) })
+            }
+            MemKind::Pinned => What::Pinned(gpu.clone()),
+            _ => return None,
+        };
+        self.change(|table| {
+            if let Some((range, entry)) = table.extents.get(base)
+                && (range, entry.id, entry.kind()) == (base..extent.end(), id, kind)
+                && entry.driver.strong_count() > 0
+                && !matches!(entry.what, What::Freed(_))
+            {
+                return (entry.root().cloned(), Vec::new());
+            }
+            let entry = Entry { id, driver, what };
+            let root = entry.root().cloned();
+            (root, table.extents.insert(base..extent.end(), entry))
+        })
+    }
+
+    /// No driver knows an address. Whether it was memory of a device, as far as is known: then that is kept instead.
+    fn was_device(&self, addr: usize) -> Option<MemKind> {
+        if self.is_empty() {
+            return None;
+        }
+        self.change(|table| {
+            let Some((range, entry)) = table.extents.get(addr) else { return (None, Vec::new()) };
+            let (id, driver, kind) = (entry.id, entry.driver.clone(), entry.kind());
+            match entry.what {
+                What::Freed(_) => (Some(kind), Vec::new()),
+                // A driver that is gone has taken its memory with it, and its addresses are anybody's; memory that was locked
+                // is the host's as it was before.
+                What::Device(_) if driver.strong_count() > 0 => {
+                    let freed = Entry { id, driver, what: What::Freed(kind) };
+                    (Some(kind), table.extents.insert(range, freed))
+                }
+                _ => (None, table.extents.take(&range)),
+            }
+        })
+    }
+
+    /// Forgets all extents that a range overlaps: before memory is freed or unmapped. How many regions, and operations on
+    /// regions, still have memory there.
+    pub fn forget(&self, addr: usize, len: usize) -> usize {
+        let range = addr..addr.saturating_add(len);
+        self.change(|table| ((), table.extents.take(&range)));
+        let table = self.read();
+        let held = table
+            .let_go
+            .iter()
+            .filter(|(other, root)| !root.is_gone() && other.start < range.end && range.start < other.end);
+        held.count()
+    }
+}
+
+impl Entry {
+    fn root(&self) -> Option<&Region> {
+        match &self.what {
+            What::Device(root) => Some(root),
+            _ => None,
+        }
+    }
+}
+
+impl Table {
+    /// Notes a root that the table does not keep.
+    fn note(&mut self, range: Range<usize>, root: &Region) {
+        self.let_go.retain(|(_, root)| !root.is_gone());
+        self.let_go.push((range, root.downgrade()));
+    }
+}
+
+/// # Safety
+/// `len` bytes at `base` are memory of that kind, which stays allocated, and is used by nobody through Rust references, for as
+/// long as the region or a part of it is used.
+unsafe fn over(
+    base: NonNull<u8>,
+    len: usize,
+    (kind, id, gpu): (MemKind, AllocId, Option<Arc<dyn Gpu>>),
+) -> Region {
+    // SAFETY: the caller's promise; there is nothing to be freed.
+    unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new(())) }
+}
+
+/// Whether the range lies in several extents of one kind, as a VMM mapping made of several handles does (gpu.md, VMM
+/// rule 2).
+fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool {
+    driver.extents(addr, len).is_ok_and(|extents| extents.iter().all(|extent| extent.kind == kind))
+}
+
+/// Whom to ask whether memory of the program's is still there.
+#[derive(Debug)]
+pub(super) struct Lent {
+    driver: Weak<dyn Driver>,
+    /// It was asked just now.
+    fresh: AtomicBool,
+}
+
+impl Lent {
+    /// The same for a part of the region.
+    pub(super) fn again(&self) -> Self {
+        Self { driver: self.driver.clone(), fresh: AtomicBool::new(false) }
+    }
+
+    #[cold]
+    pub(super) fn recheck(&self, region: &Region) -> Result<(), Freed> {
+        // Not by an exchange: two threads that post the region at once may both take it for fresh.
+        if self.fresh.load(Ordering::Relaxed) {
+            self.fresh.store(false, Ordering::Relaxed);
+            return Ok(());
+        }
+        let Some(driver) = self.driver.upgrade() else { return Ok(()) };
+        match driver.buffer_id(region.addr()) {
+            Ok(id) if id == Some(region.id()) => Ok(()),
+            Ok(id) => Err(Freed { addr: region.addr(), kind: region.kind(), again: id.is_some() }),
+            // What is wrong with the driver, the copy will tell.
+            Err(_) => Ok(()),
+        }
+    }
+}
