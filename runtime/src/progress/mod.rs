@@ -35,7 +35,7 @@ use crate::protocol::header::{Found, Message};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{MemMut, SmallBytes};
+use carrack_transports::mem::{KnownMemory, MemMut, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -162,6 +162,7 @@ impl Inner {
 impl Inner {
     #[cold]
     pub(crate) fn look_after_domains(&self) {
+        KnownMemory::of_the_process().look_after();
         self.exposures.let_go();
         for device in self.devices().iter() {
             device.0.bulk.introduced.let_go();

@@ -42,6 +42,13 @@ impl<T> Extents<T> {
         Some((*base..slot.end, &slot.value))
     }
 
+    /// The first range that begins at an address or behind it, or else the first of all: for whoever goes round. It is not
+    /// thereby looked up.
+    pub(super) fn from(&self, addr: usize) -> Option<(Range<usize>, &T)> {
+        let next = self.by_base.range(addr..).next().or_else(|| self.by_base.first_key_value());
+        next.map(|(base, slot)| (*base..slot.end, &slot.value))
+    }
+
     /// Enters a range. What it takes the place of is given back: all that it overlaps, and one more where there was no room.
     /// A range of nothing is itself given back.
     pub(super) fn insert(&mut self, range: Range<usize>, value: T) -> Vec<(Range<usize>, T)> {

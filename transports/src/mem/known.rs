@@ -21,6 +21,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Wea
 
 /// Extents that are known at a time; one that was not used lately makes room. Each takes some 300 bytes.
 pub const KNOWN_EXTENTS: usize = 1024;
+/// Extents that are looked after at a time.
+const SWEPT: usize = 8;
 
 /// Why raw memory was not taken.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -93,6 +95,8 @@ pub struct KnownMemory {
     table: RwLock<Table>,
     /// How many extents there are: programs without GPUs never come by the lock.
     count: AtomicUsize,
+    /// Where [`look_after`](Self::look_after) goes on.
+    swept: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -141,13 +145,29 @@ impl Entry {
         let driver = self.driver.upgrade();
         driver.is_some_and(|driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id)))
     }
+
+    /// The root of a device's memory.
+    fn root(&self) -> Option<&Region> {
+        match &self.what {
+            What::Device(root) => Some(root),
+            _ => None,
+        }
+    }
+
+    /// What stays when no driver knows the memory any more. A driver that is gone has taken its memory with it, and its
+    /// addresses are anybody's; memory that was locked is the host's, as it was before.
+    fn freed(&self) -> Option<Self> {
+        let was_device = matches!(self.what, What::Device(_)) && self.driver.strong_count() > 0;
+        let what = What::Freed(self.kind());
+        was_device.then(|| Self { id: self.id, driver: self.driver.clone(), what })
+    }
 }
 
 impl KnownMemory {
     /// A table of so many extents.
     pub const fn of(extents: usize) -> Self {
         let table = Table { extents: Extents::bounded(extents), let_go: Vec::new() };
-        Self { table: RwLock::new(table), count: AtomicUsize::new(0) }
+        Self { table: RwLock::new(table), count: AtomicUsize::new(0), swept: AtomicUsize::new(0) }
     }
 
     /// The process's: addresses mean the same to all its runtimes.
@@ -206,6 +226,10 @@ impl KnownMemory {
         drivers: &[Arc<dyn Driver>],
     ) -> Result<Region, RawError> {
         let base = NonNull::new(addr).ok_or(RawError::Null)?;
+        let (addr, left) = (addr as usize, usize::MAX - addr as usize);
+        if len > left {
+            return Err(RawError::Beyond { addr, len, left });
+        }
         // SAFETY: the caller's promise, passed on; likewise below.
         if let Recalled::Region(region) = unsafe { self.recall(base, len, hint) }? {
             return Ok(region);
@@ -354,18 +378,51 @@ impl KnownMemory {
         }
         self.change(|table| {
             let Some((range, entry)) = table.extents.get(addr) else { return (None, Vec::new()) };
-            let (id, driver, kind) = (entry.id, entry.driver.clone(), entry.kind());
-            match entry.what {
-                What::Freed(_) => (Some(kind), Vec::new()),
-                // A driver that is gone has taken its memory with it, and its addresses are anybody's; memory that was locked
-                // is the host's as it was before.
-                What::Device(_) if driver.strong_count() > 0 => {
-                    let freed = Entry { id, driver, what: What::Freed(kind) };
-                    (Some(kind), table.extents.insert(range, freed))
-                }
-                _ => (None, table.extents.take(&range)),
+            let kind = entry.kind();
+            match (&entry.what, entry.freed()) {
+                (What::Freed(_), _) => (Some(kind), Vec::new()),
+                (_, Some(freed)) => (Some(kind), table.extents.insert(range, freed)),
+                (_, None) => (None, table.extents.take(&range)),
             }
         })
+    }
+
+    /// Asks whether a few extents are still there, the next ones each time, and lets go of those that are not: what peers have
+    /// mapped of memory that was freed without a word is to be closed, also when nothing of it is ever given again. Called
+    /// now and then.
+    pub fn look_after(&self) {
+        if self.is_empty() {
+            return;
+        }
+        let (mut stale, mut next) = (Vec::new(), self.swept.load(Ordering::Relaxed));
+        {
+            let table = self.read();
+            for _ in 0..SWEPT.min(table.extents.len()) {
+                let Some((range, entry)) = table.extents.from(next) else { break };
+                next = range.end;
+                if !matches!(entry.what, What::Freed(_)) && !entry.still_there(range.start) {
+                    stale.push((range, entry.id));
+                }
+            }
+        }
+        self.swept.store(next, Ordering::Relaxed);
+        if stale.is_empty() {
+            return;
+        }
+        self.change(|table| {
+            let mut gone = Vec::new();
+            for (range, id) in stale {
+                // Somebody may have been here meanwhile.
+                match table.extents.get(range.start).filter(|(_, entry)| entry.id == id) {
+                    Some((range, entry)) => match entry.freed() {
+                        Some(freed) => gone.extend(table.extents.insert(range, freed)),
+                        None => gone.extend(table.extents.take(&range)),
+                    },
+                    None => {}
+                }
+            }
+            ((), gone)
+        });
     }
 
     /// Forgets all extents that a range overlaps: before memory is freed or unmapped. How many regions, and operations on
@@ -379,15 +436,6 @@ impl KnownMemory {
             .iter()
             .filter(|(other, root)| !root.is_gone() && other.start < range.end && range.start < other.end);
         held.count()
-    }
-}
-
-impl Entry {
-    fn root(&self) -> Option<&Region> {
-        match &self.what {
-            What::Device(root) => Some(root),
-            _ => None,
-        }
     }
 }
 

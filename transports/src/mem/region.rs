@@ -291,7 +291,7 @@ impl Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Allocation { base, len, kind, id, .. } = &*self.0;
+        let Allocation { base, len, kind, id, .. } = *self.0;
         write!(f, "Region({kind} {base:p}+{len} #{})", id.0)
     }
 }
