@@ -3,9 +3,10 @@
 
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Flavour, HandleForm};
-use carrack_transports::mem::{GpuUuid, MemKind};
+use carrack_transports::mem::{Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 /// Compiles the mock, in a folder of its own so that two tests never write one file.
 fn mock(test: &str, define: &str) -> PathBuf {
@@ -166,6 +167,44 @@ fn codes_and_types_that_no_header_has_are_errors() {
     assert!(why.name == "NOT_SUPPORTED" && why.hint.contains("77"), "{why}");
     let why = driver.classify(0xa0_0000).unwrap_err();
     assert!(why.name == "INVALID_DEVICE" && why.hint.contains("device 5"), "{why}");
+    // As raw memory of the program's, too.
+    let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(4), [Arc::new(driver)]);
+    for hint in [MR_UNKNOWN, MR_DEVICE] {
+        // SAFETY: it is refused.
+        let why = unsafe { known.region(0xa0_0000 as *mut u8, 10, hint, &drivers) }.unwrap_err().to_string();
+        assert!(why.contains("0xa00000") && why.contains("widen CUDA_VISIBLE_DEVICES"), "{why}");
+    }
+}
+
+#[test]
+fn what_is_allocated_where_something_was_freed_is_found_to_be_something_else() {
+    let driver = CudaDriver::at(&mock("known", "-DMOCK"));
+    let gpu = driver.devices().unwrap().remove(0);
+    let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(4), [Arc::new(driver)]);
+    // SAFETY: what is there stays as long as the region is used.
+    let raw = |addr: usize, hint| unsafe { known.region(addr as *mut u8, 10, hint, &drivers) };
+    let owner = gpu.allocate(100, Flavour::Plain).unwrap();
+    let (addr, first) = (owner.addr(), raw(owner.addr() + 3, MR_UNKNOWN).unwrap());
+    assert_eq!((first.id(), first.root().len(), first.root().addr()), (owner.id(), 2 << 20, addr));
+    assert!(raw(addr + 90, MR_DEVICE).unwrap().root().downgrade().is_of(first.root()), "one root");
+    assert_eq!(first.recheck(), Ok(()));
+    drop(owner);
+    assert_eq!(first.recheck().unwrap_err().addr, addr + 3);
+    let why = raw(addr, MR_UNKNOWN).unwrap_err();
+    assert!(matches!(why, RawError::Freed(Freed { again: false, .. })), "{why}");
+    // The mock's memory is the host's, and comes back sooner or later.
+    let mut others = Vec::new();
+    let again = loop {
+        let other = gpu.allocate(100, Flavour::Plain).unwrap();
+        if other.addr() == addr || others.len() == 30 {
+            break other;
+        }
+        others.push(other);
+    };
+    if again.addr() == addr {
+        assert_eq!(raw(addr, MR_UNKNOWN).unwrap().id(), again.id());
+        assert!(first.recheck().unwrap_err().again);
+    }
 }
 
 #[test]

@@ -465,6 +465,9 @@ fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool 
     driver.extents(addr, len).is_ok_and(|extents| extents.iter().all(|extent| extent.kind == kind))
 }
 
+#[cfg(test)]
+mod tests;
+
 /// Whom to ask whether memory of the program's is still there.
 #[derive(Debug)]
 pub(super) struct Lent {

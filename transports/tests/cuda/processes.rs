@@ -42,6 +42,11 @@ pub fn import(wire: &Wire) {
         }
         opened += 1;
         assert_eq!((region.len(), region.kind()), (handle.len, MemKind::Device(handle.gpu)));
+        if handle.form() == HandleForm::Bytes {
+            // The driver names the device that has opened it.
+            let extent = driver.classify(region.addr() + handle.offset).unwrap().unwrap();
+            assert_eq!(extent.kind, region.kind(), "{extent:?}");
+        }
         // Legacy IPC rule 4: the same handle again is the same mapping, and stays when one of them is closed.
         let again = gpu.open(&handle).unwrap();
         if handle.form() == HandleForm::Bytes {

@@ -11,7 +11,7 @@ use super::sys::{
     IPC_LAZY_ENABLE_PEER_ACCESS, PoolHandle, handle_type, pointer,
 };
 use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey};
-use crate::mem::{AllocId, MemKind, Region};
+use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -26,7 +26,21 @@ use std::sync::{Arc, Mutex, Weak};
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     bytes: Mutex<HashMap<Name, Weak<Memory>>>,
+    /// Whose it is, of what is open by bytes: the driver names the opener's device.
+    owners: Mutex<Vec<(Weak<Memory>, GpuUuid)>>,
     pooled: Mutex<Pooled>,
+}
+
+impl Opened {
+    /// The device that owns the memory at an address, if that was opened by bytes.
+    pub(super) fn owner(&self, addr: usize) -> Option<GpuUuid> {
+        let covers = |memory: &Memory| memory.ptr <= addr && addr - memory.ptr < memory.span;
+        let owners = lock(&self.owners);
+        owners
+            .iter()
+            .find(|(memory, _)| memory.upgrade().is_some_and(|memory| covers(&memory)))
+            .map(|(_, gpu)| *gpu)
+    }
 }
 
 type Name = (ContextHandle, [u8; 64], AllocId);
@@ -225,6 +239,9 @@ fn open_bytes(
     let memory = Memory { home: Arc::clone(home), ptr, span: handle.len, how: How::Close };
     let memory = Arc::new(memory);
     opened.insert(name, Arc::downgrade(&memory));
+    let mut owners = lock(&gpu.shared.opened.owners);
+    owners.retain(|(memory, _)| memory.strong_count() > 0);
+    owners.push((Arc::downgrade(&memory), handle.gpu));
     Ok(memory)
 }
 

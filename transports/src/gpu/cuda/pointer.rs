@@ -162,11 +162,14 @@ impl Shared {
                 return Err(because("cuPointerGetAttributes", INVALID_DEVICE, hint));
             }
         };
+        // Memory of a context, that this process may have opened by a handle.
+        let is_in_context = facts.context != ContextHandle::NULL;
+        let opened = if is_in_context { self.opened.owner(addr) } else { None };
         let kind = match (facts.memory_type, owner.or(gpu.as_ref())) {
             _ if pinned => MemKind::Pinned,
             (_, Some(gpu)) if facts.managed => MemKind::Managed(gpu.info().uuid),
             (memory_type::UNIFIED, Some(gpu)) => MemKind::Managed(gpu.info().uuid),
-            (memory_type::DEVICE, Some(gpu)) => MemKind::Device(gpu.info().uuid),
+            (memory_type::DEVICE, Some(gpu)) => MemKind::Device(opened.unwrap_or(gpu.info().uuid)),
             (other, _) => {
                 let hint = format!("{addr:#x} is memory of a type that is not known here ({other})");
                 return Err(because("cuPointerGetAttributes", NOT_SUPPORTED, hint));
