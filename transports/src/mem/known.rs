@@ -12,11 +12,12 @@
 //! nobody maps it, and the rest of what is locked with it may be in use through Rust references.
 
 use super::extents::Extents;
+use super::lent::{Freed, Lent};
 use super::{AllocId, MemHint, MemKind, Region, WeakRegion};
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// Extents that are known at a time; one that was not used lately makes room. Each takes some 300 bytes.
@@ -71,22 +72,6 @@ pub enum RawError {
     /// It was freed.
     #[error(transparent)]
     Freed(#[from] Freed),
-}
-
-/// Memory of a GPU that is not the allocation any more that it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the {kind} memory at {addr:#x} has been freed{}: make its region anew after allocating, and tell invalidate_memory \
-     before freeing (host memory that lies there now: say MR_HOST)",
-    if *.again { ", and its address allocated again" } else { "" }
-)]
-pub struct Freed {
-    /// The address.
-    pub addr: usize,
-    /// What lay there.
-    pub kind: MemKind,
-    /// Whether another allocation lies there now.
-    pub again: bool,
 }
 
 /// The table: see the [module](self).
@@ -263,8 +248,7 @@ impl KnownMemory {
         if !hint.allows(found) {
             return Err(RawError::Kind { addr, said: hint, found });
         }
-        let lent =
-            (!hint.trusts()).then(|| Lent { driver: entry.driver.clone(), fresh: AtomicBool::new(true) });
+        let lent = (!hint.trusts()).then(|| Lent::by(entry.driver.clone()));
         let fits = addr.checked_add(len).is_some_and(|end| end <= range.end);
         let region = match &entry.what {
             What::Device(root) if fits => root.subregion(addr - range.start, len),
@@ -305,7 +289,7 @@ impl KnownMemory {
                 return Err(RawError::Kind { addr, said: hint, found: extent.kind });
             }
             let left = extent.end().saturating_sub(addr);
-            let lent = || Lent { driver: Arc::downgrade(driver), fresh: AtomicBool::new(true) };
+            let lent = || Lent::by(Arc::downgrade(driver));
             let lend = |region: Region| if hint.trusts() { region } else { region.lent_by(lent()) };
             if len <= left
                 && let Some(root) = self.keep(base, &extent, driver)
@@ -467,34 +451,3 @@ fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool 
 
 #[cfg(test)]
 mod tests;
-
-/// Whom to ask whether memory of the program's is still there.
-#[derive(Debug)]
-pub(super) struct Lent {
-    driver: Weak<dyn Driver>,
-    /// It was asked just now.
-    fresh: AtomicBool,
-}
-
-impl Lent {
-    /// The same for a part of the region.
-    pub(super) fn again(&self) -> Self {
-        Self { driver: self.driver.clone(), fresh: AtomicBool::new(false) }
-    }
-
-    #[cold]
-    pub(super) fn recheck(&self, region: &Region) -> Result<(), Freed> {
-        // Not by an exchange: two threads that post the region at once may both take it for fresh.
-        if self.fresh.load(Ordering::Relaxed) {
-            self.fresh.store(false, Ordering::Relaxed);
-            return Ok(());
-        }
-        let Some(driver) = self.driver.upgrade() else { return Ok(()) };
-        match driver.buffer_id(region.addr()) {
-            Ok(id) if id == Some(region.id()) => Ok(()),
-            Ok(id) => Err(Freed { addr: region.addr(), kind: region.kind(), again: id.is_some() }),
-            // What is wrong with the driver, the copy will tell.
-            Err(_) => Ok(()),
-        }
-    }
-}

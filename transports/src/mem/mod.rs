@@ -8,6 +8,7 @@
 //! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
 //! | [`hint`] | what a program says of raw memory: [`MR_HOST`], [`MR_DEVICE`], [`MR_UNKNOWN`] |
 //! | [`known`] | raw memory of GPUs that was asked about before, for the whole process |
+//! | `lent` | whether the program has freed what it gave |
 //! | `extents` | what `known` is kept in: values by ranges of addresses, no more than a limit |
 //! | [`shared`] | host memory that other processes of the job can map |
 //! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
@@ -25,6 +26,7 @@ mod extents;
 pub mod hint;
 pub mod kind;
 pub mod known;
+mod lent;
 pub mod loan;
 pub(crate) mod memfd;
 pub mod packet;
@@ -38,7 +40,8 @@ pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use kind::{GpuUuid, MemKind};
-pub use known::{Freed, KnownMemory, RawError};
+pub use known::{KnownMemory, RawError};
+pub use lent::Freed;
 pub use loan::{Lender, Loan};
 pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
 pub use pool::PacketPool;

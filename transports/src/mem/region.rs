@@ -1,6 +1,6 @@
 //! Memory with an owner, an identity and a kind.
 
-use super::known::{Freed, Lent};
+use super::lent::{Freed, Lent};
 use super::shared::Share;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};
 use crate::gpu::Gpu;

@@ -2,8 +2,9 @@
 
 use crate::support::{MIB, make, need, start};
 use crate::user;
+use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Event, Gpu};
-use carrack_transports::mem::Region;
+use carrack_transports::mem::{KnownMemory, MR_DEVICE, MR_HOST, MR_UNKNOWN, Region};
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ fn figures() {
     println!("{}; {}", driver.version().unwrap(), gpus[0].info().name);
     user::set_current(user::primary(0));
     queries(&driver, &gpus);
+    known(driver, &gpus);
     for (name, far) in [("within device 0", 0), ("to device 1", 1), ("the other engine, to device 0", 1)] {
         if let Some(far) = gpus.get(far) {
             let (src, dst) = if name.starts_with("the other") { (far, &gpus[0]) } else { (&gpus[0], far) };
@@ -44,6 +46,38 @@ fn queries(driver: &dyn Driver, gpus: &[Arc<dyn Gpu>]) {
         let classify = best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.classify(addr)))));
         let id = best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.buffer_id(addr)))));
         println!("  {kind:<20} {classify:>8.0}  {id:>9.0}");
+    }
+}
+
+/// Raw memory as a region, which is what a post of it costs beside one of a region that is there.
+fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
+    let drivers: [Arc<dyn Driver>; 1] = [Arc::new(driver)];
+    println!("\nns a raw region          MR_HOST  MR_UNKNOWN  MR_DEVICE   MR_UNKNOWN above MR_HOST");
+    let others: Vec<_> = (0..200).map(|_| make(&gpus[0], "plain", MIB)).collect();
+    for extents in [1, others.len()] {
+        let table = KnownMemory::of(1024);
+        let time = |addr: usize, hint| {
+            let make = || {
+                // SAFETY: the callers keep what is there; nothing is done with it.
+                drop(black_box(
+                    unsafe { table.region(black_box(addr as *mut u8), 8, hint, &drivers) }.unwrap(),
+                ));
+            };
+            best(20_000, |count| (0..count).for_each(|_| make()))
+        };
+        for other in &others[..extents] {
+            time(other.addr(), MR_DEVICE);
+        }
+        let host = make(&gpus[0], "host", MIB);
+        let base = time(host.addr(), MR_HOST);
+        println!("  host {base:>24.0} {:>11.0}", time(host.addr(), MR_UNKNOWN));
+        for kind in ["plain", "shareable", "pooled", "pinned"] {
+            let region = make(&gpus[0], kind, MIB);
+            let unknown = time(region.addr() + 77, MR_UNKNOWN);
+            let device = if kind == "pinned" { f64::NAN } else { time(region.addr() + 77, MR_DEVICE) };
+            let name = format!("{kind}, of {} extents", table.len());
+            println!("  {name:<22} {:>6} {unknown:>11.0} {device:>10.0} {:>10.0}", "", unknown - base);
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::support::{MIB, flavour, make, need, payload};
 use crate::user;
 use carrack_transports::gpu::{Driver, Flavour, HandleForm};
-use carrack_transports::mem::{MemKind, Region};
+use carrack_transports::mem::{KnownMemory, MR_UNKNOWN, MemKind, RawError, Region};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Design page, section 8; gpu.md, VMM rule 1 and legacy IPC rule 8.
 #[test]
@@ -121,6 +122,21 @@ fn a_mapping_made_of_several_handles_is_walked() {
     assert_eq!(driver.extents(mapping.ptr + granule - 1, 2).unwrap().len(), 2);
     assert!(driver.extents(mapping.ptr, mapping.len + 1).is_err(), "beyond the last handle");
     assert!(extents.iter().all(|extent| extent.context.is_none()), "VMM rule 1");
+    // As raw memory: a part of one handle has the root of that, a range over several is one of its own.
+    let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(8), [Arc::new(driver)]);
+    // SAFETY: the mapping outlives the regions.
+    let raw = |at, len| unsafe { known.region((mapping.ptr + at) as *mut u8, len, MR_UNKNOWN, &drivers) };
+    let part = raw(granule + 5, 100).unwrap();
+    assert_eq!((part.root().addr(), part.root().len()), (mapping.ptr + granule, granule));
+    let over = raw(5, mapping.len - 5).unwrap();
+    assert_eq!((over.root().len(), over.kind()), (mapping.len - 5, part.kind()));
+    let bytes = payload(mapping.len - 5, 3);
+    over.whole().write(&bytes).unwrap();
+    assert!(part.whole().to_vec().unwrap() == bytes[granule..granule + 100]);
+    assert!(matches!(raw(5, mapping.len), Err(RawError::Beyond { .. })));
+    assert_eq!(known.forget(mapping.ptr, mapping.len), 2, "the part's and the range's");
+    drop((part, over));
+    assert_eq!(known.forget(mapping.ptr, mapping.len), 0);
     // A segment that is mapped anew under an address that stays reserved (VMM rule 5): is it another allocation?
     let before = driver.classify(mapping.ptr + granule).unwrap().unwrap();
     mapping.remap(0, 1);
