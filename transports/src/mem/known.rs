@@ -12,7 +12,7 @@
 //! nobody maps it, and the rest of what is locked with it may be in use through Rust references.
 
 use super::extents::Extents;
-use super::lent::{Freed, Lent};
+use super::lent::{Freed, Watch};
 use super::{AllocId, MemHint, MemKind, Region, WeakRegion};
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
 use std::ops::Range;
@@ -112,8 +112,10 @@ enum What {
 /// What the table says of an address.
 enum Recalled {
     Region(Region),
-    /// Nothing, or what is not true any more: somebody has to be asked.
-    Nothing,
+    /// What is not true any more, or not enough.
+    Stale,
+    /// Nothing.
+    Unknown,
 }
 
 impl Entry {
@@ -126,9 +128,14 @@ impl Entry {
     }
 
     /// Whether its driver says that it is still the same allocation.
-    fn still_there(&self, addr: usize) -> bool {
-        let driver = self.driver.upgrade();
-        driver.is_some_and(|driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id)))
+    fn still_there(&self, addr: usize, drivers: &[Arc<dyn Driver>]) -> bool {
+        let asked = |driver: &dyn Driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id));
+        // As a rule it is the caller's, and needs not be held.
+        let is_it = |driver: &&Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(driver), self.driver.as_ptr());
+        match drivers.iter().find(is_it) {
+            Some(driver) => asked(&**driver),
+            None => self.driver.upgrade().is_some_and(|driver| asked(&*driver)),
+        }
     }
 
     /// The root of a device's memory.
@@ -216,54 +223,53 @@ impl KnownMemory {
             return Err(RawError::Beyond { addr, len, left });
         }
         // SAFETY: the caller's promise, passed on; likewise below.
-        if let Recalled::Region(region) = unsafe { self.recall(base, len, hint) }? {
-            return Ok(region);
-        }
-        match hint {
+        match unsafe { self.recall(base, len, hint, drivers) }? {
+            Recalled::Region(region) => return Ok(region),
             // SAFETY: as above.
-            MemHint::Host => Ok(unsafe { over(base, len, (MemKind::Host, AllocId(0), None)) }),
-            // SAFETY: as above.
-            _ => unsafe { self.ask(base, len, hint, drivers) },
+            Recalled::Unknown if hint == MemHint::Host => return Ok(unsafe { host(base, len) }),
+            // It was memory of a GPU, and is another one's, or really the host's by now.
+            Recalled::Stale if hint == MemHint::Host => drop(self.forget(addr, 1)),
+            Recalled::Unknown | Recalled::Stale => {}
         }
+        // SAFETY: as above.
+        unsafe { self.ask(base, len, hint, drivers) }
     }
 
     /// # Safety
     /// As [`region`](Self::region).
-    unsafe fn recall(&self, base: NonNull<u8>, len: usize, hint: MemHint) -> Result<Recalled, RawError> {
+    unsafe fn recall(
+        &self,
+        base: NonNull<u8>,
+        len: usize,
+        hint: MemHint,
+        drivers: &[Arc<dyn Driver>],
+    ) -> Result<Recalled, RawError> {
         if self.is_empty() {
-            return Ok(Recalled::Nothing);
+            return Ok(Recalled::Unknown);
         }
         let addr = base.as_ptr() as usize;
         let table = self.read();
-        let Some((range, entry)) = table.extents.get(addr) else { return Ok(Recalled::Nothing) };
+        let Some((range, entry)) = table.extents.get(addr) else { return Ok(Recalled::Unknown) };
         let is_freed = matches!(entry.what, What::Freed(_));
-        if is_freed || !(hint.trusts() || entry.still_there(addr)) {
-            drop(table);
-            if hint == MemHint::Host {
-                self.forget(addr, 1);
-            }
-            return Ok(Recalled::Nothing);
+        if is_freed || !(hint.trusts() || entry.still_there(addr, drivers)) {
+            return Ok(Recalled::Stale);
         }
         let found = entry.kind();
         if !hint.allows(found) {
             return Err(RawError::Kind { addr, said: hint, found });
         }
-        let lent = (!hint.trusts()).then(|| Lent::by(entry.driver.clone()));
+        // What reaches beyond may have grown since (gpu.md, VMM rule 5), or be one of several extents.
         let fits = addr.checked_add(len).is_some_and(|end| end <= range.end);
         let region = match &entry.what {
-            What::Device(root) if fits => root.subregion(addr - range.start, len),
-            // SAFETY: the caller's promise.
+            What::Device(root) if fits => part(root, addr, len, hint),
             What::Pinned(gpu) if fits => {
-                Some(unsafe { over(base, len, (MemKind::Pinned, entry.id, gpu.clone())) })
+                // SAFETY: the caller's promise.
+                let region = unsafe { over(base, len, (found, entry.id, gpu.clone())) };
+                Some(region.lent(Watch::just_asked(), entry.driver.clone()))
             }
-            // It may have grown since (gpu.md, VMM rule 5), or be one of several extents.
             _ => None,
         };
-        let lend = |region: Region| match lent {
-            Some(lent) => region.lent_by(lent),
-            None => region,
-        };
-        Ok(region.map_or(Recalled::Nothing, |region| Recalled::Region(lend(region))))
+        Ok(region.map_or(Recalled::Stale, Recalled::Region))
     }
 
     /// Asks the drivers, and keeps the answer.
@@ -289,20 +295,18 @@ impl KnownMemory {
                 return Err(RawError::Kind { addr, said: hint, found: extent.kind });
             }
             let left = extent.end().saturating_sub(addr);
-            let lent = || Lent::by(Arc::downgrade(driver));
-            let lend = |region: Region| if hint.trusts() { region } else { region.lent_by(lent()) };
             if len <= left
                 && let Some(root) = self.keep(base, &extent, driver)
             {
-                let part = root.subregion(addr - extent.base, len);
-                return part.map(lend).ok_or(RawError::Beyond { addr, len, left });
+                return part(&root, addr, len, hint).ok_or(RawError::Beyond { addr, len, left });
             }
             if len > left && !lies_in(&**driver, addr, len, extent.kind) {
                 return Err(RawError::Beyond { addr, len, left });
             }
             let Extent { base: start, kind, id, gpu, .. } = extent;
             // SAFETY: the caller's promise; there is nothing to be freed.
-            let region = lend(unsafe { over(base, len, (kind, id, gpu)) });
+            let region = unsafe { over(base, len, (kind, id, gpu)) };
+            let region = region.lent(watch(hint), Arc::downgrade(driver));
             if let MemKind::Device(_) = kind {
                 self.change(|table| {
                     table.note(start..addr.saturating_add(len), &region);
@@ -318,7 +322,7 @@ impl KnownMemory {
             return Err(RawError::Kind { addr, said: hint, found: MemKind::Host });
         }
         // SAFETY: the caller's promise; no driver knows the memory, so it is the host's.
-        Ok(unsafe { over(base, len, (MemKind::Host, AllocId(0), None)) })
+        Ok(unsafe { host(base, len) })
     }
 
     /// Keeps what a driver has said. The root, if it is memory of a device: the one that was there, where another thread was
@@ -336,7 +340,8 @@ impl KnownMemory {
                 // SAFETY: an allocation is there as a whole or not at all, so for as long as the caller of `region` keeps
                 // its part; the table, which has the root longer, gives out only parts that somebody promises anew, and the
                 // CPU, whose references would be in question, does not touch memory of a device.
-                What::Device(unsafe { over(start, len, (kind, id, gpu.clone())) })
+                let root = unsafe { over(start, len, (kind, id, gpu.clone())) };
+                What::Device(root.lent(Watch::each_time(), driver.clone()))
             }
             MemKind::Pinned => What::Pinned(gpu.clone()),
             _ => return None,
@@ -384,7 +389,7 @@ impl KnownMemory {
             for _ in 0..SWEPT.min(table.extents.len()) {
                 let Some((range, entry)) = table.extents.from(next) else { break };
                 next = range.end;
-                if !matches!(entry.what, What::Freed(_)) && !entry.still_there(range.start) {
+                if !matches!(entry.what, What::Freed(_)) && !entry.still_there(range.start, &[]) {
                     stale.push((range, entry.id));
                 }
             }
@@ -441,6 +446,23 @@ unsafe fn over(
 ) -> Region {
     // SAFETY: the caller's promise; there is nothing to be freed.
     unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new(())) }
+}
+
+/// # Safety
+/// As [`over`], of host memory.
+unsafe fn host(base: NonNull<u8>, len: usize) -> Region {
+    // SAFETY: passed on.
+    unsafe { over(base, len, (MemKind::Host, AllocId(0), None)) }
+}
+
+/// A part of a root, by its address.
+fn part(root: &Region, addr: usize, len: usize, hint: MemHint) -> Option<Region> {
+    root.part_of(addr.checked_sub(root.addr())?, len, watch(hint), Box::new(()))
+}
+
+/// How memory is watched of which its driver has just been asked, unless the hint says that nobody is to be.
+fn watch(hint: MemHint) -> Watch {
+    if hint.trusts() { Watch::never() } else { Watch::just_asked() }
 }
 
 /// Whether the range lies in several extents of one kind, as a VMM mapping made of several handles does (gpu.md, VMM

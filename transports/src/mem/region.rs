@@ -1,9 +1,9 @@
 //! Memory with an owner, an identity and a kind.
 
-use super::lent::{Freed, Lent};
+use super::lent::{Freed, Watch};
 use super::shared::Share;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};
-use crate::gpu::Gpu;
+use crate::gpu::{Driver, Gpu};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
@@ -27,12 +27,14 @@ struct Allocation {
     len: usize,
     kind: MemKind,
     id: AllocId,
+    /// The root's: parts ask it.
     gpu: Option<Arc<dyn Gpu>>,
     share: Option<Arc<Share>>,
     /// The region that this one is a part of, if it is one. Goes before what its owner holds.
     root: Option<Region>,
-    /// Of the program's memory: whom to ask whether it is still there.
-    lent: Option<Lent>,
+    /// Of the program's memory: whether to ask if it is still there; and the root has whom.
+    watch: Watch,
+    driver: Option<Weak<dyn Driver>>,
     /// Whoever frees the memory; dropped with the last handle, or given to the keeper.
     owner: Option<Box<dyn Any + Send + Sync>>,
     keeper: OnceLock<Arc<dyn Keeper>>,
@@ -103,8 +105,9 @@ impl Region {
         gpu: Option<Arc<dyn Gpu>>,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        let (share, root, lent, keeper) = (None, None, None, OnceLock::new());
-        Self(Arc::new(Allocation { base, len, kind, id, gpu, share, root, lent, owner: Some(owner), keeper }))
+        let (owner, watch) = (Some(owner), Watch::never());
+        let (share, root, driver, keeper) = (None, None, None, OnceLock::new());
+        Self(Arc::new(Allocation { base, len, kind, id, gpu, share, root, watch, driver, owner, keeper }))
     }
 
     /// Notes that others can map it. For fresh regions.
@@ -116,9 +119,9 @@ impl Region {
     }
 
     /// Notes that it is memory of the program's, and whom to ask whether it is still there. For fresh regions.
-    pub(super) fn lent_by(mut self, lent: Lent) -> Self {
+    pub(super) fn lent(mut self, watch: Watch, driver: Weak<dyn Driver>) -> Self {
         if let Some(allocation) = Arc::get_mut(&mut self.0) {
-            allocation.lent = Some(lent);
+            (allocation.watch, allocation.driver) = (watch, Some(driver));
         }
         self
     }
@@ -131,10 +134,11 @@ impl Region {
     /// It was freed.
     #[inline]
     pub fn recheck(&self) -> Result<(), Freed> {
-        match &self.0.lent {
-            None => Ok(()),
-            Some(lent) => lent.recheck(self),
+        if self.0.watch.is_never() {
+            return Ok(());
         }
+        let driver = self.root().0.driver.as_ref();
+        driver.map_or(Ok(()), |driver| self.0.watch.recheck(self, driver))
     }
 
     /// What makes it one that others can map, if it is one.
@@ -201,7 +205,7 @@ impl Region {
 
     /// The GPU that owns it.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
-        self.0.gpu.as_ref()
+        self.root().0.gpu.as_ref()
     }
 
     /// Where it starts: an address for drivers, not to be dereferenced.
@@ -221,10 +225,21 @@ impl Region {
         len: usize,
         what: Box<dyn Any + Send + Sync>,
     ) -> Option<Self> {
+        self.part_of(offset, len, self.0.watch.of_a_part(), what)
+    }
+
+    /// The same, watched otherwise than the whole.
+    pub(super) fn part_of(
+        &self,
+        offset: usize,
+        len: usize,
+        watch: Watch,
+        what: Box<dyn Any + Send + Sync>,
+    ) -> Option<Self> {
         if offset.checked_add(len)? > self.0.len {
             return None;
         }
-        let Allocation { base, kind, id, gpu, .. } = &*self.0;
+        let Allocation { base, kind, id, .. } = &*self.0;
         // SAFETY: within the allocation, which the root keeps.
         let base = unsafe { base.add(offset) };
         let part = Allocation {
@@ -232,10 +247,11 @@ impl Region {
             len,
             kind: *kind,
             id: *id,
-            gpu: gpu.clone(),
+            gpu: None,
             share: None,
             root: Some(self.root().clone()),
-            lent: self.0.lent.as_ref().map(Lent::again),
+            watch,
+            driver: None,
             owner: Some(what),
             keeper: OnceLock::new(),
         };
@@ -285,7 +301,10 @@ impl Region {
     }
 
     fn place(&self) -> Place<'_> {
-        Place::of(self.0.kind, self.0.gpu.as_ref())
+        match self.0.kind {
+            MemKind::Host => Place::Host,
+            kind => Place::of(kind, self.gpu()),
+        }
     }
 }
 
