@@ -10,6 +10,29 @@
 //! | [`MR_UNKNOWN`](crate::MR_UNKNOWN) | one short question, 0.10 µs on an H200 | everything is asked of each driver, about 1 µs; host memory each time |
 //! | [`MR_DEVICE`](crate::MR_DEVICE) | nothing | the same, once |
 //! | [`MR_HOST`](crate::MR_HOST) | one short question, and an error if it is still there | nothing |
+//!
+//! ```
+//! use carrack::buffer::raw;
+//! use carrack::transports::gpu::{Flavour, Gpu, fake};
+//! use carrack::{MR_UNKNOWN, Runtime};
+//! use std::sync::Arc;
+//!
+//! let driver = fake::FakeDriver::new(fake::FakeConfig::devices(1))?;
+//! let runtime = Runtime::builder().gpu_driver(Arc::new(driver.clone())).start()?;
+//! // Stands for memory of the program's.
+//! let memory = driver.gpu(0)?.allocate(4096, Flavour::Plain)?;
+//! let pointer = memory.addr() as *mut u8;
+//!
+//! // SAFETY: the memory stays until the region is gone, and nobody has references to it.
+//! let region = unsafe { raw::region(pointer, 100, MR_UNKNOWN, runtime.gpu_drivers()) }?;
+//! assert_eq!(region.kind(), memory.kind());
+//! // Too early, and it says why; then nobody has it any more.
+//! assert!(runtime.invalidate_memory(memory.addr(), 4096).is_err());
+//! drop(region);
+//! runtime.invalidate_memory(memory.addr(), 4096)?;
+//! drop(memory);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![allow(unsafe_code)]
 

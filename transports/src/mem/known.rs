@@ -367,12 +367,11 @@ impl KnownMemory {
         }
         self.change(|table| {
             let Some((range, entry)) = table.extents.get(addr) else { return (None, Vec::new()) };
-            let kind = entry.kind();
-            match (&entry.what, entry.freed()) {
-                (What::Freed(_), _) => (Some(kind), Vec::new()),
-                (_, Some(freed)) => (Some(kind), table.extents.insert(range, freed)),
-                (_, None) => (None, table.extents.take(&range)),
+            if !matches!(entry.what, What::Freed(_)) {
+                let gone = table.bury(range.start);
+                return (table.extents.get(addr).map(|(_, entry)| entry.kind()), gone);
             }
+            (Some(entry.kind()), Vec::new())
         })
     }
 
@@ -402,12 +401,8 @@ impl KnownMemory {
             let mut gone = Vec::new();
             for (range, id) in stale {
                 // Somebody may have been here meanwhile.
-                match table.extents.get(range.start).filter(|(_, entry)| entry.id == id) {
-                    Some((range, entry)) => match entry.freed() {
-                        Some(freed) => gone.extend(table.extents.insert(range, freed)),
-                        None => gone.extend(table.extents.take(&range)),
-                    },
-                    None => {}
+                if table.extents.get(range.start).is_some_and(|(_, entry)| entry.id == id) {
+                    gone.extend(table.bury(range.start));
                 }
             }
             ((), gone)
@@ -429,6 +424,15 @@ impl KnownMemory {
 }
 
 impl Table {
+    /// No driver knows the memory at an address any more. What is forgotten thereby.
+    fn bury(&mut self, addr: usize) -> Vec<(Range<usize>, Entry)> {
+        match self.extents.get(addr).map(|(range, entry)| (range, entry.freed())) {
+            Some((range, Some(freed))) => self.extents.insert(range, freed),
+            Some((range, None)) => self.extents.take(&range),
+            None => Vec::new(),
+        }
+    }
+
     /// Notes a root that the table does not keep.
     fn note(&mut self, range: Range<usize>, root: &Region) {
         self.let_go.retain(|(_, root)| !root.is_gone());
