@@ -546,7 +546,8 @@ fn memory_that_was_freed_is_noticed_by_its_address_and_by_what_was_made_of_it() 
     let device = rig.at(addr + 7, 100, MR_DEVICE);
     assert!(is_real() || matches!(device, Err(RawError::Freed(_))), "{device:?}");
     drop((mr, given, part));
-    assert_eq!(rig.runtime.invalidate_memory(addr, 64 << 20), Ok(()));
+    // Real addresses may be another test's by now.
+    assert!(is_real() || rig.runtime.invalidate_memory(addr, 64 << 20).is_ok());
 }
 
 #[test]

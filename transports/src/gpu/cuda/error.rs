@@ -17,6 +17,7 @@ pub(super) const STUB_LIBRARY: i32 = 34;
 pub(super) const NO_DEVICE: i32 = 100;
 pub(super) const INVALID_DEVICE: i32 = 101;
 pub(super) const INVALID_CONTEXT: i32 = 201;
+pub(super) const ALREADY_MAPPED: i32 = 208;
 pub(super) const PEER_ACCESS_UNSUPPORTED: i32 = 217;
 pub(super) const INVALID_HANDLE: i32 = 400;
 pub(super) const NOT_READY: i32 = 600;
@@ -76,6 +77,7 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         200 => ("INVALID_IMAGE", ""),
         INVALID_CONTEXT => ("INVALID_CONTEXT", ""),
         205 => ("MAP_FAILED", ""),
+        ALREADY_MAPPED => ("ALREADY_MAPPED", ""),
         209 => ("NO_BINARY_FOR_GPU", ""),
         214 => ("ECC_UNCORRECTABLE", "the device has a memory fault: nvidia-smi -q -d ECC"),
         PEER_ACCESS_UNSUPPORTED => ("PEER_ACCESS_UNSUPPORTED", "the two devices have no peer access"),

@@ -2,7 +2,9 @@
 
 use super::device::CudaGpu;
 use super::driver::Shared;
-use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because, released};
+use super::error::{
+    ALREADY_MAPPED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because, released,
+};
 use super::home::{Home, lock};
 use super::memory::{self, How, Memory, Pool};
 use super::pointer::Facts;
@@ -232,6 +234,12 @@ fn open_bytes(
         return Ok(memory);
     }
     opened.retain(|_, memory| memory.strong_count() > 0);
+    let same_bytes = |(context, other, _): &Name| (*context, *other) == (name.0, name.1);
+    if opened.keys().any(same_bytes) {
+        // The driver counts openings by the bytes, and would give the mapping of what was freed.
+        let hint = "the bytes name memory that was freed and allocated again, and the old one is still open: close it first";
+        return Err(because("open", ALREADY_MAPPED, hint));
+    }
     let mut ptr = 0;
     // SAFETY: the place for the answer is ours; the driver checks the bytes.
     unsafe { home.calls().ipc_open_mem_handle(&raw mut ptr, Bytes64(bytes), IPC_LAZY_ENABLE_PEER_ACCESS) }
