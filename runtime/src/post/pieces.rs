@@ -68,21 +68,11 @@ pub trait Carries: Kind {
     }
 }
 
-/// Takes the buffers out, if it is a list.
-///
-/// # Errors
-/// It is memory of the program's, and was freed.
-fn take_list(held: &mut Option<impl Held>) -> Result<Option<Vec<Buffer>>, PostError> {
-    let Some(buffer) = held.as_mut().and_then(Held::owned) else { return Ok(None) };
-    // Looked at before it is taken: each receive comes by here.
-    match buffer {
-        Buffer::List(_) => {}
-        Buffer::Region(slice) => return slice.region().recheck().map(|()| None).map_err(PostError::Freed),
-        _ => return Ok(None),
-    }
-    match std::mem::take(buffer) {
-        Buffer::List(list) => Ok(Some(list.into_vec())),
-        _ => Ok(None),
+/// Takes the buffers out of a list.
+fn take_list(held: &mut Option<impl Held>) -> Vec<Buffer> {
+    match held.as_mut().and_then(Held::owned).map(std::mem::take) {
+        Some(Buffer::List(list)) => list.into_vec(),
+        _ => Vec::new(),
     }
 }
 
@@ -155,17 +145,20 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
 }
 
 impl<K: Carries> Post<'_, K> {
-    /// Posts it, if its buffer is a list. Memory that may have been freed is looked at on the occasion.
+    /// Posts it, if its buffer is a list. Memory that the program may have freed is looked at on the occasion: each operation
+    /// with a buffer of its own comes by here.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
-        match take_list(self.kind.held()) {
-            Ok(list) => Some(self.call_in_pieces(list?)),
-            Err(freed) => Some(Err(freed)),
+        match self.kind.held().as_mut()?.owned()? {
+            Buffer::List(_) => Some(self.call_in_pieces()),
+            Buffer::Region(slice) => slice.region().recheck().err().map(|freed| Err(PostError::Freed(freed))),
+            _ => None,
         }
     }
 
     #[cold]
-    fn call_in_pieces(&mut self, mut list: Vec<Buffer>) -> Result<Outcome, PostError> {
+    fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
+        let mut list = take_list(self.kind.held());
         let is_sent = K::Held::IS_SENT;
         let whole = match gather(&mut list, is_sent) {
             Ok(whole) => whole,
