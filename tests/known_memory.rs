@@ -7,13 +7,13 @@
 mod support;
 
 use carrack::buffer::{Region, raw};
-use carrack::settings::{GpuChoice, SettingsBuilder};
+use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::mem::{KnownMemory, MemKind};
 use carrack::{
-    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, Outcome, PostError, Rank, Rmr, Runtime, Status,
-    Synchronizer, Tag,
+    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime,
+    Status, Synchronizer, Tag,
 };
 use raw::RawError;
 use std::sync::Arc;
@@ -62,6 +62,12 @@ fn a_known_extent_is_asked_about_in_short_and_not_at_all_where_it_is_said_to_be_
 }
 
 #[test]
+fn an_owner_that_is_asked_for_memory_that_was_freed_says_that_it_is_not_there() {
+    let _watchdog = Watchdog::over("by_owner");
+    Ranks::start("by_owner", 2, &[]).succeed();
+}
+
+#[test]
 fn what_peers_have_mapped_of_memory_that_was_freed_without_a_word_is_closed() {
     let _watchdog = Watchdog::over("unsaid");
     Ranks::start("unsaid", 2, &[]).succeed();
@@ -75,6 +81,7 @@ fn a_rank_in_its_role() {
         "parts" => parts(&role),
         "once" => once(&role),
         "asked" => asked(&role),
+        "by_owner" => by_owner(&role),
         "unsaid" => unsaid(&role),
         _ => withdrawn(&role),
     }
@@ -406,6 +413,32 @@ fn unsaid(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
+/// Rank 1 maps nothing, so rank 0 carries out what it asks for, and finds the registered memory freed.
+fn by_owner(role: &Role) {
+    let ipc = if role.rank == 1 { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
+    let rig =
+        Rig::of(OverShm::settings().gpu_ipc(ipc), |builder| builder.bootstrap(Box::new(role.bootstrap())));
+    let other = 1 - role.rank;
+    if role.rank == 0 {
+        let owner = rig.gpu.allocate(64 << 20, Flavour::Plain).unwrap();
+        let mr = rig.register(owner.addr() + 7, 100, MR_UNKNOWN).unwrap();
+        drop(owner);
+        rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), 1).unwrap();
+        rig.agree(other);
+    } else {
+        let status = rig.recv(other, vec![0; 4096], 1);
+        let rmr = Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
+        let mut buffer = Some(Buffer::from(vec![0; 10]));
+        let status = rig
+            .over(|done| rig.runtime.post_get(Rank(0), buffer.take().unwrap(), &rmr, 0).comp(done).call())
+            .unwrap();
+        let error = status.ok().unwrap_err();
+        assert!(matches!(error, OpError::Stale(Rank(0))), "{error}");
+        rig.agree(other);
+    }
+    role.meet("over", &rig.runtime, 0..2);
+}
+
 fn withdrawn(role: &Role) {
     let rig = Rig::in_role(role);
     let other = 1 - role.rank;
@@ -459,6 +492,10 @@ fn withdrawn(role: &Role) {
     drop((mr, host));
     let error = invalidate(owner.addr(), LEN).unwrap_err();
     assert_eq!((error.registrations, error.regions), (0, 1), "the region is there: {error}");
+    // Withdrawn is withdrawn, also from those who would fetch messages from it.
+    rig.runtime
+        .wait_for(PATIENCE, || invalidate(owner.addr(), LEN).unwrap_err().processes.is_empty())
+        .expect("what was told of messages is withdrawn, though the region is there");
     drop(given);
     rig.runtime
         .wait_for(PATIENCE, || invalidate(owner.addr(), LEN).is_ok())

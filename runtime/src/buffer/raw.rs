@@ -93,5 +93,8 @@ pub unsafe fn register_memory(
     if !hint.allows(found) {
         return Err(RawError::Kind { addr: addr as usize, said: hint, found }.into());
     }
-    runtime.register_memory(&region)
+    let mr = runtime.register_memory(&region)?;
+    // What was asked just now was asked for this: peers come later, and the memory is looked at each time they ask for it.
+    mr.region().recheck().map_err(RawError::Freed)?;
+    Ok(mr)
 }
