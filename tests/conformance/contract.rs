@@ -10,7 +10,7 @@ use carrack::transports::contract::{
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::loopback::Loopback;
-use carrack::transports::mem::packet::GpuAllocator;
+use carrack::transports::mem::GpuAllocator;
 use carrack::transports::mem::{Buffer, HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::{Geometry, Shm};
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -5,7 +5,7 @@
 //! of your choice: on a GPU with [`GpuAllocator`]. Handlers then get a [`Packet`] whose bytes safe code
 //! cannot touch, and may keep it: it returns to its pool when it is dropped.
 
-pub use carrack_transports::mem::packet::GpuAllocator;
 pub use carrack_transports::mem::{
-    AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketPool, PacketSource,
+    AllocError, Chunk, GpuAllocator, HostAllocator, Packet, PacketAllocator, PacketPool, PacketSource,
+    PinnedAllocator,
 };

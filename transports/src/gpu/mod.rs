@@ -161,6 +161,9 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &GpuInfo;
 
+    /// What this device's driver knows of an address: [`Driver::classify`].
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
+
     /// Allocates `len` bytes. The region is freed when its last clone is dropped.
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError>;
 

@@ -14,12 +14,16 @@
 //! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
 //! | [`loan`] | bytes that lie with their sender: [`Loan`] |
 //! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
-//! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`], [`PacketAllocator`] |
+//! | [`allocator`] | where memory for packets comes from: [`PacketAllocator`], a program's own if it likes |
+//! | `block` | what an allocator gave, looked at before any of it is used |
+//! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
 //!
 //! The rule behind all of it (design.md §6.4): memory that is not known to be host memory is never
 //! touched by a load, a store or a `memcpy` of the CPU.
 
+pub mod allocator;
+mod block;
 pub mod buffer;
 pub mod copy;
 mod extents;
@@ -36,6 +40,7 @@ pub mod shared;
 pub mod transfer;
 pub mod view;
 
+pub use allocator::{AllocError, Chunk, GpuAllocator, HostAllocator, PacketAllocator, PinnedAllocator};
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
@@ -43,7 +48,7 @@ pub use kind::{GpuUuid, MemKind};
 pub use known::{KnownMemory, RawError};
 pub use lent::Freed;
 pub use loan::{Lender, Loan};
-pub use packet::{AllocError, Chunk, HostAllocator, Packet, PacketAllocator, PacketSource};
+pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, WeakRegion};
 pub use transfer::Transfer;

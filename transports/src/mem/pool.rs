@@ -2,15 +2,19 @@
 //!
 //! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit, so that a rank which
 //! never sends a middle-sized message never pays for packets (design.md §6.6; LCI pins 512 MiB).
+//! A GPU's driver gives memory in blocks of 2 MiB: there one block is asked for, and slabs are cut from it.
 
+use super::block::Block;
 use super::copy::copy_now;
-use super::packet::{AllocError, Chunk, Packet, PacketAllocator, PacketHome, PacketSource};
-use super::{MemKind, MemRef, Place};
+use super::packet::{Packet, PacketHome, PacketSource};
+use super::region::host_id;
+use super::{AllocError, MemKind, MemRef, PacketAllocator, Place, Region};
+use crate::gpu::{Driver, Gpu};
 use crate::sync::FreeList;
-use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Packets that a pool grows by at a time.
 pub const SLAB: usize = 16;
@@ -18,23 +22,46 @@ pub const SLAB: usize = 16;
 /// Alignment of a packet in bytes: a cache line, so that two packets never share one.
 pub const ALIGN: usize = 64;
 
+/// What a GPU's driver takes for an allocation, however small it is.
+const GPU_BLOCK: usize = 2 << 20;
+
 /// A pool of packets, all of one size and one kind of memory. Clones are handles to the same pool.
 #[derive(Clone)]
 pub struct PacketPool(Arc<Pool>);
 
 struct Pool {
     allocator: Arc<dyn PacketAllocator>,
+    /// Who is asked whether the allocator's memory is what it says.
+    drivers: Vec<Arc<dyn Driver>>,
     packet_size: usize,
     limit: usize,
     free: FreeList,
-    slabs: Box<[OnceLock<Chunk>]>,
-    /// How many slabs there are; held while growing, and holds why growing last failed.
+    slabs: Box<[OnceLock<Slab>]>,
+    /// Held while growing.
     growth: Mutex<Growth>,
+    /// Bytes of regions that are out, and how many there may be.
+    large: Arc<AtomicUsize>,
+    large_limit: AtomicUsize,
 }
+
+/// Where a slab's packets begin, in a block that the pool keeps.
+#[derive(Clone, Copy)]
+struct Slab(NonNull<u8>);
+
+// SAFETY: an address that is not read through here.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
 
 #[derive(Default)]
 struct Growth {
+    /// How many slabs there are.
     slabs: usize,
+    blocks: Vec<Block>,
+    /// How many slabs can still be cut from the last block, and where the next one begins in it.
+    left: usize,
+    offset: usize,
+    /// Why growing failed last.
     failed: Option<AllocError>,
 }
 
@@ -42,15 +69,28 @@ impl PacketPool {
     /// A pool of at most `limit` packets of `packet_size` bytes each, rounded up to whole slabs and
     /// whole cache lines. Nothing is allocated yet.
     pub fn new(allocator: Arc<dyn PacketAllocator>, packet_size: usize, limit: usize) -> Self {
+        Self::checked_by(Vec::new(), allocator, packet_size, limit)
+    }
+
+    /// The same; those drivers are asked whether the allocator's memory is what it says, beside the driver of its own GPU.
+    pub fn checked_by(
+        drivers: Vec<Arc<dyn Driver>>,
+        allocator: Arc<dyn PacketAllocator>,
+        packet_size: usize,
+        limit: usize,
+    ) -> Self {
         let slabs = limit.div_ceil(SLAB).max(1);
         let limit = slabs * SLAB;
         Self(Arc::new(Pool {
             allocator,
+            drivers,
             packet_size: packet_size.max(1).next_multiple_of(ALIGN),
             limit,
             free: FreeList::new(limit),
             slabs: (0..slabs).map(|_| OnceLock::new()).collect(),
             growth: Mutex::default(),
+            large: Arc::default(),
+            large_limit: AtomicUsize::new(usize::MAX),
         }))
     }
 
@@ -75,6 +115,32 @@ impl PacketPool {
         Some(packet)
     }
 
+    /// Memory of the allocator's for a message of `len` bytes that is too long for a packet. It is no packet: it is freed when
+    /// its last handle is dropped, and does not count towards the limit.
+    ///
+    /// # Errors
+    /// The allocator has not so much, or has broken its promise; or [`limit_large`](Self::limit_large) is reached.
+    pub fn region(&self, len: usize) -> Result<Region, AllocError> {
+        let pool = &*self.0;
+        let permit = Permit::of(&pool.large, len, pool.large_limit.load(Ordering::Relaxed))?;
+        let block = Block::take(&*pool.allocator, &pool.drivers, (len.max(1), ALIGN))?;
+        let (base, id) = (block.base(), block.id().unwrap_or_else(host_id));
+        let (kind, gpu) = (pool.allocator.kind(), pool.allocator.gpu().cloned());
+        // SAFETY: the block is that long, of that kind as its allocator promises, and kept by the region's owner.
+        Ok(unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new((block, permit))) })
+    }
+
+    /// How many bytes messages that are too long for a packet may take up of the allocator's memory at a time. To begin
+    /// with there is no limit but the memory itself.
+    pub fn limit_large(&self, bytes: usize) {
+        self.0.large_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The GPU whose memory this is, if it is a GPU's.
+    pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
+        self.0.place().gpu()
+    }
+
     /// Packets that may be out at once.
     pub fn limit(&self) -> usize {
         self.0.limit
@@ -82,27 +148,30 @@ impl PacketPool {
 
     /// Packets that have memory now, taken or free.
     pub fn allocated(&self) -> usize {
-        self.0.growth.lock().unwrap_or_else(PoisonError::into_inner).slabs * SLAB
+        self.0.growth().slabs * SLAB
     }
 
     /// Why the pool could not grow the last time that it tried.
     pub fn last_failure(&self) -> Option<AllocError> {
-        self.0.growth.lock().unwrap_or_else(PoisonError::into_inner).failed.clone()
+        self.0.growth().failed.clone()
     }
 
     #[cold]
     fn grow(&self) -> Option<u32> {
         let pool = &*self.0;
-        let mut growth = pool.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut growth = pool.growth();
         // Another thread may have grown it, or returned packets, while this one waited.
         if let Some(slot) = pool.free.pop() {
             return Some(slot);
         }
         let cell = pool.slabs.get(growth.slabs)?;
-        match pool.new_slab() {
-            Ok(chunk) => {
+        if growth.failed.as_ref().is_some_and(AllocError::is_broken_promise) {
+            return None;
+        }
+        match pool.new_slab(&mut growth) {
+            Ok(slab) => {
                 growth.failed = None;
-                let _ = cell.set(chunk);
+                let _ = cell.set(slab);
             }
             Err(error) => {
                 growth.failed = Some(error);
@@ -119,24 +188,56 @@ impl PacketPool {
 }
 
 impl Pool {
-    fn new_slab(&self) -> Result<Chunk, AllocError> {
-        let want = self.packet_size * SLAB;
-        let layout = Layout::from_size_align(want, ALIGN)
-            .map_err(|_| AllocError::OutOfMemory { bytes: want, kind: self.allocator.kind() })?;
-        let chunk = self.allocator.allocate(layout)?;
-        let base = chunk.base().as_ptr() as usize;
-        if chunk.len() < want || !base.is_multiple_of(ALIGN) {
-            return Err(AllocError::Unfit { base, got: chunk.len(), want, align: ALIGN });
+    fn growth(&self) -> MutexGuard<'_, Growth> {
+        self.growth.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cuts a slab from the last block, or from a fresh one.
+    fn new_slab(&self, growth: &mut Growth) -> Result<Slab, AllocError> {
+        let kind = self.allocator.kind();
+        let size = self.packet_size.saturating_mul(SLAB);
+        if growth.left == 0 {
+            let missing = self.slabs.len() - growth.slabs;
+            let together = if kind.is_host() { 1 } else { (GPU_BLOCK / size).clamp(1, missing) };
+            let block = Block::take(&*self.allocator, &self.drivers, (size.saturating_mul(together), ALIGN))?;
+            growth.blocks.push(block);
+            (growth.left, growth.offset) = (together, 0);
         }
-        Ok(chunk)
+        let none = AllocError::OutOfMemory { bytes: size, kind };
+        let base = growth.blocks.last().ok_or(none)?.base();
+        // SAFETY: the block has room for another slab, there.
+        let slab = Slab(unsafe { base.add(growth.offset) });
+        growth.left -= 1;
+        growth.offset += size;
+        Ok(slab)
     }
 
     #[inline]
     fn chunk(&self, slot: u32) -> Option<NonNull<u8>> {
         let (slab, at) = (slot as usize / SLAB, slot as usize % SLAB);
-        let chunk = self.slabs.get(slab)?.get()?;
-        // SAFETY: `new_slab` checked that a slab has `SLAB` packets.
-        Some(unsafe { chunk.base().add(at * self.packet_size) })
+        let Slab(base) = self.slabs.get(slab)?.get()?;
+        // SAFETY: a slab has `SLAB` packets, in a block that the pool keeps.
+        Some(unsafe { base.add(at * self.packet_size) })
+    }
+}
+
+/// Bytes of large messages, until this is dropped.
+#[derive(Debug)]
+struct Permit(Arc<AtomicUsize>, usize);
+
+impl Permit {
+    fn of(used: &Arc<AtomicUsize>, bytes: usize, limit: usize) -> Result<Self, AllocError> {
+        let more = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= limit);
+        match used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Self(used.clone(), bytes)),
+            Err(used) => Err(AllocError::LargeLimit { bytes, used, limit }),
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
@@ -185,63 +286,5 @@ impl fmt::Debug for PacketPool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mem::HostAllocator;
-
-    fn pool(limit: usize) -> PacketPool {
-        PacketPool::new(Arc::new(HostAllocator), 100, limit)
-    }
-
-    #[test]
-    fn miri_packets_are_distinct_and_come_back() {
-        let pool = pool(20);
-        assert_eq!(pool.allocated(), 0, "nothing is allocated before the first packet");
-        let mut packets: Vec<Packet> = std::iter::from_fn(|| pool.take_with_len(100)).collect();
-        assert_eq!(packets.len(), 32, "a limit is rounded up to whole slabs");
-        for (at, packet) in packets.iter_mut().enumerate() {
-            packet.as_mut_slice().unwrap().fill(at as u8);
-        }
-        for (at, packet) in packets.iter().enumerate() {
-            assert!(packet.as_slice().unwrap().iter().all(|&byte| byte == at as u8));
-        }
-        drop(packets);
-        assert!(pool.take().is_some());
-        assert_eq!(pool.allocated(), 32);
-    }
-
-    #[test]
-    fn miri_a_packet_outlives_the_handle_of_its_pool() {
-        let packet = pool(1).take_with_len(64).unwrap();
-        assert_eq!(packet.as_slice().unwrap(), [0; 64]);
-    }
-
-    #[test]
-    fn a_message_longer_than_a_packet_gets_none() {
-        assert!(pool(1).take_with_len(129).is_none());
-        assert!(pool(1).take_with_len(128).is_some(), "100 is rounded up to whole cache lines");
-    }
-
-    #[derive(Debug)]
-    struct Stingy;
-
-    // SAFETY: it breaks its promise on purpose, in the way that the pool is to catch.
-    unsafe impl PacketAllocator for Stingy {
-        fn kind(&self) -> MemKind {
-            MemKind::Host
-        }
-        fn gpu(&self) -> Option<&Arc<dyn crate::gpu::Gpu>> {
-            None
-        }
-        fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
-            HostAllocator.allocate(Layout::from_size_align(layout.size() / 2, layout.align()).unwrap())
-        }
-    }
-
-    #[test]
-    fn an_allocator_that_gives_too_little_is_named_and_its_memory_not_used() {
-        let pool = PacketPool::new(Arc::new(Stingy), 64, 16);
-        assert!(pool.take().is_none());
-        assert!(matches!(pool.last_failure(), Some(AllocError::Unfit { got: 512, want: 1024, .. })));
-    }
-}
+#[path = "pool/tests.rs"]
+mod tests;

@@ -11,8 +11,8 @@ use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
 use super::{ipc, peer};
 use crate::gpu::{
-    Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, SharedEvent,
-    Stream,
+    Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
+    SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
@@ -178,6 +178,10 @@ impl CudaGpu {
 impl Gpu for CudaGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
+    }
+
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        self.shared.classify(addr)
     }
 
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {

@@ -121,9 +121,8 @@ impl Driver for CudaDriver {
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
-        let Some(shared) = self.initialised()? else { return Ok(None) };
-        match shared.facts(addr)? {
-            Some(facts) => shared.extent(addr, facts).map(Some),
+        match self.initialised()? {
+            Some(shared) => shared.classify(addr),
             None => Ok(None),
         }
     }

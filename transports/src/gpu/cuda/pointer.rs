@@ -144,6 +144,11 @@ impl Shared {
         Ok(start.saturating_add(size).saturating_sub(addr))
     }
 
+    /// What an address is; `None` for one that the driver does not know.
+    pub(super) fn classify(&'static self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        self.facts(addr)?.map(|facts| self.extent(addr, facts)).transpose()
+    }
+
     /// What the facts mean.
     pub(super) fn extent(&'static self, addr: usize, facts: Facts) -> Result<Extent, GpuError> {
         let gpus = self.gpus()?;

@@ -9,7 +9,7 @@ use super::lock;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::stream::FakeStream;
 use crate::gpu::{
-    Event, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, Stream,
+    Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -98,6 +98,10 @@ impl FakeGpu {
 impl Gpu for FakeGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
+    }
+
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        self.shared.classify(addr)
     }
 
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {

@@ -119,10 +119,24 @@ impl Driver for FakeDriver {
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
-        let faults = &self.shared.faults;
+        self.shared.classify(addr)
+    }
+
+    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
+        count(&self.shared.faults.counts.buffer_ids);
+        match self.shared.find(addr) {
+            Some(found) => Ok(Some(found.id)),
+            None => Ok(self.shared.find_pinned(addr)?.map(|extent| extent.id)),
+        }
+    }
+}
+
+impl Shared {
+    fn classify(self: &Arc<Self>, addr: usize) -> Result<Option<Extent>, GpuError> {
+        let faults = &self.faults;
         count(&faults.counts.classifies);
-        let Some(found) = self.shared.find(addr) else {
-            return self.shared.find_pinned(addr);
+        let Some(found) = self.find(addr) else {
+            return self.find_pinned(addr);
         };
         if let Some(gpu) = found.kind.gpu().filter(|gpu| faults.hides(*gpu)) {
             let hint = format!("{addr:#x} is memory of {gpu}, which this process cannot see: widen its mask");
@@ -133,18 +147,10 @@ impl Driver for FakeDriver {
             len: found.len,
             kind: found.kind,
             id: found.id,
-            gpu: Some(self.shared.gpu("classify", found.ordinal)?),
-            context: found.context.filter(|_| !faults.nulls_context()),
+            gpu: Some(self.gpu("classify", found.ordinal)?),
+            context: found.context.filter(|_| !self.faults.nulls_context()),
             forms: found.forms,
         }))
-    }
-
-    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
-        count(&self.shared.faults.counts.buffer_ids);
-        match self.shared.find(addr) {
-            Some(found) => Ok(Some(found.id)),
-            None => Ok(self.shared.find_pinned(addr)?.map(|extent| extent.id)),
-        }
     }
 }
 

@@ -11,6 +11,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// What pinned memory begins with.
+const PAGE: usize = 4096;
+
 /// The locked ranges of a driver, by address.
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
@@ -45,10 +48,14 @@ impl Shared {
     /// Host memory, locked from the start.
     pub(super) fn allocate_pinned(self: &Arc<Self>, ordinal: usize, len: usize) -> Result<Region, GpuError> {
         let gpu: Arc<dyn Gpu> = self.gpu("allocate", ordinal)?;
-        let memory = Region::host(len);
-        let start = memory.part_mut(0, len).and_then(|all| NonNull::new(all.as_mut_ptr()));
-        let start = start.ok_or_else(|| error("allocate", INVALID_VALUE, "no memory"))?;
-        let (locked, id) = self.enter("allocate", ordinal, memory.addr(), len, Some(memory.clone()))?;
+        let none = || error("allocate", INVALID_VALUE, "no memory");
+        let memory = Region::host(len.checked_add(PAGE).ok_or_else(none)?);
+        // As the driver's, it begins with a page.
+        let before = memory.addr().next_multiple_of(PAGE) - memory.addr();
+        let start = memory.part_mut(before, len).and_then(|all| NonNull::new(all.as_mut_ptr()));
+        let start = start.ok_or_else(none)?;
+        let (locked, id) =
+            self.enter("allocate", ordinal, memory.addr() + before, len, Some(memory.clone()))?;
         // SAFETY: the owner holds the host region whose bytes these are; both give out no references.
         Ok(unsafe { Region::from_parts(start, len, MemKind::Pinned, id, Some(gpu), Box::new(locked)) })
     }
