@@ -2,18 +2,18 @@
 //!
 //! It does the plainest thing that keeps every promise of the [contract](crate::contract): a queue under
 //! a mutex for each link, and a list of the queues that have something. It has no memory of its own,
-//! so it can send from, and receive into, memory of any kind: a message to packets on a GPU is on its way
-//! until the GPU's engine has landed it.
+//! so it can send from memory of any kind: a message from a GPU is on its way until the GPU's engine has brought
+//! it into a packet of host memory. Into memory of a GPU it does not receive: the runtime lands what is for there.
 //!
 //! Any number of ranks of one process can talk through it, each with devices of its own.
 
 use crate::contract::{
     AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Exported,
-    Header, Identity, Imported, Lender, Link, Loan, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach,
-    Submit, SubmitError, Transport, Unavailable, WireKey,
+    Header, Identity, Imported, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit,
+    SubmitError, Transport, Unavailable, WireKey,
 };
 use crate::gpu::Gpu;
-use crate::mem::{Buffer, CopyError, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
+use crate::mem::{Buffer, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::TryLock;
 use rustix::event::EventfdFlags;
 use std::collections::{HashMap, VecDeque};
@@ -222,9 +222,9 @@ impl Queue {
     fn abandon(&self) {
         let left: Vec<_> = lock(&self.messages).drain(..).collect();
         for message in left {
-            if let OnItsWay::Landing(transfer) = message.payload {
+            if let OnItsWay::Landing(transfer, sender) = message.payload {
                 let (_, buffer) = transfer.into_buffers();
-                tell(message.sender, buffer, Err(Box::new(OpFailure::Down(DownCause::Closed))));
+                sender.tell(buffer, Err(Box::new(OpFailure::Down(DownCause::Closed))));
             }
         }
     }
@@ -235,7 +235,7 @@ impl Queue {
             return;
         }
         let payload = OnItsWay::End(DownCause::Closed);
-        lock(&self.messages).push_back(Message { header: Header::default(), payload, sender: None });
+        lock(&self.messages).push_back(Message { header: Header::default(), payload });
         if !self.listed.swap(true, Ordering::SeqCst) {
             target.announce(|ready| ready.queues.push_back(self.clone()));
         }
@@ -245,12 +245,12 @@ impl Queue {
     fn take_back(&self) {
         let mut messages = lock(&self.messages);
         let (kept, back): (VecDeque<_>, VecDeque<_>) =
-            messages.drain(..).partition(|message| message.sender.is_none());
+            messages.drain(..).partition(|message| !matches!(message.payload, OnItsWay::Landing(..)));
         *messages = kept;
         drop(messages);
         for message in back {
-            if let OnItsWay::Landing(transfer) = message.payload {
-                tell(message.sender, transfer.into_buffers().1, Err(Box::new(OpFailure::Closed)));
+            if let OnItsWay::Landing(transfer, sender) = message.payload {
+                sender.tell(transfer.into_buffers().1, Err(Box::new(OpFailure::Closed)));
             }
         }
     }
@@ -260,16 +260,26 @@ impl Queue {
 struct Message {
     header: Header,
     payload: OnItsWay,
-    /// Whom to tell when the message has left the sender's buffer.
-    sender: Option<(Arc<Inbox>, OpToken)>,
 }
 
 #[derive(Debug)]
 enum OnItsWay {
     There(Payload),
-    Landing(Transfer),
+    /// From memory of a GPU, by its engine; the sender is told when its buffer is free.
+    Landing(Transfer, Sender),
     /// The sender has gone: the last entry of its queue.
     End(DownCause),
+}
+
+/// Whom to tell when a message has left its sender's buffer.
+#[derive(Debug)]
+struct Sender(Arc<Inbox>, OpToken);
+
+impl Sender {
+    fn tell(self, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
+        let Self(inbox, token) = self;
+        inbox.announce(|ready| ready.news.push_back(Event::Completion { token, buffer, outcome }));
+    }
 }
 
 #[derive(Debug)]
@@ -287,49 +297,28 @@ impl LoopbackDevice {
                 break;
             }
             let Some(front) = messages.front_mut() else { break };
-            if let OnItsWay::Landing(transfer) = &mut front.payload
+            if let OnItsWay::Landing(transfer, _) = &mut front.payload
                 && transfer.poll().is_none()
             {
                 // Those behind it wait: messages of one link arrive in order.
                 break;
             }
-            let Some(Message { header, payload, sender }) = messages.pop_front() else { break };
+            let Some(Message { header, payload }) = messages.pop_front() else { break };
             match payload {
                 OnItsWay::There(payload) => batch.push(Event::Arrived { from: queue.from, header, payload }),
-                OnItsWay::Landing(mut transfer) => {
+                OnItsWay::Landing(mut transfer, sender) => {
                     let outcome = transfer.poll().unwrap_or(Ok(()));
                     let (packet, buffer) = transfer.into_buffers();
-                    let payload = match (&outcome, packet, sender.is_none()) {
-                        (Ok(()), Buffer::Packet(packet), _) => Some(Payload::Packet(packet)),
-                        // The sender was told that it is done: the receiver gets the bytes as they were kept,
-                        // and with them the engine's trouble.
-                        (Err(_), _, true) => Some(Kept::lend(buffer.to_vec().unwrap_or_default())),
-                        _ => None,
-                    };
-                    if let Some(payload) = payload {
+                    if let (Ok(()), Buffer::Packet(packet)) = (&outcome, packet) {
+                        let payload = Payload::Packet(packet);
                         batch.push(Event::Arrived { from: queue.from, header, payload });
                     }
-                    if sender.is_some() {
-                        tell(sender, buffer, outcome.map_err(|error| Box::new(OpFailure::from(error))));
-                    }
+                    sender.tell(buffer, outcome.map_err(|error| Box::new(OpFailure::from(error))));
                 }
                 OnItsWay::End(cause) => batch.push(Event::PeerDown { peer: queue.from, cause }),
             }
         }
         !messages.is_empty()
-    }
-}
-
-fn tell(sender: Option<(Arc<Inbox>, OpToken)>, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
-    match sender {
-        Some((inbox, token)) => {
-            inbox.announce(|ready| ready.news.push_back(Event::Completion { token, buffer, outcome }));
-        }
-        None => {
-            if let Err(error) = outcome {
-                tracing::error!(%error, "a message was lost on its way into a packet");
-            }
-        }
     }
 }
 
@@ -452,23 +441,6 @@ impl Drop for LoopbackDevice {
     }
 }
 
-/// Bytes that a message had to be kept in: they are lent to the receiver, and dropped when it is done.
-struct Kept(Vec<u8>);
-
-impl Lender for Kept {
-    fn give_back(&self, _piece: u32) {}
-}
-
-impl Kept {
-    fn lend(bytes: Vec<u8>) -> Payload {
-        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let kept = Arc::new(Self(bytes));
-        let start = kept.0.as_ptr();
-        // SAFETY: the bytes are host memory of that length, and the lender keeps them.
-        Payload::Loan(unsafe { Loan::new(start, len, 0, kept) })
-    }
-}
-
 fn parse(blob: &AddressBlob) -> Option<([u8; 16], u64)> {
     let (process, rest) = blob.0.split_first_chunk::<16>()?;
     Some((*process, u64::from_le_bytes(rest.try_into().ok()?)))
@@ -502,7 +474,7 @@ impl LoopbackLink {
         }
         let posted = match make() {
             Ok(message) => {
-                let posted = message.sender.is_some();
+                let posted = matches!(message.payload, OnItsWay::Landing(..));
                 messages.push_back(message);
                 posted
             }
@@ -526,29 +498,19 @@ impl LoopbackLink {
             return Err(SubmitError::Kind(bytes.place().kind()));
         }
         Ok(self.push(|| {
-            let to_host = self.target.packets.kind().is_host();
-            let payload = match SmallBytes::zeroed(bytes.len()).filter(|_| to_host) {
+            let payload = match SmallBytes::zeroed(bytes.len()) {
                 Some(mut small) => {
                     let _ = copy_now(crate::mem::MemMut::host(small.as_mut_slice()), bytes);
-                    OnItsWay::There(Payload::Small(small))
+                    Payload::Small(small)
                 }
                 None => {
                     let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
                     packet.set_len(bytes.len());
-                    if to_host {
-                        let _ = copy_now(packet.view_mut(), bytes);
-                        OnItsWay::There(Payload::Packet(packet))
-                    } else {
-                        // The engine takes its time, and the caller's bytes are borrowed: keep a copy.
-                        let mut kept = vec![0; bytes.len()];
-                        let _ = copy_now(crate::mem::MemMut::host(&mut kept), bytes);
-                        land(packet, Buffer::Vec(kept)).unwrap_or_else(|(kept, _)| {
-                            OnItsWay::There(Kept::lend(kept.to_vec().unwrap_or_default()))
-                        })
-                    }
+                    let _ = copy_now(packet.view_mut(), bytes);
+                    Payload::Packet(packet)
                 }
             };
-            Ok(Message { header, payload, sender: None })
+            Ok(Message { header, payload: OnItsWay::There(payload) })
         }))
     }
 
@@ -560,24 +522,16 @@ impl LoopbackLink {
         Ok(self.push(|| {
             let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
             packet.set_len(buffer.len());
-            let sender = Some((self.home.clone(), token));
-            match land(packet, std::mem::take(buffer)) {
-                Ok(payload) => Ok(Message { header, payload, sender }),
-                Err((source, error)) => {
+            let sender = Sender(self.home.clone(), token);
+            match Transfer::start(Buffer::Packet(packet), std::mem::take(buffer)) {
+                Ok(transfer) => Ok(Message { header, payload: OnItsWay::Landing(transfer, sender) }),
+                Err(refused) => {
                     // Posted, and over already: the failure is an event like any other.
-                    tell(sender, source, Err(Box::new(OpFailure::Copy(error))));
+                    sender.tell(refused.src, Err(Box::new(OpFailure::Copy(refused.cause))));
                     Err(Submit::Posted)
                 }
             }
         }))
-    }
-}
-
-#[allow(clippy::result_large_err, reason = "the error gives the buffer back; not the hot path")]
-fn land(packet: crate::mem::Packet, source: Buffer) -> Result<OnItsWay, (Buffer, CopyError)> {
-    match Transfer::start(Buffer::Packet(packet), source) {
-        Ok(transfer) => Ok(OnItsWay::Landing(transfer)),
-        Err(refused) => Err((refused.src, refused.cause)),
     }
 }
 
