@@ -19,6 +19,8 @@ pub(crate) enum Chore {
     Flushes = 1 << 4,
     /// What could not be delivered.
     Deferred = 1 << 5,
+    /// Active messages on their way into memory of a GPU.
+    Line = 1 << 11,
     /// Large messages that others copy from here.
     Helps = 1 << 10,
     /// Ranks to be told to hold, or to go on.

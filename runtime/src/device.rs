@@ -10,11 +10,13 @@ use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::hold::{Deaf, Holds};
 use crate::peer::route::{Linked, Route};
-use crate::progress::{Deferred, Landing};
+use crate::progress::{Deferred, InLine, Landing};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit};
 use carrack_transports::fork::Owner;
-use carrack_transports::mem::{Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, SmallBytes};
+use carrack_transports::mem::{
+    Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
+};
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -39,7 +41,8 @@ pub(crate) struct DeviceInner {
     pub(crate) pool: PacketPool,
     /// Whether `pool` is host memory, asked for each message.
     pub(crate) lands_on_host: bool,
-    /// Host packets, for staging and for messages that wait. The same pool when that is host memory.
+    /// Host packets, for staging and for messages that wait. The same pool when that is host memory; else pinned memory, so that
+    /// a copy's call need not wait for the copy.
     pub(crate) host_pool: PacketPool,
     /// Ranks whose backlog is not empty.
     busy: Waiting<Vec<Rank>>,
@@ -53,6 +56,8 @@ pub(crate) struct DeviceInner {
     pub(crate) landing: Waiting<VecDeque<Landing>>,
     /// Which of them is asked for next, beside the oldest.
     pub(crate) landing_turn: AtomicUsize,
+    /// Active messages on their way into `pool`, where that is memory of a GPU.
+    pub(crate) line: Waiting<VecDeque<InLine>>,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
     /// What of all this is not empty.
     pub(crate) chores: Chores,
@@ -111,12 +116,18 @@ pub struct DeviceBuilder<'a> {
 
 impl DeviceBuilder<'_> {
     /// Where active messages are to land; a pool of host memory of the device's own if not given.
+    ///
+    /// On a GPU they land by its engine, and are handed over in the order in which they came, those too long for a packet
+    /// apart: these are handed over when all of their bytes are there, in memory of the pool's allocator as well.
     pub fn packet_pool(mut self, pool: &PacketPool) -> Self {
         self.pool = Some(pool.clone());
         self
     }
 
     /// Makes it, and publishes its address.
+    ///
+    /// # Errors
+    /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its promise.
     pub fn build(self) -> Result<Device, ResourceError> {
         let mut devices = self.runtime.devices_mut();
         let index = u32::try_from(devices.len()).unwrap_or(u32::MAX);
@@ -132,7 +143,24 @@ impl DeviceInner {
         let host =
             || PacketPool::new(Arc::new(HostAllocator), settings.packet_size(), settings.packets_max());
         let pool = pool.unwrap_or_else(host);
-        let host_pool = if pool.kind().is_host() { pool.clone() } else { host() };
+        let host_pool = match pool.gpu() {
+            None => pool.clone(),
+            Some(gpu) => {
+                // An allocator that is no good is found out now, and not by the first message.
+                if let (None, Some(why)) = (pool.take(), pool.last_failure()) {
+                    return Err(why.into());
+                }
+                let near = PinnedAllocator::near(gpu.clone());
+                let pinned = PacketPool::new(Arc::new(near), settings.packet_size(), settings.packets_max());
+                match (pinned.take(), pinned.last_failure()) {
+                    (None, why) => {
+                        tracing::info!(?why, "no pinned memory: engines copy to and from ordinary packets");
+                        host()
+                    }
+                    (Some(_), _) => pinned,
+                }
+            }
+        };
         let mut lanes = Vec::new();
         let mut refused = Vec::new();
         for (transport, domain) in runtime.domains.iter().filter(|(_, domain)| domain.carries_messages()) {
@@ -168,6 +196,7 @@ impl DeviceInner {
             deaf: Deaf::default(),
             landing: Waiting::for_progress(&chores, Chore::Landings),
             landing_turn: AtomicUsize::new(0),
+            line: Waiting::for_progress(&chores, Chore::Line),
             deferred: Waiting::for_progress(&chores, Chore::Deferred),
             chores,
             closed: AtomicBool::new(false),

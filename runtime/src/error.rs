@@ -309,6 +309,9 @@ pub enum ProgressError {
         "no packet is left for a message: drop those that were kept, or raise CARRACK_PACKETS_MAX; {0} deliveries wait"
     )]
     NoPacket(usize),
+    /// There is no packet to put a message into, because there is no memory for more of them. It waits, and nothing is lost.
+    #[error("a message waits for a packet, and the pool cannot grow: {0}; {1} deliveries wait")]
+    NoPacketMemory(Box<AllocError>, usize),
     /// A message named a completion object that this rank does not have. It was dropped.
     #[error(
         "{from} sent a message of {size} bytes to completion {comp:?}, which is not registered here: register before the peers send (a barrier in between)"
@@ -322,12 +325,14 @@ pub enum ProgressError {
         size: usize,
     },
     /// There is no memory for a large active message. It was dropped, and its sender told.
-    #[error("there is no memory for an active message of {size} bytes from {from}")]
+    #[error("there is no memory for an active message of {size} bytes from {from}: {why}")]
     NoMemory {
         /// The sender.
         from: Rank,
         /// Bytes dropped.
         size: usize,
+        /// Of which memory there is none, and what the driver said.
+        why: Box<AllocError>,
     },
     /// A message made no sense. It was dropped.
     #[error("{from} sent a message that makes no sense: {why}")]

@@ -3,6 +3,7 @@
 use crate::device::{Device, DeviceInner};
 use crate::error::WaitError;
 use crate::names::{Rank, Tag};
+use crate::progress::InLine;
 use crate::runtime::{Inner, Runtime};
 use std::fmt;
 use std::time::Duration;
@@ -179,7 +180,8 @@ impl DeviceInner {
             }
         }
         self.bulk.list_pending(list);
-        for landing in self.landing.lock().iter() {
+        let in_line = self.line.lock();
+        for landing in self.landing.lock().iter().chain(in_line.iter().filter_map(InLine::landing)) {
             list(PendingOp {
                 what: "copy",
                 rank: landing.rank,
@@ -203,6 +205,7 @@ impl DeviceInner {
         !self.has_backlogs()
             && self.bulk.is_idle()
             && self.landing.is_empty()
+            && self.line.is_empty()
             && self.deferred.is_empty()
             && self.outstanding.is_empty()
     }

@@ -14,7 +14,7 @@ use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::Retries;
-use crate::progress::{Deferred, DumpRequest, ProgressThread, signal};
+use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
@@ -289,9 +289,11 @@ impl Runtime {
         self.0.default_device()
     }
 
-    /// A pool of packets over any memory, with the settings' packet size and limit.
+    /// A pool of packets over any memory, with the settings' packet size and limit. The runtime's GPU drivers are asked whether the
+    /// memory is what the allocator says.
     pub fn packet_pool(&self, allocator: Arc<dyn PacketAllocator>) -> PacketPool {
-        PacketPool::new(allocator, self.0.settings.packet_size(), self.0.settings.packets_max())
+        let (size, limit) = (self.0.settings.packet_size(), self.0.settings.packets_max());
+        PacketPool::checked_by(self.0.drivers.clone(), allocator, size, limit)
     }
 
     /// Makes a further matching engine. All ranks must make theirs in the same order.
@@ -427,6 +429,7 @@ impl Drop for Inner {
             ended.extend(
                 device.0.landing.lock().drain(..).map(|landing| landing.into_status(OpError::Closed)),
             );
+            ended.extend(device.0.line.lock().drain(..).map(InLine::close));
         }
         for engine in self.engines.each() {
             ended.extend(

@@ -2,7 +2,6 @@
 
 use super::Target;
 use super::wire::{HelpWanted, Offer, Request, Verdict, decode_landing};
-use crate::buffer::fresh;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::error::ProgressError;
@@ -42,18 +41,21 @@ impl Pass<'_> {
         };
         let named = guarded(|| comp.place(from, tag, size));
         let buffer = match named {
-            Ok(Some(buffer)) if buffer.len() >= size => Some(buffer),
-            Ok(_) => fresh(size),
+            Ok(Some(buffer)) if buffer.len() >= size => Ok(buffer),
+            Ok(_) => self.device.place_for_large(size),
             Err(panic) => {
                 refuse(Verdict::Failed);
                 self.complain(panicked(from, panic.as_ref()));
                 return Ok(());
             }
         };
-        let Some(buffer) = buffer else {
-            refuse(Verdict::Failed);
-            self.complain(ProgressError::NoMemory { from, size });
-            return Ok(());
+        let buffer = match buffer {
+            Ok(buffer) => buffer,
+            Err(why) => {
+                refuse(Verdict::Failed);
+                self.complain(ProgressError::NoMemory { from, size, why: Box::new(why) });
+                return Ok(());
+            }
         };
         match self.device.accept(self.inner, from, offer, Target::Am { tag, buffer, comp: comp.clone() }) {
             Some((comp, status)) => self.signal(comp.as_ref(), status),

@@ -1,6 +1,5 @@
 //! Carries out what events ask for, outside all locks.
 
-use super::land::Landing;
 use super::signal::{SignalError, guarded, panicked, signal};
 use super::{Meeting, Met, Pass, Scratch};
 use crate::bulk::wire::Offer;
@@ -13,7 +12,7 @@ use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::protocol::header::{Found, Message};
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Event, Header, Loan, OpFailure, Payload, SmallArrival};
-use carrack_transports::mem::{Buffer, PacketSource, SmallBytes, Transfer};
+use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
 /// What is still to be done about an event.
@@ -280,12 +279,16 @@ impl Pass<'_> {
                 }
                 Err(again) => {
                     let error = match &again {
-                        Deferred::Status(comp, _) => ProgressError::CompletionFull(comp.describe(), behind),
-                        Deferred::Delivery(_) => ProgressError::NoPacket(behind),
+                        Deferred::Status(comp, _) => {
+                            Some(ProgressError::CompletionFull(comp.describe(), behind))
+                        }
+                        Deferred::Delivery(_) => self.why_no_packet(behind),
                     };
                     deferred.push_front(again);
                     self.device.deferred.set_count(deferred.len());
-                    self.complain(error);
+                    if let Some(error) = error {
+                        self.complain(error);
+                    }
                     return false;
                 }
             }
@@ -366,40 +369,11 @@ impl Pass<'_> {
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size: payload.len() });
             return Ok(());
         };
+        if !self.device.lands_on_host {
+            return self.line_up((from, tag), (name, comp), payload);
+        }
         let size = payload.len();
         let wait = |payload| Err(Deferred::Delivery(Delivery::Am { from, comp: name, tag, payload }));
-        let pool = &self.device.pool;
-        if !pool.kind().is_host() && size > 0 {
-            // The payload's place is the GPU. What a transport has put there already stays; all else lands.
-            let source = match payload {
-                Payload::Packet(packet) if packet.kind() == pool.kind() => {
-                    let status = arrival(from, tag, size, Buffer::Packet(packet));
-                    return self.signal(Some(comp), status);
-                }
-                Payload::Packet(packet) => Buffer::Packet(packet),
-                Payload::Small(small) => Buffer::Small(small),
-                Payload::Aside(bytes) => Buffer::Vec(bytes),
-                Payload::Loan(loan) => match self.copy_out(&loan) {
-                    Some(buffer) => buffer,
-                    None => return wait(Payload::Loan(loan)),
-                },
-            };
-            let Some(packet) = pool.take_with_len(size) else { return wait(unkeep(source)) };
-            return match Transfer::start(Buffer::Packet(packet), source) {
-                Ok(transfer) => {
-                    let comp = Some(comp.clone());
-                    let landing =
-                        Landing::of_message(transfer, comp, (from, tag, size), UserContext::default());
-                    self.device.add_landing(landing);
-                    Ok(())
-                }
-                Err(refused) => {
-                    let mut status = arrival(from, tag, size, refused.src);
-                    status.error = Some(Box::new(OpError::Copy(refused.cause)));
-                    self.signal(Some(comp), status)
-                }
-            };
-        }
         let buffer = match payload {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
@@ -441,16 +415,7 @@ fn nonsense(from: Rank) -> Delivery {
     Delivery::Fault(ProgressError::Malformed { from, why })
 }
 
-fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
+/// What a completion object is told of an active message.
+pub(super) fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
     Status { rank, tag, size, user_context: UserContext::default(), buffer, error: None }
-}
-
-/// The payload that a buffer was made of, for another try.
-fn unkeep(buffer: Buffer) -> Payload {
-    match buffer {
-        Buffer::Packet(packet) => Payload::Packet(packet),
-        Buffer::Small(small) => Payload::Small(small),
-        Buffer::Vec(bytes) => Payload::Aside(bytes),
-        _ => Payload::Small(SmallBytes::empty()),
-    }
 }

@@ -13,13 +13,16 @@
 mod deliver;
 mod land;
 mod late;
+mod line;
 mod request;
 mod signal;
 mod thread;
 mod upkeep;
 
+use deliver::arrival;
 pub(crate) use deliver::{Deferred, Delivery};
 pub(crate) use land::Landing;
+pub(crate) use line::InLine;
 pub(crate) use request::DumpRequest;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
 pub(crate) use thread::ProgressThread;
@@ -232,7 +235,9 @@ impl Pass<'_> {
         if chores.has(Chore::Holds) {
             self.move_holds();
         }
-        !chores.has(Chore::Deferred) || self.retry_deferred(comps)
+        // What is in the line came before what is deferred.
+        let tells = !chores.has(Chore::Line) || self.move_line();
+        tells && (!chores.has(Chore::Deferred) || self.retry_deferred(comps))
     }
 
     /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it

@@ -85,7 +85,7 @@ impl fmt::Debug for Chunk {
 pub enum AllocError {
     /// There is no more memory of that kind.
     #[error(
-        "no {bytes} bytes of {kind} memory for packets: lower CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE"
+        "no {bytes} bytes of {kind} memory are left: packets take up less with a lower CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE"
     )]
     OutOfMemory {
         /// Bytes that were asked for.
@@ -94,7 +94,7 @@ pub enum AllocError {
         kind: MemKind,
     },
     /// The GPU's driver refused.
-    #[error("no packets on the GPU: {0}")]
+    #[error("no memory on the GPU: {0}")]
     Gpu(#[from] GpuError),
     /// What large messages may take up is in use: see [`PacketPool::limit_large`](super::PacketPool::limit_large).
     #[error(

@@ -1,0 +1,200 @@
+//! Active messages whose place is memory of a GPU.
+//!
+//! Whatever a transport brought, an engine copies it into a packet there, which takes its time. So that messages are handed over
+//! in the order in which they came, each stands in the device's *line*, also one about which there is nothing to be done, and only
+//! the first one's engine is asked. What cannot get into the line (no packet is left) is deferred, as anywhere else, and keeps its
+//! loan: the sender runs out of pieces, and nothing is lost.
+
+use super::land::Landing;
+use super::{Deferred, Delivery, Pass, arrival};
+use crate::comp::{Completion, Status};
+use crate::device::DeviceInner;
+use crate::error::{OpError, ProgressError};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
+use std::sync::Arc;
+
+/// An active message that waits for its turn.
+pub(crate) enum InLine {
+    /// An engine is at it.
+    Landing(Landing),
+    /// It is to be told.
+    There(Arc<dyn Completion>, Status),
+}
+
+impl InLine {
+    /// Whether nothing is left but to tell of it. Never blocks.
+    fn is_there(&mut self) -> bool {
+        match self {
+            Self::Landing(landing) => landing.transfer.poll().is_some(),
+            Self::There(..) => true,
+        }
+    }
+
+    /// Whom to tell, and what.
+    fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
+        match self {
+            Self::Landing(mut landing) => {
+                let outcome = landing.transfer.poll().unwrap_or(Ok(()));
+                landing.end(outcome.err().map(OpError::Copy))
+            }
+            Self::There(comp, status) => (Some(comp), status),
+        }
+    }
+
+    /// The same when the runtime ends, engine or no engine.
+    pub(crate) fn close(self) -> (Option<Arc<dyn Completion>>, Status) {
+        match self {
+            Self::Landing(landing) => landing.into_status(OpError::Closed),
+            Self::There(comp, status) => (Some(comp), status),
+        }
+    }
+
+    /// What is still to be copied, for a look by a person.
+    pub(crate) fn landing(&self) -> Option<&Landing> {
+        match self {
+            Self::Landing(landing) => Some(landing),
+            Self::There(..) => None,
+        }
+    }
+}
+
+impl DeviceInner {
+    /// Memory of the pool's kind for an active message of any length.
+    fn place_for(&self, size: usize) -> Result<Buffer, Option<AllocError>> {
+        if size <= self.pool.packet_size() {
+            return self.pool.take_with_len(size).map(Buffer::Packet).ok_or(None);
+        }
+        self.place_for_large(size).map_err(Some)
+    }
+
+    /// Memory of the pool's kind for an active message that no packet holds.
+    ///
+    /// # Errors
+    /// There is not so much.
+    pub(crate) fn place_for_large(&self, size: usize) -> Result<Buffer, AllocError> {
+        let out = AllocError::OutOfMemory { bytes: size, kind: self.pool.kind() };
+        if self.lands_on_host || size == 0 {
+            return crate::buffer::fresh(size).ok_or(out);
+        }
+        self.pool.region(size).map(|region| Buffer::Region(region.whole()))
+    }
+
+    /// What an engine is to copy: bytes whose address stays, near the engine if there is room. Gives the payload back when
+    /// there is none.
+    fn source_of(&self, payload: Payload) -> Result<Buffer, Payload> {
+        let kept = |bytes: MemRef<'_>| self.host_pool.take_copy(bytes).map(Buffer::Packet);
+        match payload {
+            Payload::Packet(packet) => Ok(Buffer::Packet(packet)),
+            Payload::Small(small) => Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small))),
+            Payload::Aside(bytes) => Ok(Buffer::Vec(bytes)),
+            // What was lent goes back soon: the sender has only so many pieces.
+            Payload::Loan(loan) => kept(loan.view()).ok_or(Payload::Loan(loan)),
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// Has an active message copied to the device's pool.
+    #[cold]
+    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
+    pub(super) fn line_up(
+        &mut self,
+        (from, tag): (Rank, Tag),
+        (name, comp): (RemoteComp, &Arc<dyn Completion>),
+        payload: Payload,
+    ) -> Result<(), Deferred> {
+        let device = self.device;
+        let size = payload.len();
+        let wait = |payload| Err(Deferred::Delivery(Delivery::Am { from, comp: name, tag, payload }));
+        // Those without bytes need no packet, and are not to pile up either.
+        if device.line.count() as usize >= device.pool.limit() {
+            return wait(payload);
+        }
+        let next = match payload {
+            Payload::Packet(packet) if packet.kind() == device.pool.kind() => {
+                InLine::There(comp.clone(), arrival(from, tag, size, Buffer::Packet(packet)))
+            }
+            payload if size == 0 => {
+                drop(payload);
+                InLine::There(comp.clone(), arrival(from, tag, size, Buffer::Empty))
+            }
+            payload => {
+                let place = match device.place_for(size) {
+                    Ok(place) => place,
+                    Err(_) => return wait(payload),
+                };
+                let source = match device.source_of(payload) {
+                    Ok(source) => source,
+                    Err(payload) => return wait(payload),
+                };
+                match Transfer::start(place, source) {
+                    Ok(transfer) => {
+                        let (comp, context) = (Some(comp.clone()), UserContext::default());
+                        InLine::Landing(Landing::of_message(transfer, comp, (from, tag, size), context))
+                    }
+                    Err(refused) => {
+                        let mut status = arrival(from, tag, size, refused.src);
+                        status.error = Some(Box::new(OpError::Copy(refused.cause)));
+                        InLine::There(comp.clone(), status)
+                    }
+                }
+            }
+        };
+        let mut line = device.line.lock();
+        match next {
+            InLine::There(comp, status) if line.is_empty() => {
+                drop(line);
+                self.signal(Some(&comp), status)
+            }
+            next => {
+                line.push_back(next);
+                device.line.set_count(line.len());
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands over what has landed, from the front of the line. Whether nothing is held up by a completion object without room.
+    #[cold]
+    pub(super) fn move_line(&mut self) -> bool {
+        loop {
+            // One at a time, outside the lock: handing over calls users' code.
+            let Some(mut line) = self.device.line.try_lock() else { return true };
+            if !line.front_mut().is_some_and(InLine::is_there) {
+                return true;
+            }
+            let Some(first) = line.pop_front() else { return true };
+            let behind = line.len() + 1;
+            self.device.line.set_count(line.len());
+            drop(line);
+            let (comp, status) = first.end();
+            match self.signal(comp.as_ref(), status) {
+                Err(Deferred::Status(comp, status)) => {
+                    let full = ProgressError::CompletionFull(comp.describe(), behind);
+                    let mut line = self.device.line.lock();
+                    line.push_front(InLine::There(comp, status));
+                    self.device.line.set_count(line.len());
+                    drop(line);
+                    self.complain(full);
+                    return false;
+                }
+                Ok(()) | Err(Deferred::Delivery(_)) => self.moved = true,
+            }
+        }
+    }
+
+    /// Why deliveries wait for a packet, unless they only wait for engines.
+    pub(super) fn why_no_packet(&self, waiting: usize) -> Option<ProgressError> {
+        let Self { device, .. } = self;
+        if !device.line.is_empty() {
+            return None;
+        }
+        let failed = [&device.pool, &device.host_pool].into_iter().find_map(|pool| pool.last_failure());
+        Some(match failed {
+            Some(why) => ProgressError::NoPacketMemory(Box::new(why), waiting),
+            None => ProgressError::NoPacket(waiting),
+        })
+    }
+}
