@@ -19,6 +19,7 @@
 //! | `resources` | devices, engines, pools and runtimes, several of each |
 //! | `waiting` | threads that post, poll, and sleep |
 //! | `gpu` | memory that the CPU cannot touch |
+//! | `gpu_packets` | active messages in a line before a GPU |
 //! | `contract` | transports without a runtime |
 
 mod support;
@@ -37,6 +38,8 @@ mod control;
 mod ending;
 #[path = "conformance/gpu.rs"]
 mod gpu;
+#[path = "conformance/gpu_packets.rs"]
+mod gpu_packets;
 #[path = "conformance/groups.rs"]
 mod groups;
 #[path = "conformance/large.rs"]

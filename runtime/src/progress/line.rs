@@ -61,7 +61,8 @@ impl InLine {
 }
 
 impl DeviceInner {
-    /// Memory of the pool's kind for an active message of any length.
+    /// Memory of the pool's kind for an active message of any length. Without a reason there is none as long as the packets
+    /// that are out do not come back.
     fn place_for(&self, size: usize) -> Result<Buffer, Option<AllocError>> {
         if size <= self.pool.packet_size() {
             return self.pool.take_with_len(size).map(Buffer::Packet).ok_or(None);
@@ -123,7 +124,12 @@ impl Pass<'_> {
             payload => {
                 let place = match device.place_for(size) {
                     Ok(place) => place,
-                    Err(_) => return wait(payload),
+                    Err(why) => {
+                        if let Some(why) = why {
+                            self.complain(ProgressError::NoPacketMemory(Box::new(why), 1));
+                        }
+                        return wait(payload);
+                    }
                 };
                 let source = match device.source_of(payload) {
                     Ok(source) => source,

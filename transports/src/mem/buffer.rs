@@ -169,10 +169,22 @@ impl Buffer {
         }
     }
 
-    /// The GPU that owns it, of part of a region that has one.
+    /// The GPU that owns it, of part of a region that has one, and of a packet.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         match self {
             Self::Region(slice) => slice.region().gpu(),
+            Self::Packet(packet) => packet.gpu(),
+            _ => None,
+        }
+    }
+
+    /// Where its bytes begin in memory of a GPU: for a kernel's argument, or a driver. `None` for host memory. Nothing
+    /// keeps the memory but this buffer: whoever gives the address away keeps it until the kernel is over.
+    pub fn device_addr(&self) -> Option<usize> {
+        self.kind().gpu()?;
+        match self {
+            Self::Region(slice) => Some(slice.region().addr() + slice.offset()),
+            Self::Packet(packet) => Some(packet.addr()),
             _ => None,
         }
     }

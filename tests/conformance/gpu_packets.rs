@@ -1,0 +1,192 @@
+//! Active messages in a line before a GPU: whatever their engines do, they are handed over as they came.
+
+use crate::over_each_transport;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::packet::{GpuAllocator, PacketPool};
+use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
+use carrack::{
+    AsCompletion, Buffer, CompQueue, Device, OpError, ProgressError, Rank, RemoteComp, Runtime, Tag,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+over_each_transport!(
+    quick_copies_wait_for_slow_ones_that_came_before,
+    a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes,
+    a_copy_that_fails_is_told_of_in_its_turn,
+    a_full_queue_holds_the_line_up_and_nothing_is_lost,
+    packets_shorter_than_the_message_are_no_obstacle,
+    a_runtime_that_ends_tells_of_what_stands_in_line,
+);
+
+struct Ground {
+    driver: FakeDriver,
+    ranks: [Runtime; 2],
+    name: RemoteComp,
+    /// Device 1 of both ranks; the second's packets are on the GPU.
+    devices: [Device; 2],
+    pool: PacketPool,
+}
+
+impl Ground {
+    fn new<J: Job>(comp: &impl AsCompletion, packet_size: usize) -> Self {
+        let driver = FakeDriver::new(FakeConfig::default()).unwrap();
+        let ranks = J::pair_with(J::settings().packets_max(64));
+        let name = ranks[1].register_comp(comp).unwrap();
+        let pool = PacketPool::new(Arc::new(GpuAllocator::on(driver.gpu(0).unwrap())), packet_size, 64);
+        let devices =
+            [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+        Self { driver, ranks, name, devices, pool }
+    }
+
+    fn send(&self, tag: u64, size: usize) {
+        let message = pattern(tag, size);
+        let mut am = self.ranks[0].post_am(Rank(1), &message[..], self.name);
+        am = am.device(&self.devices[0]).tag(Tag(tag));
+        while am.call().unwrap().is_retry() {
+            for rank in &self.ranks {
+                let _ = rank.progress_all();
+            }
+        }
+    }
+}
+
+fn quick_copies_wait_for_slow_ones_that_came_before<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 8192);
+    // Several engines are at work, and every third copy takes longer than those behind it.
+    for tag in 0..60_u64 {
+        let slow = Duration::from_micros(if tag % 3 == 0 { 2000 } else { 0 });
+        ground.driver.faults().copy_delay(slow);
+        ground.send(tag, [8, 100, 5000, 0][tag as usize % 4]);
+        step(&ground.ranks);
+    }
+    until(&ground.ranks, || sink.count() == 60);
+    for (at, status) in sink.take().iter().enumerate() {
+        assert_eq!(status.tag, Tag(at as u64), "one was overtaken");
+        assert_eq!(status.buffer.to_vec().unwrap(), pattern(at as u64, status.size));
+    }
+}
+
+fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 8192);
+    let Ground { driver, ranks, devices, .. } = &ground;
+    let held = driver.faults().hold_copies();
+    ground.send(1, 100);
+    // More of them than there are packets: they do not pile up, and no error is made of that.
+    for _ in 0..100 {
+        ground.send(2, 0);
+    }
+    assert!(!happens(ranks, Duration::from_millis(20), || sink.count() > 0), "it was overtaken");
+    step(ranks);
+    assert!(!ranks[1].test_drained(&devices[1]));
+    let pending = ranks[1].pending().to_string();
+    assert!(pending.contains("tag 1, 100 B: waits for an engine of a GPU"), "{pending}");
+    drop(held);
+    until(ranks, || sink.count() == 101);
+    assert_eq!(sink.take()[0].tag, Tag(1));
+    settle(ranks);
+    assert!(ranks[1].test_drained(&devices[1]));
+}
+
+fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 8192);
+    for at in [FailAt::Submit, FailAt::Event] {
+        // The third copy to the GPU: nothing else is copied by an engine.
+        ground.driver.faults().fail_copies(at, Which::Nth(3), 719);
+        for tag in 0..6 {
+            ground.send(tag, 1000);
+        }
+        until(&ground.ranks, || sink.count() == 6);
+        for (tag, status) in (0..).zip(sink.take()) {
+            assert_eq!(status.tag, Tag(tag), "{at:?}");
+            match status.ok() {
+                Ok(status) => assert_eq!(status.buffer.to_vec().unwrap(), pattern(tag, 1000)),
+                Err(error) => {
+                    assert!(tag == 2 && matches!(error, OpError::Copy(_)), "{at:?}, {tag}: {error}");
+                    continue;
+                }
+            }
+            assert_ne!(tag, 2, "{at:?}: it was to fail");
+        }
+    }
+    settle(&ground.ranks);
+    let all: Vec<_> = std::iter::from_fn(|| ground.pool.take_with_len(1)).collect();
+    assert_eq!(all.len(), 64, "no packet was lost");
+}
+
+fn a_full_queue_holds_the_line_up_and_nothing_is_lost<J: Job>() {
+    let queue = CompQueue::new(2);
+    let ground = Ground::new::<J>(&queue, 8192);
+    for tag in 0..40 {
+        ground.send(tag, if tag % 5 == 4 { 0 } else { 300 });
+    }
+    let mut next = 0;
+    let errors = until_with_errors(&ground.ranks, || {
+        // Seldom, so that it is full most of the time.
+        if let Some(status) = queue.pop() {
+            assert_eq!(status.tag, Tag(next));
+            assert_eq!(status.buffer.to_vec().unwrap(), pattern(next, status.size));
+            next += 1;
+        }
+        next == 40
+    });
+    let full = |error: &ProgressError| matches!(error, ProgressError::CompletionFull(..));
+    assert!(!errors.is_empty() && errors.iter().all(full), "{errors:?}");
+    settle(&ground.ranks);
+    assert!(queue.pop().is_none());
+}
+
+fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 512);
+    let sizes = [512, 513, 8192, 1, 8193, 60_000];
+    for (tag, size) in (0..).zip(sizes) {
+        ground.send(tag, size);
+    }
+    until(&ground.ranks, || sink.count() == sizes.len());
+    for status in sink.take() {
+        let size = sizes[status.tag.0 as usize];
+        assert!(status.buffer.device_addr().is_some() && status.buffer.as_slice().is_none());
+        assert_eq!(matches!(status.buffer, Buffer::Packet(_)), size <= 512, "{size}");
+        assert_eq!(status.buffer.to_vec().unwrap(), pattern(status.tag.0, size));
+    }
+    // As long as there is no room for it, it waits, and the reason is told.
+    ground.pool.limit_large(1000);
+    ground.send(9, 1001);
+    let told = std::cell::Cell::new(false);
+    let until_told = || {
+        for rank in &ground.ranks {
+            if let Err(ProgressError::NoPacketMemory(why, _)) = rank.progress_all() {
+                assert!(why.to_string().contains("1001 bytes"), "{why}");
+                told.set(true);
+            }
+        }
+        told.get()
+    };
+    while !until_told() {}
+    assert_eq!(sink.count(), 0);
+    ground.pool.limit_large(1001);
+    until(&ground.ranks, || sink.count() == 1);
+    assert_eq!(sink.take()[0].buffer.to_vec().unwrap(), pattern(9, 1001));
+}
+
+fn a_runtime_that_ends_tells_of_what_stands_in_line<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 8192);
+    let held = ground.driver.faults().hold_copies();
+    ground.send(1, 100);
+    ground.send(2, 0);
+    assert!(!happens(&ground.ranks, Duration::from_millis(20), || sink.count() > 0));
+    let Ground { ranks: [zero, one], devices, .. } = ground;
+    drop((zero, devices));
+    // The end waits for engines that work on packets.
+    let release = std::thread::spawn(move || drop(held));
+    drop(one);
+    release.join().unwrap();
+    let told: Vec<_> = sink.take().iter().map(|status| (status.tag, status.error.is_some())).collect();
+    assert_eq!(told, [(Tag(1), true), (Tag(2), false)]);
+}
