@@ -161,7 +161,7 @@ pub(crate) fn lies(runtime: &Runtime) {
     };
     assert!(matches!(askew, AllocError::Misaligned { base, .. } if base % 64 == 8), "{askew}");
     let nowhere = refused(says_on(gpu, |layout| {
-        let base = NonNull::<u8>::without_provenance(64.try_into().unwrap());
+        let base = NonNull::new(std::ptr::without_provenance_mut(64)).unwrap();
         // SAFETY: it is nobody's memory, which is the lie.
         Ok(unsafe { Chunk::from_parts(base, layout.size(), Box::new(())) })
     }));
@@ -187,7 +187,7 @@ pub(crate) fn lies(runtime: &Runtime) {
         "{why}"
     );
     // And no lie, but more than there is.
-    let huge = PacketPool::new(plain, 1 << 30, gpu.info().memory as usize >> 30 << 1);
+    let huge = PacketPool::new(plain, gpu.info().memory as usize / 8, 16);
     let why = match runtime.device().packet_pool(&huge).build() {
         Err(ResourceError::Packets(why)) => why,
         other => panic!("{other:?}"),

@@ -13,6 +13,7 @@ mod contexts;
 mod copies;
 mod figures;
 mod kinds;
+mod packets;
 mod processes;
 mod roles;
 mod streams;

@@ -235,3 +235,21 @@ pub fn name_of(code: i32) -> String {
         std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
     }
 }
+
+/// Memory of a device's default pool, ordered by a stream, as `cudaMallocAsync` gives it; in the current context.
+/// `None`: the pool has no more.
+pub fn alloc_from_pool(device: i32, len: usize, stream: usize) -> Option<usize> {
+    let (mut pool, mut ptr) = (null_mut(), 0);
+    // SAFETY: the places for the answers are ours, and the stream is alive.
+    let result = unsafe {
+        ok(cu::cuDeviceGetDefaultMemPool(&raw mut pool, device));
+        cu::cuMemAllocFromPoolAsync(&raw mut ptr, len, pool, stream as cu::CUstream)
+    };
+    synchronize(stream);
+    (result == cu::CUresult::CUDA_SUCCESS).then(|| usize::try_from(ptr).unwrap())
+}
+
+pub fn free_to_pool(ptr: usize, stream: usize) {
+    // SAFETY: made by `alloc_from_pool`, and not used by the test afterwards.
+    unsafe { ok(cu::cuMemFreeAsync(ptr as u64, stream as cu::CUstream)) };
+}
