@@ -54,3 +54,14 @@ fn four_processes_await_each_others_blocks_and_sums() {
         assert_eq!(lines.iter().filter(|line| line.contains("all right")).count() as u32, ranks, "{lines:?}");
     }
 }
+
+#[test]
+fn messages_lie_on_a_gpu_simulated_where_there_is_none() {
+    for ranks in [1, 2, 3] {
+        let lines = run("am_into_gpu", ranks);
+        let right = lines
+            .iter()
+            .filter(|line| line.contains("messages lay in memory of") && line.ends_with("all right"));
+        assert_eq!(right.count() as u32, ranks, "{lines:?}");
+    }
+}
