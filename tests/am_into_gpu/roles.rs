@@ -161,6 +161,14 @@ pub(crate) fn lands(runtime: &Runtime) {
         for (at, (kind, size)) in all().enumerate() {
             send(runtime, &device, name, kind, (size, at as u64)).unwrap();
         }
+        // They come back, from the memory in which they landed.
+        for (at, (_, size)) in all().enumerate() {
+            let back = over(runtime, |done| {
+                runtime.post_recv(Rank(1), vec![0; size], Tag(at as u64)).comp(done).call()
+            });
+            let bytes = back.unwrap().buffer.to_vec().unwrap();
+            assert_eq!((bytes.len(), wrong(&bytes, at as u64, 0)), (size, None));
+        }
         return;
     }
     let gpu = gpus(runtime).pop().unwrap();
@@ -170,6 +178,12 @@ pub(crate) fn lands(runtime: &Runtime) {
     kept.sort_by_key(|status| status.tag.0);
     for (status, (_, size)) in kept.iter_mut().zip(all()) {
         check(runtime, &gpu, status, size);
+        let mut buffer = Some(std::mem::take(&mut status.buffer));
+        let back = over(runtime, |done| {
+            let send = runtime.post_send(Rank(0), buffer.take().unwrap(), status.tag);
+            send.comp(done).allow_retry(false).call()
+        });
+        status.buffer = back.unwrap().buffer;
         // Nothing but the payload lies in the chunk: no header, before it or behind it.
         if let Buffer::Packet(packet) = &mut status.buffer {
             packet.set_len(PACKET);

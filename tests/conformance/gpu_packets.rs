@@ -4,12 +4,14 @@ use crate::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};
+use carrack::transports::gpu::Stream;
 use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
 use carrack::{
     AsCompletion, Buffer, CompQueue, Device, OpError, ProgressError, Rank, RemoteComp, Runtime, Tag,
 };
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 over_each_transport!(
     quick_copies_wait_for_slow_ones_that_came_before,
@@ -18,6 +20,8 @@ over_each_transport!(
     a_full_queue_holds_the_line_up_and_nothing_is_lost,
     packets_shorter_than_the_message_are_no_obstacle,
     a_runtime_that_ends_tells_of_what_stands_in_line,
+    a_kernel_finds_the_message_at_the_address_of_its_buffer,
+    several_threads_hand_each_message_over_once,
 );
 
 struct Ground {
@@ -172,6 +176,62 @@ fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {
     ground.pool.limit_large(1001);
     until(&ground.ranks, || sink.count() == 1);
     assert_eq!(sink.take()[0].buffer.to_vec().unwrap(), pattern(9, 1001));
+}
+
+fn a_kernel_finds_the_message_at_the_address_of_its_buffer<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 8192);
+    let stream = ground.driver.gpu(0).unwrap().fake_stream().unwrap();
+    for (tag, size) in [1, 40, 5000, 8192, 100_000].into_iter().enumerate() {
+        ground.send(tag as u64, size);
+        let status = sink.one(&ground.ranks);
+        // Launched after the completion, it reads the data.
+        let addr = status.buffer.device_addr().unwrap();
+        stream
+            .launch(move |kernel| {
+                assert_eq!(kernel.read_at(addr, size)?, pattern(tag as u64, size));
+                Ok(())
+            })
+            .unwrap();
+        stream.record().unwrap().wait().unwrap();
+    }
+}
+
+fn several_threads_hand_each_message_over_once<J: Job>() {
+    const COUNT: u64 = 1500;
+    let sink = Sink::keeping();
+    let ground = Ground::new::<J>(&sink, 8192);
+    let Ground { ranks, devices, .. } = &ground;
+    let mut came = vec![0; COUNT as usize];
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    // Packets are out for as long as they are not looked at below.
+                    let progress = ranks[1].progress_device(&devices[1]);
+                    assert!(matches!(progress, Ok(_) | Err(ProgressError::NoPacket(_))), "{progress:?}");
+                }
+            });
+        }
+        let mut look = || {
+            for status in sink.take() {
+                assert_eq!(status.buffer.to_vec().unwrap(), pattern(status.tag.0, status.size));
+                came[status.tag.0 as usize] += 1;
+            }
+            came.iter().sum::<u64>()
+        };
+        for tag in 0..COUNT {
+            ground.send(tag, [8, 0, 300, 8192][tag as usize % 4]);
+            look();
+        }
+        let begun = Instant::now();
+        while look() < COUNT && begun.elapsed() < Duration::from_secs(30) {
+            let _ = ranks[0].progress_all();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(came.iter().all(|&times| times == 1), "lost, or handed over twice: {came:?}");
 }
 
 fn a_runtime_that_ends_tells_of_what_stands_in_line<J: Job>() {

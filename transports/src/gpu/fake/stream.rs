@@ -131,14 +131,17 @@ impl Kernel {
     /// # Errors
     /// 700, which also fails the kernel: the memory is not this driver's, or out of the device's reach.
     pub fn alias(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
-        match self.resolve(region) {
-            Ok(ptr) => Ok(ptr),
-            Err(why) => {
-                let fault = error("kernel", ILLEGAL_ADDRESS, why.to_string());
-                self.fault.get_or_insert_with(|| fault.clone());
-                Err(fault)
-            }
-        }
+        let resolved = self.resolve(region);
+        self.or_fault(resolved)
+    }
+
+    /// What went wrong is an illegal access, and fails the kernel.
+    fn or_fault<T>(&mut self, outcome: Result<T, GpuError>) -> Result<T, GpuError> {
+        outcome.map_err(|why| {
+            let fault = error("kernel", ILLEGAL_ADDRESS, why.to_string());
+            self.fault.get_or_insert_with(|| fault.clone());
+            fault
+        })
     }
 
     fn resolve(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
@@ -150,6 +153,28 @@ impl Kernel {
         let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
         self.shared.reaches("kernel", self.ordinal, owner)?;
         let start = found.alias.at(region.addr() - found.base).as_ptr();
+        self.held.push(found.alias);
+        Ok(start)
+    }
+
+    /// Reads device memory by its address alone, which a kernel is given as an argument: a packet's, for one.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn read_at(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, GpuError> {
+        let start = self.resolve_at(addr, len);
+        let start = self.or_fault(start)?;
+        // SAFETY: so many bytes from there lie in the allocation, whose alias is held.
+        Ok(unsafe { load(start, len) })
+    }
+
+    fn resolve_at(&mut self, addr: usize, len: usize) -> Result<*mut u8, GpuError> {
+        let outside = || error("kernel", INVALID_VALUE, format!("{addr:#x}+{len} is no allocation's"));
+        let found = self.shared.find(addr).filter(|found| len <= found.len - (addr - found.base));
+        let found = found.ok_or_else(outside)?;
+        let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
+        self.shared.reaches("kernel", self.ordinal, owner)?;
+        let start = found.alias.at(addr - found.base).as_ptr();
         self.held.push(found.alias);
         Ok(start)
     }
