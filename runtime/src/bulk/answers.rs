@@ -53,6 +53,7 @@ impl Pass<'_> {
             Ok(buffer) => buffer,
             Err(why) => {
                 refuse(Verdict::Failed);
+                tracing::warn!(%from, size, %why, "no memory for an active message");
                 self.complain(ProgressError::NoMemory { from, size, why: Box::new(why) });
                 return Ok(());
             }

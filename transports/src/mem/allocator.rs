@@ -15,6 +15,37 @@ use std::sync::Arc;
 /// not, or is of another kind than was said is an [`AllocError`] that says so, and is dropped. That is a help for those
 /// who write allocators, not a way round the promise below: nobody can look whether memory is also used elsewhere.
 ///
+/// One over a driver's memory pools:
+///
+/// ```
+/// use carrack_transports::gpu::{Flavour, Gpu, GpuError, fake::{FakeConfig, FakeDriver}};
+/// use carrack_transports::mem::{AllocError, Chunk, MemKind, PacketAllocator, PacketPool};
+/// use std::{alloc::Layout, sync::Arc};
+///
+/// #[derive(Debug)]
+/// struct Pooled(Arc<dyn Gpu>);
+///
+/// // SAFETY: each chunk is an allocation of its own, and freed with the region that only the chunk has.
+/// unsafe impl PacketAllocator for Pooled {
+///     fn kind(&self) -> MemKind {
+///         MemKind::Device(self.0.info().uuid)
+///     }
+///     fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
+///         Some(&self.0)
+///     }
+///     fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
+///         let region = self.0.allocate(layout.size(), Flavour::Pooled)?;
+///         Chunk::of_region(region).ok_or(AllocError::OutOfMemory { bytes: layout.size(), kind: self.kind() })
+///     }
+/// }
+///
+/// let gpu = FakeDriver::new(FakeConfig::default())?.gpu(0)?;
+/// let pool = PacketPool::new(Arc::new(Pooled(gpu)), 8 << 10, 64);
+/// let packet = pool.take_with_len(100).expect("the pool's first");
+/// assert!(packet.as_slice().is_none(), "it is on the GPU, at packet.addr()");
+/// # Ok::<(), GpuError>(())
+/// ```
+///
 /// # Safety
 /// Each [`Chunk`] that is given out is memory of [`kind`](Self::kind), as long and as aligned as was
 /// asked for, and used by nobody else until the chunk is dropped. Host memory is initialised, to whatever values.

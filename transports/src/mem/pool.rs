@@ -2,7 +2,8 @@
 //!
 //! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit, so that a rank which
 //! never sends a middle-sized message never pays for packets (design.md §6.6; LCI pins 512 MiB).
-//! A GPU's driver gives memory in blocks of 2 MiB: there one block is asked for, and slabs are cut from it.
+//! A GPU's driver gives memory in blocks of 2 MiB, and stops for every one that it gives, pinned ones included: there
+//! whole blocks are asked for, and slabs are cut from them.
 
 use super::block::Block;
 use super::copy::copy_now;
@@ -22,8 +23,8 @@ pub const SLAB: usize = 16;
 /// Alignment of a packet in bytes: a cache line, so that two packets never share one.
 pub const ALIGN: usize = 64;
 
-/// What a GPU's driver takes for an allocation, however small it is.
-const GPU_BLOCK: usize = 2 << 20;
+/// What a GPU's driver takes for an allocation of its memory, however small it is.
+const DRIVERS_BLOCK: usize = 2 << 20;
 
 /// A pool of packets, all of one size and one kind of memory. Clones are handles to the same pool.
 #[derive(Clone)]
@@ -198,7 +199,10 @@ impl Pool {
         let size = self.packet_size.saturating_mul(SLAB);
         if growth.left == 0 {
             let missing = self.slabs.len() - growth.slabs;
-            let together = if kind.is_host() { 1 } else { (GPU_BLOCK / size).clamp(1, missing) };
+            let together = match kind {
+                MemKind::Host => 1,
+                _ => (DRIVERS_BLOCK / size).clamp(1, missing),
+            };
             let block = Block::take(&*self.allocator, &self.drivers, (size.saturating_mul(together), ALIGN))?;
             growth.blocks.push(block);
             (growth.left, growth.offset) = (together, 0);
