@@ -11,13 +11,22 @@ fn run(example: &str, ranks: u32) -> Vec<String> {
     let program = examples().join(example);
     let mut command = Command::new(carrack());
     command.args(["run", "-n", &ranks.to_string(), "--timeout", "100", "--"]).arg(program);
+    printed(command, &format!("{example} on {ranks}"))
+}
+
+/// Runs an example by itself, without a launcher.
+fn run_alone(example: &str) -> Vec<String> {
+    printed(Command::new(examples().join(example)), example)
+}
+
+fn printed(mut command: Command, what: &str) -> Vec<String> {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARRACK_")) {
         command.env_remove(name);
     }
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{example} on {ranks}: {}\n{text}{errors}", output.status);
+    assert!(output.status.success(), "{what}: {}\n{text}{errors}", output.status);
     text.lines().map(str::to_owned).collect()
 }
 
@@ -64,4 +73,43 @@ fn messages_lie_on_a_gpu_simulated_where_there_is_none() {
             .filter(|line| line.contains("messages lay in memory of") && line.ends_with("all right"));
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
     }
+}
+/// How many lines say something.
+fn saying(lines: &[String], what: &str) -> usize {
+    lines.iter().filter(|line| line.contains(what)).count()
+}
+
+#[test]
+fn two_ranks_send_gpu_memory_to_and_fro_in_one_process_or_two() {
+    for lines in [run("gpu_pingpong", 2), run_alone("gpu_pingpong")] {
+        assert!(names_gpus(&lines[0]), "{lines:?}");
+        assert_eq!(saying(&lines, "us one way"), 5, "{lines:?}");
+        assert_eq!(saying(&lines, "all 5 sizes came back unchanged"), 2, "{lines:?}");
+    }
+}
+
+#[test]
+fn the_gpus_of_one_process_pass_tokens_around() {
+    let lines = run_alone("ring_p2p");
+    assert!(names_gpus(&lines[0]), "{lines:?}");
+    assert!(lines.last().unwrap().ends_with("GPUs and came back unchanged"), "{lines:?}");
+}
+
+#[test]
+fn a_process_for_each_gpu_passes_tokens_around() {
+    for ranks in [2, 5] {
+        let lines = run("ring_ipc", ranks);
+        assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
+        let right = saying(&lines, &format!(": {ranks} tokens of 1048576 bytes came unchanged"));
+        assert_eq!(right, ranks as usize, "{lines:?}");
+    }
+    assert_eq!(saying(&run_alone("ring_ipc"), ": 2 tokens of 1048576 bytes came unchanged"), 2);
+}
+
+/// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
+fn names_gpus(line: &str) -> bool {
+    let is_fake = line.contains("Fake");
+    line.contains("on ")
+        && line.contains("GPU(s)")
+        && is_fake == line.contains("simulated GPU(s), no real one")
 }
