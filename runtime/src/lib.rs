@@ -16,6 +16,7 @@
 //! | [`comp`] | completion objects: handler, queue, counter, synchronizer, your own |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
 //! | [`buffer`], [`packet`] | what operations hold, and what messages land in |
+//! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
 //! | `wait` | waiting without burning a core |
 //! | `collective` | barrier and allgather |
 //! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
@@ -59,6 +60,7 @@ mod deadline;
 mod device;
 mod error;
 pub mod explain;
+pub mod ipc;
 pub mod matching;
 mod names;
 pub mod packet;

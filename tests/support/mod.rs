@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite is a program of its own, and uses a part of this")]
 
 pub mod folder;
+pub mod gpus;
 pub mod guard;
 pub mod pairwise;
 pub mod ranks;

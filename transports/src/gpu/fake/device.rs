@@ -7,9 +7,11 @@ use super::faults::{FailAt, Faults, count};
 use super::ipc;
 use super::lock;
 use super::shared::{INTERNAL_STREAMS, Shared};
+use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use crate::gpu::{
-    Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, Stream,
+    Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo, SharedEvent,
+    Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -155,6 +157,14 @@ impl Gpu for FakeGpu {
 
     unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
         self.shared.register_host(self.ordinal, addr as usize, len)
+    }
+
+    fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {
+        Ok(Arc::new(FakeSharedEvent::new()?))
+    }
+
+    fn open_event(&self, handle: &[u8; 64]) -> Result<Arc<dyn SharedEvent>, GpuError> {
+        Ok(Arc::new(FakeSharedEvent::open(handle)?))
     }
 }
 

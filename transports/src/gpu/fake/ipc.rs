@@ -240,7 +240,7 @@ fn check_length(len: u64, size: usize) -> Result<(), GpuError> {
 
 /// When a process started, in ticks since boot: field 22 of its stat line, counted from behind its name,
 /// which may contain anything.
-fn start_time(pid: u32) -> Option<u64> {
+pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind) = stat.rsplit_once(')')?;
     behind.split_ascii_whitespace().nth(19)?.parse().ok()

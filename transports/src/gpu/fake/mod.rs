@@ -7,6 +7,7 @@
 //! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
+//! | `shared_event` | events between processes |
 //! | `memory` | memory that the CPU cannot touch: one memfd, mapped twice |
 //! | `table` | which addresses are allocated, and as what |
 //! | `shared` | what the devices of a driver have in common |
@@ -35,6 +36,7 @@ mod ipc;
 mod memory;
 mod pinned;
 mod shared;
+mod shared_event;
 mod stream;
 mod table;
 

@@ -1,0 +1,202 @@
+//! GPU memory and events of one process in another, for programs that bring a scheme of their own.
+//!
+//! Registered memory needs none of this: [`register_memory`](crate::Runtime::register_memory) and an [`Rmr`](crate::Rmr) have the
+//! runtime map what can be mapped, look after it, and free it when nobody has it open. Here the program carries the names itself,
+//! as it likes, and keeps these rules:
+//!
+//! - **The owner frees last.** Memory must stay allocated until every process that has opened it has dropped the
+//!   region; nothing here knows who they are. Memory of cuMemAlloc and of the VMM calls survives its owner's *death*
+//!   while it is open; pool memory does not, and an access then costs the opener its context.
+//! - **Whole blocks are exposed.** Who opens a part can reach the whole allocation, and of cuMemAlloc's memory the driver's
+//!   whole block of 2 MiB, with what else lies there. Allocate what is shared in multiples of 2 MiB.
+//! - **Not in the process that owns it.** There the region itself is what is wanted; the driver refuses its own byte handles.
+//! - **Once for each device.** Opening takes milliseconds. The same name opened again is the same mapping, counted.
+//! - **A name is of one allocation.** An address that is freed and allocated again is other memory, with another name.
+//! - **Nobody orders accesses.** Events do ([`ipc_export_event`]), or messages.
+//!
+//! An opened region is device memory like any other: it is sent from, received into, and copied.
+//!
+//! ```no_run
+//! use carrack::ipc::{IpcMemory, ipc_export, ipc_open};
+//! # use carrack::transports::gpu::{Flavour, Gpu};
+//! # fn owner(gpu: &dyn Gpu, tell: impl Fn([u8; IpcMemory::BYTES])) -> Result<(), Box<dyn std::error::Error>> {
+//! let region = gpu.allocate(2 << 20, Flavour::Plain)?;
+//! let name = ipc_export(&region)?;
+//! assert!(name.fd().is_none(), "plain memory is named by bytes alone");
+//! tell(name.to_bytes());
+//! # Ok(()) }
+//! # fn other(gpu: &dyn Gpu, told: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+//! // In another process:
+//! let region = ipc_open(gpu, &IpcMemory::from_bytes(told, None)?)?;
+//! let bytes = region.whole().to_vec()?;
+//! # Ok(()) }
+//! ```
+
+use carrack_transports::gpu::{Gpu, GpuError, Handle, HandleForm, SharedEvent};
+use carrack_transports::mem::{MemKind, Region};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Bytes of an event's name.
+pub const EVENT_BYTES: usize = 64;
+
+/// Memory or an event was not exported, or not opened.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum IpcError {
+    /// Not the memory of a GPU.
+    #[error(
+        "only memory of a GPU is exported, and this is {0} memory: share host memory by Runtime::allocate, or as a file"
+    )]
+    Kind(MemKind),
+    /// The memory has a handle of no form.
+    #[error("this memory cannot be exported: {0}; allocate it as Flavour::Plain or Flavour::Shareable")]
+    NoForm(String),
+    /// The bytes are no name.
+    #[error("{found} bytes with {} name no {what}: {why}", if *with_fd { "a descriptor" } else { "no descriptor" })]
+    Bytes {
+        /// What they were to name.
+        what: &'static str,
+        /// How many there were.
+        found: usize,
+        /// Whether a descriptor came with them.
+        with_fd: bool,
+        /// What is wrong with them.
+        why: &'static str,
+    },
+    /// The driver refused.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+/// The name of GPU memory, by which another process opens it: bytes, and for some forms a descriptor that has to travel
+/// with them (by `SCM_RIGHTS` over a Unix socket).
+#[derive(Debug)]
+pub struct IpcMemory {
+    handle: Handle,
+    /// Bytes of the exported part.
+    len: usize,
+}
+
+impl IpcMemory {
+    /// Bytes of a name.
+    pub const BYTES: usize = Handle::WIRE + 8;
+
+    /// The name as bytes, the same on every machine.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let len = (self.len as u64).to_le_bytes();
+        for (to, from) in bytes.iter_mut().zip(self.handle.encode().into_iter().chain(len)) {
+            *to = from;
+        }
+        bytes
+    }
+
+    /// The descriptor that has to travel with the bytes, if the form has one.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.handle.fd()
+    }
+
+    /// The name that such bytes are, with the descriptor that came with them. Any bytes may come: what they say is checked here, and
+    /// against the memory itself when it is opened.
+    ///
+    /// # Errors
+    /// [`IpcError::Bytes`].
+    pub fn from_bytes(bytes: &[u8], fd: Option<OwnedFd>) -> Result<Self, IpcError> {
+        let (found, with_fd) = (bytes.len(), fd.is_some());
+        let wrong = |why| IpcError::Bytes { what: "memory", found, with_fd, why };
+        let whole: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| wrong("a name has 120"))?;
+        let (handle, len) = whole.split_first_chunk().ok_or_else(|| wrong("a name has 120"))?;
+        let len = len.try_into().map(u64::from_le_bytes).ok().and_then(|len| usize::try_from(len).ok());
+        let handle = Handle::decode(handle, fd)
+            .ok_or_else(|| wrong("they are no handle, or the descriptor does not go with their form"))?;
+        let len = len.filter(|len| len.checked_add(handle.offset).is_some_and(|end| end <= handle.len));
+        let len = len.ok_or_else(|| wrong("the part is longer than its allocation"))?;
+        Ok(Self { handle, len })
+    }
+
+    /// How the driver names it.
+    pub fn form(&self) -> HandleForm {
+        self.handle.form()
+    }
+
+    /// Bytes of memory that are named.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The driver's handle: of the whole allocation, with where the named part begins in it.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+/// The name of a region of GPU memory, in the first form that its memory has: bytes, then descriptors, then the fabric.
+/// A part of an allocation is named as that part ([`Region::subregion`]).
+///
+/// # Errors
+/// [`IpcError::Kind`], or [`IpcError::NoForm`] with the driver's reason for each form.
+pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
+    let mut reasons = Vec::new();
+    for form in HandleForm::ALL {
+        match ipc_export_as(region, form) {
+            Err(IpcError::Gpu(why)) => reasons.push(format!("as {form:?}: {why}")),
+            named => return named,
+        }
+    }
+    Err(IpcError::NoForm(reasons.join("; ")))
+}
+
+/// The same, in one form only.
+///
+/// # Errors
+/// [`IpcError::Kind`]; [`IpcError::Gpu`] when the memory has no handle of that form, or the driver fails.
+pub fn ipc_export_as(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
+    let gpu = match region.kind() {
+        MemKind::Device(_) | MemKind::Managed(_) => region.gpu(),
+        _ => None,
+    };
+    let gpu = gpu.ok_or(IpcError::Kind(region.kind()))?;
+    Ok(IpcMemory { handle: gpu.export(region, form)?, len: region.len() })
+}
+
+/// Opens memory of another process for the engines of `gpu`, which may be another device than the one that it lies on. The
+/// region is the named part, and closes with its last clone.
+///
+/// # Errors
+/// [`IpcError::Gpu`]: the memory is gone, is this process's own, or cannot be reached, as the driver says.
+pub fn ipc_open(gpu: &dyn Gpu, memory: &IpcMemory) -> Result<Region, IpcError> {
+    let whole = gpu.open(&memory.handle)?;
+    let part = whole.subregion(memory.handle.offset, memory.len);
+    part.ok_or(IpcError::Bytes {
+        what: "memory",
+        found: IpcMemory::BYTES,
+        with_fd: memory.fd().is_some(),
+        why: "the memory is shorter than they say",
+    })
+}
+
+/// The name of an event, by which other processes open it. An event is made by [`Gpu::shared_event`], recorded by its owner, and waited
+/// for by those who open it; it must outlive them.
+///
+/// # Errors
+/// The driver's.
+pub fn ipc_export_event(event: &dyn SharedEvent) -> Result<[u8; EVENT_BYTES], IpcError> {
+    Ok(event.handle()?)
+}
+
+/// Opens an event of another process, for the streams of `gpu`. It stands for the last record at the time when
+/// [`SharedEvent::event`] is asked: have the owner tell that it has recorded.
+///
+/// # Errors
+/// [`IpcError::Bytes`], or the driver's: the event is gone, or is this process's own.
+pub fn ipc_open_event(gpu: &dyn Gpu, name: &[u8]) -> Result<Arc<dyn SharedEvent>, IpcError> {
+    let (found, why) = (name.len(), "a name has 64");
+    let wrong = |_| IpcError::Bytes { what: "event", found, with_fd: false, why };
+    Ok(gpu.open_event(name.try_into().map_err(wrong)?)?)
+}
