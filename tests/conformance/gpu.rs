@@ -1,12 +1,14 @@
 //! Memory that the CPU cannot touch: messages from it, into it, and in packets of it. A byte of it that the
-//! library touched itself would end this process.
+//! library touched itself would end this process. On real GPUs where `TEST_GPU=cuda` says so, but for what needs a driver that
+//! can be told to misbehave.
 
 use crate::over_each_transport;
+use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};
-use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
+use carrack::transports::gpu::fake::{FailAt, FakeDriver, Which};
 use carrack::transports::gpu::{Flavour, Gpu, Stream};
 use carrack::transports::mem::{CopyError, Region};
 use carrack::{Device, OpError, Outcome, PostError, Rank, RemoteComp, Runtime, Status, Tag, UserContext};
@@ -30,7 +32,7 @@ over_each_transport!(
 const SIZES: [usize; 8] = [1, 8, 40, 41, 208, 209, 8191, 8192];
 
 struct Ground {
-    driver: FakeDriver,
+    gpus: gpus::Ground,
     ranks: [Runtime; 2],
     sink: Arc<Sink>,
     name: RemoteComp,
@@ -41,21 +43,31 @@ struct Ground {
 
 impl Ground {
     fn new<J: Job>() -> Self {
-        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
+        let gpus = gpus::Ground::new();
         let ranks = J::pair_with(J::settings().packets_max(16));
         let sink = Arc::new(Sink::keeping());
         let name = ranks[1].register_comp(&*sink).unwrap();
-        let pool = ranks[1].packet_pool(Arc::new(GpuAllocator::on(driver.gpu(1).unwrap())));
+        let pool = ranks[1].packet_pool(Arc::new(GpuAllocator::on(gpus.last().clone())));
         let devices =
             [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
         // Up, and the pool has its memory.
         sent(&ranks, || ranks[0].post_am(Rank(1), b"up", name).device(&devices[0]).call());
         drop(sink.one(&ranks));
-        Self { driver, ranks, sink, name, devices, pool }
+        Self { gpus, ranks, sink, name, devices, pool }
+    }
+
+    /// The device of that number; the last one, where there are fewer.
+    fn gpu(&self, number: usize) -> &Arc<dyn Gpu> {
+        self.gpus.gpus.get(number).unwrap_or_else(|| self.gpus.last())
+    }
+
+    /// The driver that can be told to misbehave.
+    fn fake(&self) -> &FakeDriver {
+        self.gpus.fake.as_ref().expect("simulated GPUs")
     }
 
     fn region(&self, gpu: usize, len: usize) -> Region {
-        self.driver.gpu(gpu).unwrap().allocate(len, Flavour::Plain).unwrap()
+        self.gpu(gpu).allocate(len, Flavour::Plain).unwrap()
     }
 
     /// Guarded device memory that holds those bytes.
@@ -66,7 +78,7 @@ impl Ground {
 
 fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
     let ground = Ground::new::<J>();
-    let Ground { ranks, sink, name, devices, pool, driver } = &ground;
+    let Ground { ranks, sink, name, devices, pool, .. } = &ground;
     let mut rng = rng();
     let mut kept = Vec::new();
     for at in 0..16 {
@@ -74,7 +86,7 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
         sent(ranks, || ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call());
         let status = sink.one(ranks);
         assert!(status.error.is_none(), "{status:?}");
-        assert_eq!(status.buffer.kind().gpu(), Some(driver.gpu(1).unwrap().info().uuid));
+        assert_eq!(status.buffer.kind().gpu(), Some(ground.gpu(1).info().uuid));
         assert!(status.bytes().is_none(), "the CPU is shown no bytes on a GPU");
         assert_eq!((status.rank, status.size, status.buffer.len()), (Rank(0), message.len(), message.len()));
         kept.push((status, message));
@@ -161,8 +173,12 @@ fn a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gp
 }
 
 fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
+    if is_for_simulated_only("no copy can be held up") {
+        return;
+    }
     let ground = Ground::new::<J>();
-    let Ground { ranks, driver, .. } = &ground;
+    let Ground { ranks, .. } = &ground;
+    let driver = ground.fake();
     let (slow, quick) = (pattern(1, 1000), pattern(2, 8));
     let source = ground.holding(0, &slow);
     let (left, came) = (Sink::keeping(), Sink::keeping());
@@ -192,8 +208,12 @@ fn by_receive(mut statuses: Vec<Status>) -> Vec<Vec<u8>> {
 }
 
 fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
+    if is_for_simulated_only("there is no kernel that a test could hold up") {
+        return;
+    }
     let ground = Ground::new::<J>();
-    let Ground { ranks, driver, .. } = &ground;
+    let Ground { ranks, .. } = &ground;
+    let driver = ground.fake();
     for device_memory in [false, true] {
         let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
         let written = pattern(5, 300);
@@ -228,8 +248,12 @@ fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
 }
 
 fn an_event_that_fails_fails_the_message_once<J: Job>() {
+    if is_for_simulated_only("a kernel that crashes would take the context with it") {
+        return;
+    }
     let ground = Ground::new::<J>();
-    let Ground { ranks, driver, sink, name, .. } = &ground;
+    let Ground { ranks, sink, name, .. } = &ground;
+    let driver = ground.fake();
     let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
     stream.launch(|_| panic!("a kernel that crashes")).unwrap();
     let event = stream.record().unwrap();
@@ -249,8 +273,12 @@ fn is_the_engines(error: &OpError, code: i32) -> bool {
 }
 
 fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_error<J: Job>() {
+    if is_for_simulated_only("no copy can be made to fail") {
+        return;
+    }
     let ground = Ground::new::<J>();
-    let Ground { ranks, driver, sink, name, devices, .. } = &ground;
+    let Ground { ranks, sink, name, devices, .. } = &ground;
+    let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         // Over the default devices, where the target is host memory, and over those where it is on the GPU.
         for on_gpu in [false, true] {
@@ -282,8 +310,12 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
 }
 
 fn a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_error<J: Job>() {
+    if is_for_simulated_only("no copy can be made to fail") {
+        return;
+    }
     let ground = Ground::new::<J>();
-    let Ground { ranks, driver, .. } = &ground;
+    let Ground { ranks, .. } = &ground;
+    let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         for expected in [true, false] {
             let target = Guarded::within(ground.region(1, Guarded::room(100)), 100, 4);
@@ -314,8 +346,12 @@ fn a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
 }
 
 fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() {
+    if is_for_simulated_only("no copy can be made to fail") {
+        return;
+    }
     let ground = Ground::new::<J>();
-    let Ground { ranks, driver, sink, name, devices, pool } = &ground;
+    let Ground { ranks, sink, name, devices, pool, .. } = &ground;
+    let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
         for size in [8, 100, 5000] {
             let message = pattern(2, size);
@@ -357,11 +393,15 @@ fn an_operation_from_device_memory_is_spent_once_it_was_posted<J: Job>() {
 }
 
 fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>() {
+    if is_for_simulated_only("no copy can be held up") {
+        return;
+    }
     let ground = Ground::new::<J>();
     let message = pattern(1, 100);
     let (source, target) = (ground.holding(0, &message), ground.holding(1, &message));
     let (left, came) = (Arc::new(Sink::keeping()), Arc::new(Sink::keeping()));
-    let Ground { driver, ranks: [zero, one], devices, .. } = ground;
+    let Ground { gpus, ranks: [zero, one], devices, .. } = ground;
+    let driver = gpus.fake.expect("simulated GPUs");
     let mut recv = one.post_recv(Rank(0), target.slice(), Tag(1)).comp(&*came);
     assert!(recv.call().unwrap().is_posted());
     let held = driver.faults().hold_copies();
