@@ -6,6 +6,7 @@
 //! | [`perf`] | `carrack perf`: latency, bandwidth and message rate between two ranks |
 //! | [`info`] | `carrack info`: what this machine has, and the settings in force |
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
+//! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
 //! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
 mod explain;
@@ -13,6 +14,7 @@ mod info;
 mod launch;
 mod own_ranks;
 mod perf;
+mod selftest;
 
 use clap::{Parser, Subcommand};
 use std::fmt::Display;
@@ -27,11 +29,12 @@ const USAGE: u8 = 2;
 #[command(name = "carrack", version, about = "Runs, measures and explains Carrack jobs")]
 #[command(after_help = "Exit status:
   0    done
-  1    it failed, and said why on stderr
+  1    it failed, and said why on stderr; `selftest`: a part failed
   2    the command line or a CARRACK_* variable is wrong
   124  `run`: the time limit was reached
   126  `run`: the program cannot be executed
   127  `run`: there is no such program
+  130  `selftest`: it was interrupted
   else `run`: that of the first rank that failed; 128 and a signal's number when a signal ended it
 
 CARRACK_LOG sets what is logged on stderr (`warn`, `carrack=debug`); `carrack info` lists all variables.")]
@@ -50,6 +53,8 @@ enum Verb {
     Info(info::InfoOptions),
     /// Say which path leads to each peer, and why no other was taken
     Explain(explain::ExplainOptions),
+    /// Test this machine: conformance, examples and figures, with a report
+    Selftest(selftest::SelftestOptions),
     #[command(name = "__keeper", hide = true)]
     Keeper(launch::KeeperOptions),
 }
@@ -63,6 +68,7 @@ fn main() -> ExitCode {
         Verb::Perf(options) => perf::perf(&options),
         Verb::Info(options) => info::info(&options),
         Verb::Explain(options) => explain::explain(&options),
+        Verb::Selftest(options) => selftest::selftest(&options),
     }
 }
 

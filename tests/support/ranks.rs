@@ -10,7 +10,7 @@ use carrack::settings::SettingsBuilder;
 use carrack::{Rank, Runtime};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -26,6 +26,11 @@ const HUNG: i32 = 97;
 pub fn listing(folder: &str) -> BTreeSet<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+/// Where tests put what they need for a while: where `carrack selftest` says, else below target/.
+fn scratch() -> PathBuf {
+    std::env::var_os("TEST_SCRATCH").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
 }
 
 // ---- the parent's side -------------------------------------------------------------------------------
@@ -47,9 +52,7 @@ impl Ranks {
     pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // Not in /tmp, which a test may take away from them.
-        let base = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let folder = base.join(format!("carrack-ranks-{}-{number}", std::process::id()));
+        let folder = scratch().join(format!("carrack-ranks-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let shm = listing("/dev/shm");
         let words = words.iter().map(|word| format!(" {word}")).collect::<String>();

@@ -15,14 +15,14 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 use super::error::LaunchError;
 
 /// Makes this process the one that inherits its descendants' orphans.
-pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
+pub(crate) fn adopt_orphans() -> Result<(), LaunchError> {
     // Any number but zero switches it on.
     set_child_subreaper(Some(getpid())).map_err(LaunchError::os("becoming the subreaper (prctl)"))
 }
 
 /// Kills and waits for all descendants. Returns those that would not die, because this user may not
 /// signal them.
-pub(super) fn sweep() -> io::Result<Vec<Pid>> {
+pub(crate) fn sweep() -> io::Result<Vec<Pid>> {
     loop {
         let mut refused = Vec::new();
         let mut killed = false;

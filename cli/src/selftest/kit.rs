@@ -1,0 +1,100 @@
+//! Where the programs are: beside this one, as `cargo xtask bundle` puts them, or in a built tree.
+
+use super::{SelftestError, suites};
+use rustix::fs::{Access, access};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+/// What tells of a bundle, and is in its folder.
+const ABOUT: &str = "bundle.json";
+
+/// The programs that there are.
+pub(super) struct Kit {
+    /// The carrack command, to be started again.
+    pub(super) carrack: PathBuf,
+    pub(super) tests: BTreeMap<String, PathBuf>,
+    pub(super) examples: BTreeMap<String, PathBuf>,
+    pub(super) about: About,
+}
+
+/// What was built, and from what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct About {
+    pub(super) version: String,
+    pub(super) commit: String,
+    /// How, and when where that is known.
+    pub(super) built: String,
+}
+
+impl Kit {
+    /// Those beside the running command.
+    pub(super) fn find() -> Result<Self, SelftestError> {
+        let system =
+            |source| SelftestError::System { doing: "finding this program (/proc/self/exe)", source };
+        let carrack = std::env::current_exe().map_err(system)?;
+        let folder = carrack.parent().unwrap_or(Path::new("/")).to_owned();
+        let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let mut examples = programs(&folder.join("examples"));
+        // Cargo keeps a copy of each under a longer name.
+        examples.retain(|name, _| is_plain(name));
+        let about = fs::read_to_string(folder.join(ABOUT)).ok();
+        let (about, tests) = match about.and_then(|text| serde_json::from_str(&text).ok()) {
+            Some(about) => (about, programs(&folder.join("tests"))),
+            None => (About::of_tree(&folder), of_cargo(&folder.join("deps"))),
+        };
+        if tests.is_empty() {
+            return Err(SelftestError::NoKit(folder));
+        }
+        Ok(Self { carrack, tests, examples, about })
+    }
+}
+
+impl About {
+    fn of_tree(folder: &Path) -> Self {
+        let profile = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let git = |args: &[&str]| {
+            let output =
+                Command::new("git").arg("-C").arg(folder).args(args).stderr(Stdio::null()).output().ok()?;
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        };
+        let changed =
+            git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|said| !said.is_empty());
+        let commit =
+            git(&["rev-parse", "HEAD"]).map(|commit| commit + if changed { ", changed" } else { "" });
+        Self {
+            version: env!("CARGO_PKG_VERSION").into(),
+            commit: commit.unwrap_or_else(|| "unknown".into()),
+            built: format!("in a tree, {profile}"),
+        }
+    }
+}
+
+/// The executable files of a folder, by name.
+fn programs(folder: &Path) -> BTreeMap<String, PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file() && access(path, Access::EXEC_OK).is_ok());
+    files.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path))).collect()
+}
+
+/// The test programs that we know among what Cargo has built: `NAME-HASH`, the newest of each name.
+fn of_cargo(folder: &Path) -> BTreeMap<String, PathBuf> {
+    let mut newest: BTreeMap<String, (SystemTime, PathBuf)> = BTreeMap::new();
+    for (file, path) in programs(folder) {
+        let Some((name, _)) = file.rsplit_once('-').filter(|(_, hash)| is_hash(hash)) else { continue };
+        let Some(built) = fs::metadata(&path).and_then(|about| about.modified()).ok() else { continue };
+        if suites::is_known(name) && newest.get(name).is_none_or(|(known, _)| *known < built) {
+            newest.insert(name.to_owned(), (built, path));
+        }
+    }
+    newest.into_iter().map(|(name, (_, path))| (name, path)).collect()
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}

@@ -1,0 +1,78 @@
+//! Counts tests in what a test program prints.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a test program has said of its tests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Tally {
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    pub(super) ignored: u64,
+    /// The tests that failed, by name.
+    pub(super) failures: Vec<String>,
+    /// Why tests have left out what they test, or a part of it, and how often each reason was given.
+    pub(super) left_out: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    /// Reads what was printed. `None` where there is no result: the program ended before its tests did.
+    ///
+    /// Tests start this program again as ranks, and what those print may be among it. The program itself has the last word.
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let mut tally = None;
+        let mut failures = Vec::new();
+        let mut left_out = BTreeMap::new();
+        for line in text.lines().map(str::trim) {
+            if let Some(result) = line.strip_prefix("test result: ") {
+                tally = Some(Self::counts(result));
+            } else if let Some(name) =
+                line.strip_prefix("test ").and_then(|line| line.strip_suffix("... FAILED"))
+            {
+                failures.push(name.trim().to_owned());
+            } else if let Some(why) = line.strip_prefix("skipped: ") {
+                *left_out.entry(why.to_owned()).or_insert(0) += 1;
+            }
+        }
+        tally.map(|tally| Self { failures, left_out, ..tally })
+    }
+
+    /// "ok. 3 passed; 0 failed; 1 ignored; ...": each count stands before its word.
+    fn counts(result: &str) -> Self {
+        let mut tally = Self::default();
+        let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+        for pair in words.windows(2) {
+            let Ok(count) = pair[0].parse() else { continue };
+            match pair[1] {
+                "passed" => tally.passed = count,
+                "failed" => tally.failed = count,
+                "ignored" => tally.ignored = count,
+                _ => {}
+            }
+        }
+        tally
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_result_counts_and_failures_and_reasons_are_kept() {
+        let text = "\nrunning 3 tests\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 40 filtered out\n\
+            test a::b ... ok\ntest a::c ... FAILED\nskipped: no compiler\n  skipped: no compiler\nskipped: no GPU\n\
+            test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; finished in 0.10s\n";
+        let tally = Tally::read(text).unwrap();
+        assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 1, 4));
+        assert_eq!(tally.failures, ["a::c"]);
+        assert_eq!(tally.left_out, [("no GPU".into(), 1), ("no compiler".into(), 2)].into());
+    }
+
+    #[test]
+    fn without_a_result_there_is_no_count() {
+        assert_eq!(Tally::read("running 3 tests\ntest a ... ok\n5 passed\n"), None);
+        assert_eq!(Tally::read(""), None);
+        assert_eq!(Tally::read("test result: what? ; ;;"), Some(Tally::default()));
+    }
+}

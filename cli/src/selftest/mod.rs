@@ -1,0 +1,176 @@
+//! `carrack selftest`: conformance, examples and performance of this machine, as one program that a user runs from the folder
+//! of `cargo xtask bundle` or from a built tree, under any launcher or none; it writes report.md and report.json.
+//!
+//! Each part is a process of its own with a time limit, and its output goes to a file: so nothing that a part does can end or
+//! hang this one. In the order in which a run passes through:
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`options`] | the command line |
+//! | [`node`] | which of a launcher's ranks does the work of a node |
+//! | [`kit`] | where the programs are: beside this one, or in target/ |
+//! | [`machine`] | what the machine has, as `carrack info` says |
+//! | [`suites`], [`examples`], [`perf`] | the parts that there are |
+//! | [`part`] | a part, what is run for it, and how it ended |
+//! | [`child`] | runs one process to its end or its limit |
+//! | [`libtest`] | counts tests in what they print |
+//! | [`date`] | the time, in words |
+//! | [`report`], [`markdown`] | the report, as JSON and for people |
+
+mod child;
+mod date;
+mod examples;
+mod kit;
+mod libtest;
+mod machine;
+mod markdown;
+mod node;
+mod options;
+mod part;
+mod perf;
+mod report;
+mod suites;
+
+pub(crate) use options::SelftestOptions;
+
+use crate::launch::LaunchError;
+use crate::{USAGE, complain};
+use child::Interrupt;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kit::Kit;
+use machine::Machine;
+use node::Node;
+use part::{Part, Ran};
+use report::Report;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// As a shell tells of a program that Ctrl-C has ended.
+const INTERRUPTED: u8 = 130;
+
+/// Why there is no report, or not all of one.
+#[derive(Debug, thiserror::Error)]
+enum SelftestError {
+    #[error("{}: {source}; name another folder with --report", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error(
+        "there are no test programs in {}: run this from the folder that `cargo xtask bundle` made, or after `cargo build --workspace --examples` and `cargo test --no-run`", .0.display()
+    )]
+    NoKit(PathBuf),
+    #[error("--gpu cuda: {0}")]
+    NoGpu(String),
+    #[error("--filter {0}: no part has that in its name; --list shows them all")]
+    NothingChosen(String),
+    #[error("{doing}: {source}")]
+    System { doing: &'static str, source: io::Error },
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("`carrack info` {0}: without it nothing is known of this machine")]
+    Machine(String),
+}
+
+/// Runs it.
+pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
+    let node = Node::of_this_process();
+    if let Some(why) = node.stands_by() {
+        println!("carrack selftest: {why}");
+        return ExitCode::SUCCESS;
+    }
+    match run(options, &node) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            complain(format_args!("selftest: {error}"));
+            let is_usage = matches!(error, SelftestError::NothingChosen(_));
+            ExitCode::from(if is_usage { USAGE } else { 1 })
+        }
+    }
+}
+
+fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
+    let interrupt = Interrupt::watch()?;
+    let kit = Kit::find()?;
+    let (date, start) = (date::now(), Instant::now());
+    let scratch = Scratch::make()?;
+    let machine = Machine::look(options.gpu, &kit, &scratch.0, &interrupt)?;
+    let parts = chosen(options, &kit, &machine)?;
+    if options.list {
+        parts.iter().for_each(|part| println!("{}{}", part.name, part.skip_in_words()));
+        return Ok(0);
+    }
+    let suffix = node.suffix();
+    let logs =
+        options.report.join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
+    fs::create_dir_all(&logs).map_err(file(&logs))?;
+    println!("carrack selftest, {date}: {} parts; {}", parts.len(), machine.gpus_in_words());
+    let ran = run_all(parts, &logs, &scratch.0, &interrupt);
+    let report = Report::of(date, start.elapsed(), &kit, node, machine, ran);
+    let names = report.write(&options.report, suffix.as_deref())?;
+    println!("{}: {names}", report.summary());
+    Ok(match report.totals.parts_failed {
+        _ if interrupt.came() => INTERRUPTED,
+        0 => 0,
+        _ => 1,
+    })
+}
+
+/// The parts that the command line asks for.
+fn chosen(options: &SelftestOptions, kit: &Kit, machine: &Machine) -> Result<Vec<Part>, SelftestError> {
+    let mut parts = suites::parts(kit, machine, options.quick);
+    parts.extend(examples::parts(kit, machine));
+    // Last, when nothing else of this run is left that could disturb it.
+    parts.extend(perf::parts(kit, machine, options.quick));
+    let is_wanted = |part: &Part| options.filter.iter().any(|text| part.name.contains(text.as_str()));
+    parts.retain(|part| options.filter.is_empty() || is_wanted(part));
+    if parts.is_empty() {
+        return Err(SelftestError::NothingChosen(options.filter.join(",")));
+    }
+    if let Some(limit) = options.limit {
+        parts.iter_mut().for_each(|part| part.limit = limit);
+    }
+    Ok(parts)
+}
+
+/// Runs one part after another, with a line for each that is over, and a bar where there is a terminal.
+fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
+    let bar = ProgressBar::with_draw_target(Some(parts.len() as u64), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {pos}/{len} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    let run = |part: Part| {
+        bar.set_message(part.name.clone());
+        bar.tick();
+        let ran = part.run(logs, scratch, interrupt, || bar.tick());
+        let (word, name, seconds) = (ran.outcome.word(), &ran.part.name, ran.took.as_secs_f64());
+        bar.suspend(|| println!("{word:<7} {seconds:>6.1} s  {name}: {}", ran.in_words()));
+        bar.inc(1);
+        ran
+    };
+    let ran = parts.into_iter().map(run).collect();
+    bar.finish_and_clear();
+    ran
+}
+
+/// A folder for what the parts need for a while; removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn make() -> Result<Self, SelftestError> {
+        let path = std::env::temp_dir().join(format!("carrack-selftest-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(file(&path))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn file(path: &Path) -> impl FnOnce(io::Error) -> SelftestError {
+    let path = path.to_owned();
+    move |source| SelftestError::File { path, source }
+}

@@ -1,0 +1,168 @@
+//! Which of a launcher's ranks does the work of a node.
+//!
+//! Launchers tell their ranks who they are in environment variables, and most of them which rank of its node each is. Where only the
+//! rank in the job is told, the first to come on a node does its work.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+/// The variables of a launcher: its name, the rank on the node, the rank, the ranks of the job, those on the node, and the nodes.
+/// An empty name stands for what it does not tell.
+type Variables = (&'static str, [&'static str; 5]);
+
+/// The innermost first: what starts ranks within a Slurm job knows better than Slurm.
+const LAUNCHERS: [Variables; 8] = [
+    ("carrack run", ["CARRACK_RANK", "CARRACK_RANK", "CARRACK_SIZE", "CARRACK_SIZE", ""]),
+    (
+        "Open MPI",
+        [
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "",
+        ],
+    ),
+    ("Hydra", ["MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ""]),
+    ("PALS", ["PALS_LOCAL_RANKID", "PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_SIZE", ""]),
+    ("Flux", ["FLUX_TASK_LOCAL_ID", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "", "FLUX_JOB_NNODES"]),
+    ("Slurm", ["SLURM_LOCALID", "SLURM_PROCID", "SLURM_NTASKS", "", "SLURM_NNODES"]),
+    ("PMIx", ["", "PMIX_RANK", "PMIX_SIZE", "", ""]),
+    ("PMI", ["", "PMI_RANK", "PMI_SIZE", "", ""]),
+];
+
+/// What tells one job of a launcher from another on the same node, where anything does.
+const JOBS: [&str; 3] = ["PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID"];
+
+/// This process among those of its node.
+pub(super) struct Node {
+    /// Who started it, and as which rank; `None` without a launcher.
+    seat: Option<Seat>,
+    /// Holds the work of the node, where it fell to the first to come.
+    turn: Option<UnixListener>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Seat {
+    launcher: &'static str,
+    rank: u32,
+    /// `None` where the launcher does not tell.
+    on_node: Option<u32>,
+    /// Whether there may be other nodes.
+    has_others: bool,
+}
+
+impl Seat {
+    fn find(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
+        LAUNCHERS.into_iter().find_map(|(launcher, [on_node, rank, size, of_node, nodes])| {
+            let rank = number(rank)?;
+            let has_others = match (number(size), number(of_node), number(nodes)) {
+                (_, _, Some(nodes)) => nodes > 1,
+                (Some(size), Some(here), _) => size > here,
+                (size, ..) => size != Some(1),
+            };
+            let seat = Self { launcher, rank, on_node: number(on_node), has_others };
+            // Two launchers share PMI_RANK: only what tells the rank on the node is Hydra.
+            (on_node.is_empty() || seat.on_node.is_some()).then_some(seat)
+        })
+    }
+}
+
+impl Node {
+    pub(super) fn of_this_process() -> Self {
+        let seat = Seat::find(|name| std::env::var(name).ok());
+        let is_untold = seat.as_ref().is_some_and(|seat| seat.on_node.is_none());
+        Self { seat, turn: if is_untold { first_come() } else { None } }
+    }
+
+    /// Why this process does nothing, if another one of its node does the work.
+    pub(super) fn stands_by(&self) -> Option<String> {
+        let Seat { launcher, rank, on_node, .. } = self.seat.as_ref()?;
+        match on_node {
+            Some(0) => None,
+            Some(_) => Some(format!("rank {rank} of {launcher} leaves this node to the first rank on it")),
+            None if self.turn.is_some() => None,
+            None => {
+                Some(format!("rank {rank} of {launcher} leaves this node to another rank, which came first"))
+            }
+        }
+    }
+
+    /// The launcher, in words.
+    pub(super) fn launcher(&self) -> String {
+        self.seat
+            .as_ref()
+            .map_or_else(|| "none".into(), |Seat { launcher, rank, .. }| format!("{launcher}, rank {rank}"))
+    }
+
+    /// What the names of the report's files have in addition where several nodes write theirs.
+    pub(super) fn suffix(&self) -> Option<String> {
+        self.seat.as_ref().filter(|seat| seat.has_others).map(|_| host())
+    }
+}
+
+/// This machine's name, as it can stand in a file's name.
+pub(super) fn host() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' }).collect()
+}
+
+/// Takes the work of this node, unless somebody of the same job has it: a name of the abstract namespace goes with its process.
+fn first_come() -> Option<UnixListener> {
+    let job = JOBS.iter().find_map(|name| std::env::var(name).ok());
+    // The ranks of a node have the same parent, as a rule.
+    let job = job.unwrap_or_else(|| {
+        rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get()).to_string()
+    });
+    let name = format!("carrack-selftest-{}-{job}", rustix::process::getuid().as_raw());
+    let address = SocketAddr::from_abstract_name(name.as_bytes()).ok()?;
+    UnixListener::bind_addr(&address).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat(variables: &[(&str, &str)]) -> Option<Seat> {
+        Seat::find(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn without_a_launcher_there_is_no_seat_and_all_is_done_here() {
+        assert_eq!(seat(&[("PATH", "/bin"), ("PMI_RANK", "none")]), None);
+        let node = Node { seat: None, turn: None };
+        assert_eq!((node.stands_by(), node.suffix(), node.launcher()), (None, None, "none".into()));
+    }
+
+    #[test]
+    fn each_launcher_is_known_by_its_variables_and_one_rank_of_a_node_works() {
+        let ours = seat(&[("CARRACK_RANK", "1"), ("CARRACK_SIZE", "2")]).unwrap();
+        assert_eq!(ours, Seat { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false });
+        let within_slurm = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_LOCALID", "0"),
+            ("OMPI_COMM_WORLD_RANK", "5"),
+            ("OMPI_COMM_WORLD_SIZE", "8"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ];
+        let open_mpi = seat(&within_slurm).unwrap();
+        assert_eq!(open_mpi, Seat { launcher: "Open MPI", rank: 5, on_node: Some(1), has_others: true });
+        assert!(
+            Node { seat: Some(open_mpi), turn: None }.stands_by().unwrap().contains("rank 5 of Open MPI")
+        );
+        let slurm = seat(&[("SLURM_PROCID", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")]).unwrap();
+        assert_eq!(slurm, Seat { launcher: "Slurm", rank: 4, on_node: Some(0), has_others: true });
+        let node = Node { seat: Some(slurm), turn: None };
+        assert_eq!((node.stands_by(), node.suffix()), (None, Some(host())));
+        let hydra =
+            [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
+        assert_eq!(seat(&hydra).unwrap().launcher, "Hydra");
+        let told_little = seat(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap();
+        assert_eq!(told_little, Seat { launcher: "PMI", rank: 1, on_node: None, has_others: true });
+        assert!(Node { seat: Some(told_little), turn: None }.stands_by().unwrap().contains("came first"));
+    }
+}

@@ -1,0 +1,63 @@
+//! The command line of `selftest`.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The options of `carrack selftest`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+The parts are the test programs, the examples, and `carrack perf` between every pair of kinds of memory. Each is a process of its own
+with a time limit; what it prints goes to DIR/logs. The report is DIR/report.md, and the same as JSON in DIR/report.json. The status is
+0 only if no part failed. Simulated GPUs are called simulated wherever they are named; their figures say nothing of any real one.
+
+The parts see none of the caller's CARRACK_* variables: what is tested are the defaults, and what each part sets.
+
+Under a launcher (carrack run, mpirun, mpiexec, srun, flux run) one rank of each node works, its first; the others say so and end
+with status 0. Where there are several nodes, each writes report-HOST.md and report-HOST.json. A rank that its launcher has bound to
+one core tests with one core: start it unbound (mpirun --bind-to none, srun --cpu-bind=none).
+
+Ctrl-C ends what runs, and all it has started; the report tells what was done until then, and the status is 130.")]
+pub(crate) struct SelftestOptions {
+    /// The folder of the report; made where it is missing.
+    #[arg(long, value_name = "DIR", default_value = "carrack-selftest")]
+    pub(super) report: PathBuf,
+
+    /// The most important parts only, in a few minutes.
+    #[arg(long)]
+    pub(super) quick: bool,
+
+    /// On which GPUs: NVIDIA's if there are any, else simulated ones (auto); NVIDIA's or an error (cuda); simulated ones (fake).
+    #[arg(long, value_enum, value_name = "auto|cuda|fake", default_value_t = Choice::Auto, hide_possible_values = true)]
+    pub(super) gpu: Choice,
+
+    /// Only parts with one of these in their names.
+    #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
+    pub(super) filter: Vec<String>,
+
+    /// Name the parts that would run, and run none.
+    #[arg(long)]
+    pub(super) list: bool,
+
+    /// The longest that any part may take, in seconds; 5 minutes to 30 if not given, as each needs.
+    #[arg(long, value_parser = seconds, value_name = "SECONDS")]
+    pub(super) limit: Option<Duration>,
+}
+
+/// Which GPUs are tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Choice {
+    /// NVIDIA's if there are any, else simulated ones.
+    Auto,
+    /// NVIDIA's.
+    Cuda,
+    /// Simulated ones.
+    Fake,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=1e6).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("give a number of seconds from 0.1 to 1000000".into()),
+    }
+}

@@ -1,0 +1,60 @@
+//! The measurements: `carrack perf` in host memory, and between every pair of kinds of memory that the machine has.
+
+use super::kit::Kit;
+use super::machine::{Gpus, Machine};
+use super::part::{Part, Sort};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(600);
+/// Those of a GPU are beyond what a core copies in a moment.
+const GPU_SIZES: &str = "8,4K,64K,1M,16M";
+/// A simulated engine is a thread, and its figures say nothing.
+const SIMULATED_SIZES: &str = "8,64K";
+
+/// All measurements.
+pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
+    let measure = |what: &str, gpus: Option<Gpus>, args: &[&str]| {
+        let seconds = if quick || gpus == Some(Gpus::Simulated) { "0.02" } else { "0.3" };
+        let always = ["perf", "--json", "--seconds", seconds];
+        let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
+        Part {
+            name: format!("perf {what}{on}"),
+            sort: Sort::Perf,
+            gpus,
+            program: kit.carrack.clone(),
+            args: always.iter().chain(args).map(|arg| (*arg).to_owned()).collect(),
+            env: vec![("CARRACK_GPU", gpus.map_or("none", Gpus::setting).to_owned())],
+            limit: LIMIT,
+            skip: None,
+        }
+    };
+    let mut parts: Vec<Part> = ["am", "send", "put", "get"]
+        .iter()
+        .map(|op| measure(&format!("{op} host"), None, &["all", "--op", op]))
+        .collect();
+    parts.push(measure("fetch_add host", None, &["latency", "--op", "fetch_add"]));
+    parts.push(measure("barrier of 4", None, &["latency", "--op", "barrier", "--ranks", "4"]));
+    let sizes = if machine.gpus == Gpus::Simulated { SIMULATED_SIZES } else { GPU_SIZES };
+    let kinds = kinds(machine.count);
+    for (from, to) in kinds.iter().flat_map(|from| kinds.iter().map(move |to| (from, to))) {
+        let is_host = |kind: &String| kind == "host";
+        // Two of one sort, and what goes into a GPU and out of it.
+        let is_important =
+            from.starts_with("device") && to.starts_with("device") || is_host(from) || is_host(to);
+        if is_host(from) && is_host(to) || quick && !is_important {
+            continue;
+        }
+        let pair = format!("{from},{to}");
+        for op in ["send", "put", "get", "copy"] {
+            let args = ["all", "--op", op, "--mem", &pair, "--size", sizes];
+            parts.push(measure(&format!("{op} {pair}"), Some(machine.gpus), &args));
+        }
+    }
+    parts
+}
+
+/// The kinds of memory there are, of two devices at most: others are like those.
+fn kinds(devices: usize) -> Vec<String> {
+    let devices = (0..devices.min(2)).map(|number| format!("device:{number}"));
+    ["host", "pinned"].map(str::to_owned).into_iter().chain(devices).collect()
+}
