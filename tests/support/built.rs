@@ -46,3 +46,8 @@ pub(crate) fn examples() -> &'static Path {
         folder().join("examples")
     })
 }
+
+/// Sees to it that a test program of the tests' own package is there.
+pub(crate) fn test_program(name: &str) {
+    build(&["--package", "carrack-workspace", "--test", name]);
+}

@@ -25,6 +25,12 @@ pub(crate) enum TaskError {
     /// Something is missing that this task does not install.
     #[error("{what} is missing; {remedy}")]
     Missing { what: String, remedy: &'static str },
+    /// A bundle is more than can be carried.
+    #[error(
+        "{} has {:.1} MB, and {:.0} at most are easily carried: leave something out\n{sizes}",
+        folder.display(), *bytes as f64 / 1e6, *most as f64 / 1e6
+    )]
+    TooLarge { folder: PathBuf, bytes: u64, most: u64, sizes: String },
 }
 
 impl TaskError {

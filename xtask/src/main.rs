@@ -5,14 +5,18 @@
 //! | `test` | `cargo xtask test`: the steps of a full check, their summary and the closing count |
 //! | `rules` | the rules on our own sources that no lint knows: where `unsafe`, copies and atomics may stand |
 //! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
+//! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
+//! | `slim` | copies programs without their symbols |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
 //! | `error` | what can go wrong, and what to do about it |
 
+mod bundle;
 mod child;
 mod error;
 mod peers;
 mod rules;
+mod slim;
 mod test;
 mod workspace;
 
@@ -33,12 +37,15 @@ enum Task {
     Test(test::Options),
     /// Measure Carrack, UCX and MPICH side by side, in alternating rounds on the same two cores
     BenchPeers(peers::Options),
+    /// Build a folder of programs with which `carrack selftest` runs on a machine without Rust
+    Bundle(bundle::Options),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Test(options) => test::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
+        Task::Bundle(options) => bundle::run(&options),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");

@@ -32,6 +32,7 @@ pub(crate) struct Package {
 /// A target of a package.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Target {
+    pub(crate) name: String,
     pub(crate) kind: Vec<String>,
 }
 

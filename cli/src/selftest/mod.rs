@@ -41,7 +41,7 @@ use kit::Kit;
 use machine::Machine;
 use node::Node;
 use part::{Part, Ran};
-use report::Report;
+use report::{Report, Totals};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -109,9 +109,13 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let report = Report::of(date, start.elapsed(), &kit, node, machine, ran);
     let names = report.write(&options.report, suffix.as_deref())?;
     println!("{}: {names}", report.summary());
-    Ok(match report.totals.parts_failed {
+    Ok(match report.totals {
         _ if interrupt.came() => INTERRUPTED,
-        0 => 0,
+        Totals { parts_failed: 0, parts_passed: 0, .. } => {
+            complain("selftest: nothing was tested: every part was skipped");
+            1
+        }
+        Totals { parts_failed: 0, .. } => 0,
         _ => 1,
     })
 }

@@ -6,12 +6,10 @@
 use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use super::kit::Kit;
-use crate::child;
 use crate::error::TaskError;
+use crate::slim;
 
 /// What is taken from the folder of the peers: a folder, and the names in it, with one `*` at most.
 const PARTS: &[(&str, &str)] = &[
@@ -35,9 +33,6 @@ const MOVED: &[(&str, &str, &str)] = &[("ucx/libucx/lib/ucx", "*.so.0", "ucx/lib
 /// More is too much to be carried: 60 MiB.
 const MOST: u64 = 60 << 20;
 
-/// A file of tens of megabytes, on a slow disk.
-const STRIP: Duration = Duration::from_secs(120);
-
 /// Puts the kit and this program itself into `folder`, stripped, and gives the bytes of it all.
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let own = std::env::current_exe().map_err(TaskError::file("/proc/self/exe"))?;
@@ -55,7 +50,7 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     }
     let mut bytes = 0;
     for (from, below) in files {
-        bytes += strip(&from, &folder.join(below))?;
+        bytes += slim::strip(&from, &folder.join(below))?;
     }
     if bytes > MOST {
         eprintln!(
@@ -91,22 +86,6 @@ fn fits(name: &str, pattern: &str) -> bool {
             name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
         }
     }
-}
-
-/// Copies a program or a library without what only a debugger reads, and gives its size.
-fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
-    }
-    // One that runs cannot be written to, but replaced.
-    match fs::remove_file(to) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(TaskError::file(to)(error)),
-        _ => {}
-    }
-    let mut command = Command::new("strip");
-    command.arg("-o").arg(to).arg(from);
-    child::hear(&mut command, STRIP)?.unless_failed(&command)?;
-    Ok(to.metadata().map_err(TaskError::file(to))?.len())
 }
 
 #[cfg(test)]

@@ -1,0 +1,274 @@
+//! `cargo xtask bundle`: one folder with which `carrack selftest` runs on a machine without Rust.
+//!
+//! ```text
+//! carrack        the command
+//! selftest.sh    starts `carrack selftest`
+//! tests/         the test programs of the tree, but for those that are left out on purpose
+//! examples/      the examples
+//! bundle.json    version, commit, and when and how it was built
+//! README.txt
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::child;
+use crate::error::TaskError;
+use crate::slim;
+use crate::workspace::Workspace;
+
+/// Test programs that are of no use there. `carrack selftest` leaves out the same in a built tree.
+const LEFT_OUT: &[(&str, &str)] = &[
+    ("cli_selftest", "it starts the selftest"),
+    ("cuda_mock", "it needs a C compiler, and its source"),
+    ("examples", "the selftest starts the examples by itself"),
+];
+
+/// Without these a bundle is none.
+const NEEDED: &[&str] = &["conformance", "gpu_ipc", "cuda"];
+
+/// More is too much to be carried.
+const MOST: u64 = 60_000_000;
+
+/// A build of everything, on a slow machine.
+const BUILD: Duration = Duration::from_secs(40 * 60);
+
+const ABOUT: &str = "bundle.json";
+
+const SCRIPT: &str = "\
+#!/bin/sh
+# Tests this machine. All arguments go to `carrack selftest`; --help tells what there are.
+here=$(dirname -- \"$(readlink -f -- \"$0\")\")
+exec \"$here/carrack\" selftest \"$@\"
+";
+
+const README: &str = "\
+./selftest.sh tests this machine, in some minutes with --quick, and writes carrack-selftest/report.md and report.json where it is started.
+It needs Linux and nothing else; under mpirun or srun start it with one rank for each node. ./carrack --help tells the rest.
+";
+
+/// Options of `cargo xtask bundle`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The folder; replaced if it is a bundle [default: bundle in the target directory]
+    dir: Option<PathBuf>,
+}
+
+/// What `carrack selftest` says of the programs that it runs.
+#[derive(Serialize)]
+struct About {
+    version: String,
+    commit: String,
+    built: String,
+}
+
+/// A line of Cargo's messages.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    target: Option<Artifact>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Artifact {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// Builds it.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+    let workspace = Workspace::load()?;
+    let folder = options.dir.clone().unwrap_or_else(|| workspace.target.join("bundle"));
+    let tests = tests(&workspace)?;
+    let can_strip = slim::can_strip();
+    let programs = build(&workspace, &tests, can_strip)?;
+    begin(&folder)?;
+    let mut sizes = BTreeMap::new();
+    for (below, from) in &programs {
+        let to = folder.join(below);
+        let size = if can_strip { slim::strip(from, &to) } else { slim::copy(from, &to) }?;
+        sizes.insert(below.clone(), size);
+    }
+    let about = serde_json::to_string_pretty(&about(&workspace)?).unwrap_or_default() + "\n";
+    for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(TaskError::file(&path))?;
+    }
+    let script = folder.join("selftest.sh");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(TaskError::file(&script))?;
+    let bytes = sizes.values().sum();
+    if bytes > MOST {
+        return Err(TaskError::TooLarge { folder, bytes, most: MOST, sizes: by_size(&sizes) });
+    }
+    let folder = folder.display();
+    println!("{folder}: {} programs, {:.1} MB; there: {folder}/selftest.sh", sizes.len(), bytes as f64 / 1e6);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The test programs that belong in: all that the tree has, but for those that are left out. A name in the lists above that is not in
+/// the tree is an error, and no silent gap.
+fn tests(workspace: &Workspace) -> Result<Vec<String>, TaskError> {
+    let ours = workspace.packages.iter().filter(|package| package.source.is_none());
+    let targets = ours.flat_map(|package| &package.targets);
+    let tests = targets.filter(|target| target.kind.iter().any(|kind| kind == "test"));
+    belonging(tests.map(|target| target.name.clone()).collect())
+}
+
+fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
+    let listed = LEFT_OUT.iter().map(|(name, _)| name).chain(NEEDED);
+    if let Some(missing) = listed.into_iter().find(|name| !all.iter().any(|test| test == *name)) {
+        return Err(TaskError::Missing {
+            what: format!("a test program {missing}"),
+            remedy: "it is in a list in xtask/src/bundle.rs: was it renamed or removed?",
+        });
+    }
+    let mut tests = all;
+    tests.retain(|test| !LEFT_OUT.iter().any(|(name, _)| name == test));
+    tests.sort();
+    Ok(tests)
+}
+
+/// Builds everything, and tells where each program is, by its place in the bundle.
+fn build(
+    workspace: &Workspace,
+    tests: &[String],
+    can_strip: bool,
+) -> Result<BTreeMap<PathBuf, PathBuf>, TaskError> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--release", "--message-format=json-render-diagnostics"]);
+    cargo.args([
+        "-p",
+        "carrack-cli",
+        "-p",
+        "carrack-workspace",
+        "-p",
+        "carrack-transports",
+        "--bins",
+        "--examples",
+    ]);
+    tests.iter().for_each(|test| {
+        cargo.args(["--test", test]);
+    });
+    if !can_strip {
+        cargo.args(["--config", "profile.release.strip=\"symbols\""]);
+    }
+    println!("$ {}", child::spoken(&cargo));
+    let mut programs = BTreeMap::new();
+    child::run(&mut cargo, BUILD, |line| programs.extend(program(line)))?;
+    let has = |below: PathBuf| programs.contains_key(&below);
+    let wanted = tests.iter().map(|test| Path::new("tests").join(test)).chain(["carrack".into()]);
+    match wanted.into_iter().find(|below| !has(below.clone())) {
+        None => Ok(programs),
+        Some(below) => Err(TaskError::Missing {
+            what: format!("{} among what Cargo has built", below.display()),
+            remedy: "please report this, with the version of Cargo",
+        }),
+    }
+}
+
+/// The program of a line of Cargo's messages, and where it belongs.
+fn program(line: &str) -> Option<(PathBuf, PathBuf)> {
+    let message: Message = serde_json::from_str(line).ok()?;
+    let (target, executable) = (message.target?, message.executable?);
+    let folder = match target.kind.first()?.as_str() {
+        "bin" => "",
+        "test" => "tests",
+        "example" => "examples",
+        _ => return None,
+    };
+    (message.reason == "compiler-artifact").then(|| (Path::new(folder).join(target.name), executable))
+}
+
+/// An empty folder. One that is something else is left as it is.
+fn begin(folder: &Path) -> Result<(), TaskError> {
+    match fs::read_dir(folder).map(|mut entries| entries.next().is_some()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(TaskError::file(folder)(error)),
+        Ok(false) => {}
+        Ok(true) if folder.join(ABOUT).exists() => {
+            fs::remove_dir_all(folder).map_err(TaskError::file(folder))?;
+        }
+        Ok(true) => {
+            return Err(TaskError::Missing {
+                what: format!("an empty folder {}", folder.display()),
+                remedy: "it has files, and is no bundle: name another one",
+            });
+        }
+    }
+    fs::create_dir_all(folder).map_err(TaskError::file(folder))
+}
+
+fn about(workspace: &Workspace) -> Result<About, TaskError> {
+    let limit = Duration::from_secs(60);
+    let line = |program: &str, args: &[&str]| {
+        let mut command = Command::new(program);
+        let heard = child::hear(command.args(args).current_dir(&workspace.root), limit)?;
+        Ok::<_, TaskError>(heard.unless_failed(&command)?.trim().to_owned())
+    };
+    let changed = if line("git", &["status", "--porcelain"])?.is_empty() { "" } else { ", changed" };
+    let built =
+        format!("{}, release, {}", line("date", &["-u", "+%F %T UTC"])?, line("rustc", &["--version"])?);
+    let version = workspace.packages.iter().find(|package| package.name == "carrack-cli");
+    Ok(About {
+        version: version.map_or_else(String::new, |package| package.version.clone()),
+        commit: line("git", &["rev-parse", "HEAD"])? + changed,
+        built,
+    })
+}
+
+/// The largest first.
+fn by_size(sizes: &BTreeMap<PathBuf, u64>) -> String {
+    let mut sizes: Vec<_> = sizes.iter().collect();
+    sizes.sort_by_key(|(_, size)| std::cmp::Reverse(**size));
+    let line =
+        |(below, size): (&PathBuf, &u64)| format!("{:>8.2} MB  {}", *size as f64 / 1e6, below.display());
+    sizes.into_iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn every_test_program_belongs_in_but_for_those_that_are_left_out() {
+        let all = ["gpu_ipc", "cuda", "cuda_mock", "examples", "cli_selftest", "conformance", "another"];
+        assert_eq!(belonging(names(&all)).unwrap(), ["another", "conformance", "cuda", "gpu_ipc"]);
+        for gone in ["cuda_mock", "conformance"] {
+            let error = belonging(names(&all.map(|name| if name == gone { "renamed" } else { name })));
+            assert!(error.unwrap_err().to_string().contains(gone));
+        }
+    }
+
+    #[test]
+    fn cargos_messages_tell_which_program_belongs_where() {
+        let line = |kind: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","target":{{"name":"a","kind":["{kind}"]}},"executable":"/b"}}"#
+            )
+        };
+        let place = |kind| program(&line(kind)).map(|(below, _)| below.display().to_string());
+        assert_eq!(place("bin").as_deref(), Some("a"));
+        assert_eq!(place("test").as_deref(), Some("tests/a"));
+        assert_eq!(place("example").as_deref(), Some("examples/a"));
+        assert_eq!((place("lib"), program("{}"), program("no JSON")), (None, None, None));
+    }
+
+    #[test]
+    fn a_folder_with_files_that_is_no_bundle_is_left_as_it_is() {
+        let error = begin(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap_err().to_string();
+        assert!(error.contains("no bundle"), "{error}");
+        assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml").exists());
+    }
+}
