@@ -337,6 +337,39 @@ fn info_has_the_same_as_json() {
 }
 
 #[test]
+fn info_names_each_gpu_by_uuid_and_address_and_says_what_it_can_do_with_each_other() {
+    let gpus = |args: &[&str]| {
+        let output = command(args).env("CARRACK_GPU", "fake").env("CARRACK_FAKE_GPUS", "3").output().unwrap();
+        stdout(&output)
+    };
+    let info: Value = serde_json::from_str(&gpus(&["info", "--json"])).unwrap();
+    let text = gpus(&["info"]);
+    let devices = info["gpus"][0]["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 3, "{info:#}");
+    for (at, device) in devices.iter().enumerate() {
+        let word = |name: &str| device[name].as_str().unwrap();
+        assert!(word("uuid").starts_with("GPU-") && word("uuid").len() == 40, "{device}");
+        assert!(word("pci").ends_with(".0") && word("pci").matches(':').count() == 2, "{device}");
+        assert_eq!((&device["ordinal"], &device["simulated"]), (&at.into(), &true.into()));
+        let peers = device["peers"].as_array().unwrap();
+        let others: Vec<_> = peers.iter().map(|peer| peer["ordinal"].as_u64().unwrap() as usize).collect();
+        assert_eq!(others, (0..3).filter(|other| *other != at).collect::<Vec<_>>());
+        for peer in peers {
+            assert_eq!((&peer["access"], &peer["no_access"]), (&true.into(), &Value::Null), "{peer}");
+            assert!(peer["native_atomics"].is_boolean() && peer["performance_rank"].is_i64(), "{peer}");
+            assert_eq!(peer["link"], "simulated");
+        }
+        for name in ["uuid", "pci", "name"] {
+            assert!(text.contains(word(name)), "no {name} of {at} in\n{text}");
+        }
+    }
+    let uuids: std::collections::BTreeSet<_> = devices.iter().map(|device| device["uuid"].as_str()).collect();
+    assert_eq!(uuids.len(), 3);
+    let link = "peer access, no native atomics, performance rank 0, simulated";
+    assert_eq!(text.matches(link).count(), 6, "{text}");
+}
+
+#[test]
 fn a_variable_that_is_misspelt_is_met_with_the_one_that_was_meant() {
     for verb in ["info", "perf", "explain"] {
         let output = command(&[verb]).env("CARRACK_PACKET_SIZ", "4K").output().unwrap();

@@ -90,6 +90,8 @@ struct GpuDevice {
 struct GpuPeer {
     ordinal: u32,
     access: bool,
+    /// Why there is no access, where there is none.
+    no_access: Option<String>,
     native_atomics: bool,
     performance_rank: i32,
     /// What lies between, in words, or why nothing is known.
@@ -290,14 +292,20 @@ impl GpuPeer {
         };
         let PeerInfo { access, performance_rank, native_atomics, link } =
             gpu.peer(other.uuid).unwrap_or_else(unknown);
-        Self { ordinal: other.ordinal, access, native_atomics, performance_rank, link }
+        let reached = if access { Ok(()) } else { gpu.reaches(other.uuid) };
+        let no_access = reached.err().map(|why| why.to_string());
+        Self { ordinal: other.ordinal, access, no_access, native_atomics, performance_rank, link }
     }
 
     fn to_text(&self) -> String {
-        let access = if self.access { "peer access" } else { "no peer access" };
-        let atomics = if self.native_atomics { ", native atomics" } else { "" };
+        let access = match &self.no_access {
+            None if self.access => "peer access".to_owned(),
+            None => "no peer access".to_owned(),
+            Some(why) => format!("no peer access ({why})"),
+        };
+        let atomics = if self.native_atomics { "native atomics" } else { "no native atomics" };
         let link = if self.link.is_empty() { "link unknown" } else { &self.link };
-        format!("{access}{atomics}, performance rank {}, {link}", self.performance_rank)
+        format!("{access}, {atomics}, performance rank {}, {link}", self.performance_rank)
     }
 }
 

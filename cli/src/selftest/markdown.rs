@@ -68,13 +68,14 @@ fn write_machine(report: &Report, text: &mut String) -> Result {
             )?;
             for peer in each(&gpu["peers"]) {
                 let access = if peer["access"] == true { "peer access" } else { "no peer access" };
-                let atomics = if peer["native_atomics"] == true { ", native atomics" } else { "" };
+                let atomics =
+                    if peer["native_atomics"] == true { "native atomics" } else { "no native atomics" };
                 let (rank, link) = (&peer["performance_rank"], words(&peer["link"]));
                 let link = if link.is_empty() { "link unknown" } else { link };
                 let (from, to) = (&gpu["ordinal"], &peer["ordinal"]);
                 writeln!(
                     text,
-                    "| GPU {from} to {to} | {access}{atomics}, performance rank {rank}, {} |",
+                    "| GPU {from} to {to} | {access}, {atomics}, performance rank {rank}, {} |",
                     cell(link)
                 )?;
             }
