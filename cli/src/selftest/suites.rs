@@ -58,7 +58,7 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
-/// it again, and the mock library needs a C compiler and its source. `cargo xtask bundle` leaves out the same.
+/// it again, and the mock library needs a C compiler and its source.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples"];
 
@@ -84,7 +84,11 @@ fn name_for_ever(name: &str) -> &'static str {
 impl Suite {
     fn parts(&self, kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
         let Some(program) = kit.tests.get(self.name) else {
-            return vec![self.part(PathBuf::from(self.name), None, Some("it was not built".into()))];
+            return vec![self.part(
+                PathBuf::from(self.name),
+                None,
+                Some("it is not here: not built, or left out of the bundle".into()),
+            )];
         };
         let left_out = (quick && !self.quick).then(|| "--quick leaves it out".to_owned());
         match (self.on, machine.gpus) {
