@@ -9,8 +9,7 @@ use carrack::region::Mr;
 use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{
-    Buffer, CompQueue, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer,
-    Tag, UserContext,
+    Buffer, CompQueue, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -415,8 +414,12 @@ fn off(role: &Role) {
     }
     let rmr = told(role, "memory", 1);
     let slice = gpu.allocate(10, Flavour::Plain).unwrap().slice(0, 10).unwrap();
-    let mut post = runtime.post_put(Rank(1), slice, &rmr, 0).user_context(UserContext(5));
-    let refused = post.call();
-    assert!(matches!(refused, Err(PostError::Unmapped { rank: Rank(1), .. })), "{refused:?}");
+    let demanded = runtime.post_put(Rank(1), slice.clone(), &rmr, 0).require(Path::CudaIpc).call();
+    let Err(PostError::Path { required: "cuda_ipc", why, .. }) = demanded else { panic!("{demanded:?}") };
+    assert!(why.contains("its owner"), "the reason: {why}");
+    slice.write(&filled(10, 3)).unwrap();
+    assert_eq!(put(&runtime, slice, &rmr, 7).unwrap().ok().unwrap().size, 10);
+    let got = get(&runtime, vec![0; 10], &rmr, 7).unwrap().ok().unwrap();
+    assert_eq!(got.buffer.to_vec().unwrap(), filled(10, 3));
     role.meet("over", &runtime, 0..2);
 }

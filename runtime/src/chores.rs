@@ -23,6 +23,8 @@ pub(crate) enum Chore {
     Line = 1 << 11,
     /// Large messages that others copy from here.
     Helps = 1 << 10,
+    /// Large messages on their way onto a GPU.
+    Inflows = 1 << 11,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
     /// Of the whole runtime: deadlines.
@@ -31,6 +33,8 @@ pub(crate) enum Chore {
     Retries = 1 << 8,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
+    /// Of the whole runtime: atomic operations on words of GPUs.
+    Words = 1 << 12,
 }
 
 impl From<Chore> for Bit {

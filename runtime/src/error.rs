@@ -5,7 +5,7 @@ use crate::names::{Rank, RemoteComp};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
-use carrack_transports::mem::{AllocError, AtomicError, CopyError, Freed, MemKind, RawError};
+use carrack_transports::mem::{AllocError, AtomicError, CopyError, Freed, RawError};
 
 /// A runtime could not start: fix the environment.
 #[derive(Debug, thiserror::Error)]
@@ -145,16 +145,6 @@ pub enum PostError {
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]
     Stale(Rank),
-    /// Memory on a GPU, and a remote region that cannot be mapped.
-    #[error(
-        "the region of {rank} cannot be mapped here, and its owner moves host memory only, not {kind} memory: copy it to host memory first"
-    )]
-    Unmapped {
-        /// The owner.
-        rank: Rank,
-        /// The kind of memory on this side.
-        kind: MemKind,
-    },
     /// An atomic operation cannot be done there.
     #[error(transparent)]
     Atomic(AtomicError),
@@ -248,8 +238,13 @@ pub enum OpError {
     #[error("the operation reaches beyond the region that {0} has registered")]
     Outside(Rank),
     /// The owner of the remote region does no atomic operation there.
-    #[error("{0} does no atomic operation on that word: it has to be host memory, aligned to 8 bytes")]
+    #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
     Word(Rank),
+    /// The remote region is managed memory, which nobody copies to or from.
+    #[error(
+        "the region of {0} is managed memory, which moves while it is used: register memory of cudaMalloc or cudaMallocHost there"
+    )]
+    Managed(Rank),
     /// It was not over by its deadline.
     #[error("the operation with {0} was not over by its deadline")]
     TimedOut(Rank),

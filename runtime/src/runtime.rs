@@ -1,7 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
-use crate::bulk::Exposures;
+use crate::bulk::{Exposures, Staging};
 use crate::chores::Chores;
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Completion, Registry, Status};
@@ -69,6 +69,8 @@ pub(crate) struct Inner {
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
+    /// Host memory on the way to and from GPUs.
+    pub(crate) staging: Staging,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
@@ -156,6 +158,7 @@ impl RuntimeBuilder {
             down: Mutex::default(),
             sleepers,
             exposures: Exposures::default(),
+            staging: Staging::default(),
             boards: Boards::new(Rank(rank), size),
             bootstrap,
         };

@@ -1,7 +1,7 @@
 //! What progress does about the messages that large ones need.
 
 use super::Target;
-use super::wire::{HelpWanted, Offer, Request, Verdict, decode_landing};
+use super::wire::{HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing};
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::error::ProgressError;
@@ -10,7 +10,8 @@ use crate::progress::{Deferred, Pass, guarded, panicked};
 use crate::protocol::header::Message;
 use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::Payload;
-use carrack_transports::mem::Buffer;
+use carrack_transports::mem::copy::check_kinds;
+use carrack_transports::mem::{Buffer, MemKind};
 use std::sync::Arc;
 
 impl Pass<'_> {
@@ -87,8 +88,13 @@ impl Pass<'_> {
         match message {
             Message::Part { landing, offset } => self.part(from, landing, offset, payload),
             Message::Clear { token } => {
-                let landing = decode_landing(small).ok_or("it clears an offer for nothing")?;
-                if self.device.bulk.clear(from, token, landing) { Ok(()) } else { Err(unknown()) }
+                let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
+                if self.device.bulk.clear(from, token, landing, limit) { Ok(()) } else { Err(unknown()) }
+            }
+            Message::Grant { landing } => {
+                let limit = decode_landing(small).ok_or("it has room for nothing")?;
+                self.device.bulk.grant(from, landing, usize::try_from(limit).unwrap_or(usize::MAX));
+                Ok(())
             }
             Message::Finish { token } => {
                 let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
@@ -205,14 +211,16 @@ impl Pass<'_> {
 
     /// A get that this rank has to answer.
     fn asked_for(&mut self, from: Rank, name: RemoteComp, tag: Tag, request: Request, comps: &Snapshot) {
-        let Request { token, first: size, .. } = request;
+        let Request { token, first: size, second: limit, .. } = request;
         let Some(slice) = self.meant(from, &request, size) else { return };
-        if !slice.kind().is_host() || slice.is_empty() {
-            // Only those who can map it get from it so far; and nobody asks for nothing.
-            return self.finish(from, token, Verdict::Failed);
+        let place = slice.view().place().kind();
+        if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
+            // Nobody asks for nothing.
+            return self.finish(from, token, Verdict::of_kind(place));
         }
+        let limit = if limit == 0 { usize::MAX } else { usize::try_from(limit).unwrap_or(usize::MAX) };
         let comp = self.named(from, name, size, comps);
-        self.device.bulk.answer(from, token, Buffer::Region(slice), tag, comp);
+        self.device.bulk.answer(from, (token, limit), Buffer::Region(slice), tag, comp);
     }
 
     /// An atomic operation that this rank has to do.

@@ -1,9 +1,10 @@
 //! The receiver's side.
 
+use super::granting::Ask;
+use super::inflow::Inflow;
 use super::pull::Pull;
-use super::wire::{Offer, Verdict, encode_landing};
+use super::wire::{Offer, Verdict};
 use super::{Bulk, Ended};
-use crate::buffer::fresh;
 use crate::comp::{Completion, Status};
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
@@ -13,8 +14,8 @@ use crate::progress::{Deferred, Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Payload, PeerMemory};
-use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, SmallBytes, Transfer};
+use carrack_transports::mem::copy::{check_kinds, copy_now};
+use carrack_transports::mem::{Buffer, MemKind, SmallBytes};
 use std::sync::Arc;
 
 /// Where a large message goes.
@@ -40,14 +41,59 @@ pub(crate) struct Arriving {
     pub(super) from: Rank,
     pub(super) size: usize,
     pub(super) target: Target,
-    /// Host memory that parts are copied into, where the target's buffer is not host memory.
-    pub(super) staging: Option<Buffer>,
     pub(super) got: usize,
+    /// Blocks on the way, where the target is memory of a GPU.
+    pub(super) inflow: Option<Box<Inflow>>,
+    /// How its sender will be asked for it.
+    pub(super) ask: Option<Ask>,
+    /// Bytes that its sender knows it may send.
+    pub(super) told: usize,
+    /// An engine has failed: what still comes goes nowhere, and then it ends with this.
+    pub(super) lost: Option<OpError>,
+    /// Nothing comes any more: it ends with this as soon as no engine is at it.
+    ends_with: Option<OpError>,
 }
 
 impl Arriving {
+    pub(super) fn new(from: Rank, size: usize, mut target: Target) -> Self {
+        let inflow = target.buffer().and_then(|buffer| Inflow::into(buffer, size));
+        Self { from, size, target, got: 0, inflow, ask: None, told: 0, lost: None, ends_with: None }
+    }
+
     pub(super) fn got(&self) -> usize {
         self.got
+    }
+
+    /// The blocks are given back; the buffer is the target's again.
+    pub(super) fn lose(&mut self, error: OpError) {
+        self.inflow = None;
+        self.lost = Some(error);
+    }
+
+    /// Whether an engine is still writing to its buffer: then it ends when that is done, with the error.
+    pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
+        let is_busy = self.is_busy();
+        if is_busy {
+            self.ends_with = Some(error(self.from));
+        }
+        is_busy
+    }
+
+    /// With what it is to end now, if it is.
+    pub(super) fn ends_with(&mut self) -> Option<OpError> {
+        if self.ends_with.is_none() || self.is_busy() { None } else { self.ends_with.take() }
+    }
+
+    fn is_busy(&mut self) -> bool {
+        self.inflow.as_mut().is_some_and(|inflow| inflow.is_busy())
+    }
+
+    /// Ends it without its bytes; waits for an engine that is at it.
+    pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
+        if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
+            inflow.settle(buffer);
+        }
+        self.target.fail(self.from, self.size, error)
     }
 }
 
@@ -129,29 +175,22 @@ impl DeviceInner {
                 Err(back) => target = back,
             }
         }
-        let mut staging = None;
-        if target.buffer().is_some_and(|buffer| !buffer.kind().is_host()) {
-            if matches!(target, Target::Put { .. }) {
-                // Only those who can map it put to it so far.
-                finish(Verdict::Failed);
-                return None;
-            }
-            staging = fresh(size);
-            if staging.is_none() {
-                finish(Verdict::Failed);
-                return target.fail(from, size, OpError::Memory(size));
-            }
+        let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
+        if let Err(cause) = check_kinds(place, MemKind::Host) {
+            let is_put = matches!(target, Target::Put { .. });
+            finish(if is_put { Verdict::of_kind(place) } else { Verdict::Failed });
+            return target.fail(from, size, OpError::Copy(cause));
         }
-        match self.peer_memory(runtime, from, offer.addr) {
+        // Onto a GPU they go block by block.
+        let memory = if place.is_host() { self.peer_memory(runtime, from, offer.addr) } else { None };
+        match memory {
             Some(memory) => {
-                let pull = Box::new(Pull::new(from, (size, target, staging), offer, memory));
+                let pull = Box::new(Pull::new(from, (size, target), offer, memory));
                 let mut pulls = self.bulk.pulls.lock();
                 pulls.push_back(pull);
                 self.bulk.pulls.set_count(pulls.len());
             }
-            None => {
-                self.ask_for_parts(runtime, offer.token, Arriving { from, size, target, staging, got: 0 })
-            }
+            None => self.ask_for_parts(runtime, offer.token, (from, size, target)),
         }
         self.end_if_gone(from);
         None
@@ -170,37 +209,12 @@ impl DeviceInner {
         linked.peer_memory()
     }
 
-    /// A get: room for what is asked for. Its name, under which the parts will come.
-    pub(crate) fn expect(&self, runtime: &Inner, from: Rank, size: usize, target: Target) -> u64 {
-        let landing = self.bulk.name();
-        let deadline = target.deadline();
-        let mut all = self.bulk.arriving.lock();
-        all.insert(landing, Arriving { from, size, target, staging: None, got: 0 });
-        self.bulk.arriving.set_count(all.len());
-        drop(all);
-        runtime.deadlines.note(deadline);
-        landing
-    }
-
     /// Asks for the parts of a message that was fetched from where it may not have been any more.
     pub(crate) fn ask_again(&self, runtime: &Inner, landing: Landing, token: u64) {
         let Landing { transfer, comp, rank: from, tag, size, user_context, .. } = landing;
         let buffer = transfer.into_buffers().0;
-        let staging = if buffer.kind().is_host() { None } else { fresh(size) };
         let target = Target::Receive { tag, buffer, comp, user_context, deadline: Deadline::NEVER };
-        self.ask_for_parts(runtime, token, Arriving { from, size, target, staging, got: 0 });
-        self.end_if_gone(from);
-    }
-
-    pub(super) fn ask_for_parts(&self, runtime: &Inner, token: u64, arriving: Arriving) {
-        let (from, landing) = (arriving.from, self.bulk.name());
-        let deadline = arriving.target.deadline();
-        let mut all = self.bulk.arriving.lock();
-        all.insert(landing, arriving);
-        self.bulk.arriving.set_count(all.len());
-        drop(all);
-        runtime.deadlines.note(deadline);
-        self.control(runtime, from, Message::Clear { token }, encode_landing(landing));
+        self.ask_for_parts(runtime, token, (from, size, target));
     }
 }
 
@@ -222,11 +236,15 @@ impl Bulk {
             .filter(|offset| offset.checked_add(len).is_some_and(|end| end <= arriving.size) && len > 0);
         let offset = inside.ok_or("it sent a part that lies outside its message")?;
         let size = arriving.size;
-        let buffer = match &mut arriving.staging {
-            Some(staging) => Some(staging),
-            None => arriving.target.buffer(),
-        };
-        if let Some(buffer) = buffer {
+        if let Some(inflow) = &mut arriving.inflow {
+            // It is over when the last block is put down.
+            inflow.take(offset, part)?;
+            arriving.got += len;
+            return Ok(None);
+        }
+        if arriving.lost.is_none()
+            && let Some(buffer) = arriving.target.buffer()
+        {
             let room = buffer.view_mut().ok_or("the buffer cannot be written")?.part(offset, len);
             copy_now(room, part.view()).map_err(|error| error.to_string())?;
         }
@@ -245,11 +263,14 @@ impl Bulk {
     /// operation here.
     pub(crate) fn refuse(&self, by: Rank, landing: u64, error: OpError) -> Option<Option<Ended>> {
         let mut all = self.arriving.lock();
-        all.get(&landing).filter(|one| one.from == by)?;
+        let one = all.get_mut(&landing).filter(|one| one.from == by)?;
+        if one.must_wait(&|_| error.clone()) {
+            return Some(None);
+        }
         let arriving = all.remove(&landing)?;
         self.arriving.set_count(all.len());
         drop(all);
-        Some(arriving.target.fail(by, arriving.size, error))
+        Some(arriving.fail(error))
     }
 
     /// Ends what has not arrived in time. Its parts may still come, and go nowhere.
@@ -257,11 +278,15 @@ impl Bulk {
         let mut ended = Vec::new();
         for one in self.arriving.lock().values_mut() {
             let deadline = one.target.deadline();
-            if !deadline.has_passed(now) {
+            // What an engine is at is looked at again, soon.
+            if !deadline.has_passed(now) || one.is_busy() {
                 left.note(deadline);
                 continue;
             }
-            one.staging = None;
+            if let (Some(inflow), Some(buffer)) = (&mut one.inflow, one.target.buffer()) {
+                inflow.settle(buffer);
+                one.inflow = None;
+            }
             let target = std::mem::replace(&mut one.target, Target::Nowhere);
             ended.extend(target.fail(one.from, one.size, OpError::TimedOut(one.from)));
         }
@@ -293,39 +318,28 @@ impl Pass<'_> {
         offset: u64,
         part: &Payload,
     ) -> Result<(), String> {
-        if let Some(Arriving { from, size, target, staging, .. }) =
-            self.device.bulk.take_part(from, landing, offset, part)?
-        {
-            self.arrived(from, size, target, staging);
+        if let Some(whole) = self.device.bulk.take_part(from, landing, offset, part)? {
+            self.arrived(whole.from, whole.size, whole.target, whole.lost);
         }
         Ok(())
     }
 
-    /// All bytes of a message are on this side.
-    pub(super) fn arrived(&mut self, from: Rank, size: usize, mut target: Target, staging: Option<Buffer>) {
+    /// All bytes of a message are on this side: in place, or lost.
+    pub(super) fn arrived(&mut self, from: Rank, size: usize, target: Target, lost: Option<OpError>) {
         if let Target::Put { token, .. } = &target {
-            let message = Message::Finish { token: *token };
-            self.device.control(self.inner, from, message, Verdict::Done.encode());
+            let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
+            self.device.control(self.inner, from, Message::Finish { token: *token }, verdict.encode());
         }
-        let Some((staging, buffer)) =
-            staging.and_then(|bytes| Some((bytes, std::mem::take(target.buffer()?))))
-        else {
-            let (comp, status) = target.end(from, size, None);
-            return self.signal_or_defer(comp.as_ref(), status);
+        let ended = match lost {
+            None => Some(target.end(from, size, None)),
+            Some(error) if matches!(target, Target::Put { .. }) => {
+                tracing::warn!(%from, %error, "a put could not be carried out");
+                None
+            }
+            Some(error) => Some(target.end(from, size, Some(error))),
         };
-        match Transfer::start(buffer, staging) {
-            Ok(transfer) => {
-                let (comp, Status { tag, user_context, .. }) = target.end(from, size, None);
-                let landing = Landing::of_message(transfer, comp, (from, tag, size), user_context);
-                self.device.add_landing(landing);
-            }
-            Err(refused) => {
-                if let Some(buffer) = target.buffer() {
-                    *buffer = refused.dst;
-                }
-                let (comp, status) = target.end(from, size, Some(OpError::Copy(refused.cause)));
-                self.signal_or_defer(comp.as_ref(), status);
-            }
+        if let Some((comp, status)) = ended {
+            self.signal_or_defer(comp.as_ref(), status);
         }
     }
 }

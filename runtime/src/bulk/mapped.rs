@@ -260,7 +260,7 @@ impl DeviceInner {
         drop(told);
         let offset = (region.addr() - root.addr() + slice.offset()) as u64;
         let mapped = Some(Mapped { name: exposure.name, offset });
-        Some(self.bulk.offer(linked, header, operation, buffer, &mut None, mapped))
+        Some(self.bulk.offer(linked, header, operation, buffer, mapped))
     }
 
     /// Has a message fetched by the copy engine.

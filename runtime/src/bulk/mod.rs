@@ -10,6 +10,14 @@
 //!   part (landing, offset) ──────────►  until all are there
 //! ```
 //!
+//! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of such):
+//!
+//! ```text
+//!   ◄─── clear (token, landing, so many)
+//!   part (landing, offset) ──────────►  fills a block, which the GPU's engine copies while the next is filled
+//!   ◄───────── grant (landing, so many)  when there is a block for more
+//! ```
+//!
 //! With both sides' kernels at it (see `share`):
 //!
 //! ```text
@@ -22,15 +30,19 @@
 //! again, and are looked up together with the rank that they were given to: one that is late, repeated or
 //! forged finds nothing.
 
+mod ahead;
 pub(crate) mod answers;
 mod asked;
 mod flush;
+mod granting;
 mod incoming;
+mod inflow;
 mod mapped;
 mod outgoing;
 mod pending;
 mod pull;
 mod share;
+mod staging;
 pub(crate) mod wire;
 
 pub(crate) use flush::Flush;
@@ -39,6 +51,7 @@ pub(crate) use mapped::Exposures;
 pub(crate) use outgoing::{Offered, Stream};
 pub(crate) use pull::Pull;
 pub(crate) use share::Shares;
+pub(crate) use staging::{BLOCK, Block, Staging, Way};
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
@@ -60,6 +73,8 @@ pub(crate) struct Bulk {
     streams: Waiting<Vec<Stream>>,
     /// On their way here, part by part.
     arriving: Waiting<ByName<Arriving>>,
+    /// Which of them an engine has to put down.
+    inflows: Waiting<Vec<u64>>,
     /// To be copied here by the kernel.
     pulls: Waiting<VecDeque<Box<Pull>>>,
     /// Others' pulls that this rank helps with.
@@ -106,6 +121,7 @@ impl Bulk {
             offered: Waiting::new(),
             streams: Waiting::for_progress(chores, Chore::Streams),
             arriving: Waiting::new(),
+            inflows: Waiting::for_progress(chores, Chore::Inflows),
             pulls: Waiting::for_progress(chores, Chore::Pulls),
             introduced: Introduced::default(),
             helps: Waiting::for_progress(chores, Chore::Helps),
@@ -126,20 +142,26 @@ impl Bulk {
         self.offered.count() + self.streams.count() + self.arriving.count() >= self.limit
     }
 
-    /// Ends what goes to or comes from a rank, or from and to anybody.
+    /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends when they are done; if it is
+    /// all, they are waited for.
     pub(crate) fn fail(&self, rank: Option<Rank>, error: &dyn Fn(Rank) -> OpError) -> Vec<Ended> {
         let concerns = |other: Rank| rank.is_none_or(|rank| rank == other);
         let mut ended = Vec::new();
         let mut streams = self.streams.lock();
-        ended.extend(streams.extract_if(.., |one| concerns(one.rank())).map(|one| one.end(Some(error))));
+        let gone = |one: &mut Stream| concerns(one.rank()) && (rank.is_none() || !one.must_wait(error));
+        ended.extend(streams.extract_if(.., gone).map(|one| one.end(Some(error))));
         self.streams.set_count(streams.len());
         let mut offered = self.offered.lock();
         ended.extend(offered.extract_if(|_, one| concerns(one.rank())).map(|(_, one)| one.end(Some(error))));
         self.offered.set_count(offered.len());
         drop((streams, offered));
         let mut arriving = self.arriving.lock();
-        let gone = arriving.extract_if(|_, one| concerns(one.from));
-        ended.extend(gone.filter_map(|(_, one)| one.target.fail(one.from, one.size, error(one.from))));
+        let gone = |one: &mut Arriving| concerns(one.from) && (rank.is_none() || !one.must_wait(error));
+        let gone = arriving.extract_if(|_, one| gone(one));
+        ended.extend(gone.filter_map(|(_, one)| {
+            let error = error(one.from);
+            one.fail(error)
+        }));
         self.arriving.set_count(arriving.len());
         drop(arriving);
         let mut pulls = self.pulls.lock();

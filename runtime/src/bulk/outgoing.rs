@@ -1,8 +1,9 @@
 //! The sender's side.
 
+use super::ahead::Ahead;
+use super::staging::Staging;
 use super::wire::{Mapped, Offer, Request, Verdict, word};
 use super::{Bulk, Ended};
-use crate::buffer::fresh;
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::{DeviceInner, Outstanding};
@@ -13,7 +14,7 @@ use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Header, Op, Submit, SubmitError};
-use carrack_transports::mem::{Buffer, MemRef, PacketSource, Transfer};
+use carrack_transports::mem::{Buffer, MemRef, PacketSource};
 use std::sync::Arc;
 
 /// Parts that one call of progress sends of one message, before others have their turn.
@@ -22,10 +23,8 @@ const PARTS: usize = 32;
 /// A message that waits for its receiver to ask for it.
 pub(crate) struct Offered {
     operation: Outstanding,
-    /// Its bytes: host memory, which stays where it is.
+    /// Its bytes: host memory that stays where it is, or memory of a GPU.
     bytes: Buffer,
-    /// The user's buffer, where the bytes are a copy of it.
-    original: Option<Buffer>,
     /// What it is about.
     matter: Matter,
     /// Its operation has ended without it: the bytes stay for the peer.
@@ -49,8 +48,12 @@ pub(crate) struct Stream {
     /// The receiver's name for it.
     landing: u64,
     sent: usize,
-    /// The copy into host memory, of bytes that lie on a GPU.
-    staging: Option<Transfer>,
+    /// Bytes that the receiver has room for so far.
+    limit: usize,
+    /// Of bytes that lie on a GPU.
+    ahead: Option<Box<Ahead>>,
+    /// It ends with this as soon as no engine is at it.
+    failed: Option<OpError>,
 }
 
 impl Offered {
@@ -94,7 +97,7 @@ impl Offered {
             return Outstanding { comp, ..self.operation }.end(Buffer::Empty, None);
         }
         let error = error.map(|error| error(self.operation.rank));
-        self.operation.end(self.original.unwrap_or(self.bytes), error)
+        self.operation.end(self.bytes, error)
     }
 }
 
@@ -103,11 +106,25 @@ impl Stream {
         self.offered.rank()
     }
 
+    /// Waits for an engine that is at it: see `must_wait`.
     pub(super) fn end(mut self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
-        if let Some(transfer) = self.staging.take() {
-            self.offered.bytes = transfer.into_buffers().1;
+        if let Some(ahead) = &mut self.ahead {
+            ahead.settle(&mut self.offered.bytes);
         }
         self.offered.end(error)
+    }
+
+    /// Whether an engine is still reading its bytes: then it ends when that is done, with the error.
+    pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
+        let is_busy = self.is_busy();
+        if is_busy {
+            self.failed = Some(error(self.rank()));
+        }
+        is_busy
+    }
+
+    fn is_busy(&mut self) -> bool {
+        self.ahead.as_mut().is_some_and(|ahead| ahead.is_busy())
     }
 
     pub(super) fn about(&self) -> (Rank, Tag, u64) {
@@ -122,43 +139,40 @@ impl Stream {
         self.sent
     }
 
-    fn of(offered: Offered, landing: u64) -> Self {
-        Self { offered, landing, sent: 0, staging: None }
+    fn of(offered: Offered, landing: u64, limit: usize) -> Self {
+        let ahead = Ahead::of(&offered.bytes);
+        Self { offered, landing, sent: 0, limit, ahead, failed: None }
     }
 
-    /// Has bytes that lie on a GPU copied into host memory. Whether they are there.
-    fn stage(&mut self) -> Option<Result<(), OpError>> {
-        let offered = &mut self.offered;
-        if self.staging.is_none() {
-            if offered.bytes.kind().is_host() {
-                return Some(Ok(()));
-            }
-            let size = offered.bytes.len();
-            let Some(copy) = fresh(size) else { return Some(Err(OpError::Memory(size))) };
-            match Transfer::start(copy, std::mem::take(&mut offered.bytes)) {
-                Ok(transfer) => self.staging = Some(transfer),
-                Err(refused) => {
-                    offered.bytes = refused.src;
-                    return Some(Err(OpError::Copy(refused.cause)));
-                }
-            }
-        }
-        let outcome = self.staging.as_mut()?.poll()?;
-        let (copy, original) = self.staging.take()?.into_buffers();
-        (offered.bytes, offered.original) = (copy, Some(original));
-        Some(outcome.map_err(OpError::Copy))
+    /// Whether its receiver waits for more than it was sent.
+    fn is_wanted(&self) -> bool {
+        self.sent < self.limit
     }
 
-    /// Sends as many parts as the link takes now. `Some` when it is over.
-    fn step(&mut self, linked: &Linked, part: usize, moved: &mut bool) -> Option<Result<(), OpError>> {
-        if let Err(error) = self.stage()? {
-            return Some(Err(error));
+    /// Sends as many parts as the link and the receiver take now. `Some` when it is over.
+    fn step(
+        &mut self,
+        linked: &Linked,
+        part: usize,
+        staging: &Staging,
+        moved: &mut bool,
+    ) -> Option<Result<(), OpError>> {
+        let size = self.offered.operation.size;
+        let limit = self.limit.min(size);
+        if let Some(ahead) = &mut self.ahead {
+            match ahead.step(&mut self.offered.bytes, limit, staging) {
+                Ok(copied) => *moved |= copied,
+                Err(error) => return Some(Err(OpError::Copy(error))),
+            }
         }
         for _ in 0..PARTS {
-            if self.sent == self.offered.bytes.len() {
-                return Some(Ok(()));
+            if self.sent == limit {
+                break;
             }
-            let bytes = self.offered.bytes.view().part(self.sent, part);
+            let bytes = match &self.ahead {
+                None => self.offered.bytes.view().part(self.sent, part.min(limit - self.sent)),
+                Some(ahead) => ahead.front()?.part(0, part),
+            };
             let len = bytes.len();
             let header = Message::Part { landing: self.landing, offset: self.sent as u64 }.encode();
             match linked.link.submit(Op::AmCopied { header, bytes }) {
@@ -166,12 +180,15 @@ impl Stream {
                 Ok(_) => {
                     self.sent += len;
                     *moved = true;
+                    if let Some(ahead) = &mut self.ahead {
+                        ahead.sent(len);
+                    }
                 }
                 Err(error) => return Some(Err(OpError::of_submit(&error, self.rank()))),
             }
         }
         // Found out now and not at the next step: the verdict on a put may come in between.
-        (self.sent == self.offered.bytes.len()).then_some(Ok(()))
+        (self.sent == size).then_some(Ok(()))
     }
 }
 
@@ -194,17 +211,11 @@ impl Bulk {
         header: Header,
         operation: Outstanding,
         bytes: &mut Buffer,
-        original: &mut Option<Buffer>,
         mapped: Option<Mapped>,
     ) -> Result<Submit, SubmitError> {
         let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes), mapped };
-        let offered = Offered {
-            operation,
-            bytes: std::mem::take(bytes),
-            original: original.take(),
-            matter: Matter::Message,
-            is_late: false,
-        };
+        let offered =
+            Offered { operation, bytes: std::mem::take(bytes), matter: Matter::Message, is_late: false };
         // First: the answer may come on another thread before this call returns.
         let mut all = self.offered.lock();
         all.insert(offer.token, offered);
@@ -213,8 +224,8 @@ impl Bulk {
         let payload = offer.encode();
         let op = Op::AmCopied { header: Message::offering(header), bytes: MemRef::host(payload.as_slice()) };
         match linked.link.submit(op) {
-            Ok(Submit::Busy(busy)) if self.take_back(offer.token, bytes, original) => Ok(Submit::Busy(busy)),
-            Err(error) if self.take_back(offer.token, bytes, original) => Err(error),
+            Ok(Submit::Busy(busy)) if self.take_back(offer.token, bytes) => Ok(Submit::Busy(busy)),
+            Err(error) if self.take_back(offer.token, bytes) => Err(error),
             // It has gone; or it was ended on another thread, with its buffer and for its completion object: once is
             // enough.
             _ => Ok(Submit::Posted),
@@ -230,13 +241,13 @@ impl Bulk {
     }
 
     /// Whether it was still there.
-    fn take_back(&self, token: u64, bytes: &mut Buffer, original: &mut Option<Buffer>) -> bool {
+    fn take_back(&self, token: u64, bytes: &mut Buffer) -> bool {
         let Some(offered) = self.take_offered(token, None) else { return false };
         if offered.is_late {
             // Whoever posted it has been told already.
             return false;
         }
-        (*bytes, *original) = (offered.bytes, offered.original);
+        *bytes = offered.bytes;
         true
     }
 
@@ -248,14 +259,22 @@ impl Bulk {
         offered
     }
 
-    /// The receiver asks for the parts. Whether there is such an offer.
-    pub(crate) fn clear(&self, by: Rank, token: u64, landing: u64) -> bool {
+    /// The receiver asks for the parts, as many as make up `limit` bytes at first. Whether there is such an offer.
+    pub(crate) fn clear(&self, by: Rank, token: u64, landing: u64, limit: usize) -> bool {
         // Both locks, so that nobody finds it in neither place.
         let mut streams = self.streams.lock();
         let Some(offered) = self.take_offered(token, Some(by)) else { return false };
-        streams.push(Stream::of(offered, landing));
+        streams.push(Stream::of(offered, landing, limit));
         self.streams.set_count(streams.len());
         true
+    }
+
+    /// The receiver has room for more. What it has room for may be over here already: its source has failed.
+    pub(crate) fn grant(&self, by: Rank, landing: u64, limit: usize) {
+        let mut streams = self.streams.lock();
+        if let Some(stream) = streams.iter_mut().find(|one| one.landing == landing && one.rank() == by) {
+            stream.limit = stream.limit.max(limit);
+        }
     }
 
     /// The receiver has all it wants. `None`: there is no such offer.
@@ -293,7 +312,7 @@ impl Bulk {
         let matter = Matter::Memory(request.token);
         let deadline = operation.deadline;
         let mut all = self.offered.lock();
-        all.insert(request.token, Offered { operation, bytes, original: None, matter, is_late: false });
+        all.insert(request.token, Offered { operation, bytes, matter, is_late: false });
         self.offered.set_count(all.len());
         drop(all);
         runtime.deadlines.note(deadline);
@@ -301,21 +320,20 @@ impl Bulk {
         device.end_if_gone(peer);
     }
 
-    /// Sends what a peer has asked for.
-    /// When it is sent, `comp` is told.
+    /// Sends what a peer has asked for, `limit` bytes of it at first. When it is sent, `comp` is told.
     pub(crate) fn answer(
         &self,
         peer: Rank,
-        landing: u64,
+        (landing, limit): (u64, usize),
         bytes: Buffer,
         tag: Tag,
         comp: Option<Arc<dyn Completion>>,
     ) {
         let (size, user_context) = (bytes.len(), UserContext::default());
         let operation = Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
-        let offered = Offered { operation, bytes, original: None, matter: Matter::Answer, is_late: false };
+        let offered = Offered { operation, bytes, matter: Matter::Answer, is_late: false };
         let mut streams = self.streams.lock();
-        streams.push(Stream::of(offered, landing));
+        streams.push(Stream::of(offered, landing, limit));
         self.streams.set_count(streams.len());
     }
 
@@ -354,13 +372,24 @@ impl Pass<'_> {
                 continue;
             }
             let rank = stream.rank();
-            let over = self.device.known_route(stream.rank()).and_then(|route| {
-                let linked = route.linked()?;
-                stream.step(linked, part_size(self.device, linked), &mut moved)
-            });
+            let mut over = match stream.failed.clone() {
+                Some(error) => Some(Err(error)),
+                None => self.device.known_route(rank).and_then(|route| {
+                    let linked = route.linked()?;
+                    stream.step(linked, part_size(self.device, linked), &self.inner.staging, &mut moved)
+                }),
+            };
+            if let Some(Err(error)) = &over
+                && stream.must_wait(&|_| error.clone())
+            {
+                over = None;
+            }
             match over {
                 None => {
-                    served.push(rank);
+                    // One that its receiver has no room for holds up no other.
+                    if stream.is_wanted() {
+                        served.push(rank);
+                    }
                     at += 1;
                 }
                 Some(outcome) => {
@@ -383,7 +412,6 @@ impl Pass<'_> {
         for (stream, outcome) in ended {
             let (comp, status) = match outcome {
                 Ok(()) => stream.end(None),
-                Err(_) if stream.offered.matter == Matter::Answer => continue,
                 Err(error) => {
                     if matches!(error, OpError::Copy(_) | OpError::Memory(_)) {
                         // Its bytes cannot be had: whoever waits for them is told.

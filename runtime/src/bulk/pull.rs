@@ -1,7 +1,7 @@
 //! The receiver's side of messages that the kernel copies.
 
 use super::Ended;
-use super::incoming::{Arriving, Target};
+use super::incoming::Target;
 use super::share::{ASK_AHEAD, MOST, Others, Share, is_worth_it};
 use super::wire::{Offer, Verdict};
 use crate::deadline::Deadline;
@@ -22,7 +22,8 @@ pub(crate) struct Pull {
     pub(super) from: Rank,
     pub(super) size: usize,
     pub(super) target: Target,
-    pub(super) staging: Option<Buffer>,
+    /// The buffer of an operation that has ended, while its sender may still write to it.
+    kept: Option<Buffer>,
     offer: Offer,
     memory: Arc<dyn PeerMemory>,
     done: usize,
@@ -168,25 +169,24 @@ impl Pass<'_> {
     /// All bytes of a message have been copied.
     fn pulled(&mut self, pull: Pull) {
         self.moved = true;
-        let Pull { from, size, target, staging, offer, .. } = pull;
+        let Pull { from, size, target, offer, .. } = pull;
         // A put's end is told when it has arrived, whichever way it came.
         if !matches!(target, Target::Put { .. }) {
             let message = Message::Finish { token: offer.token };
             self.device.control(self.inner, from, message, Verdict::Done.encode());
         }
-        self.arrived(from, size, target, staging);
+        self.arrived(from, size, target, None);
     }
 
     fn not_pulled(&mut self, pull: Pull, why: PeerMemoryError) {
         self.moved = true;
-        let Pull { from, size, target, staging, offer, .. } = pull;
+        let Pull { from, size, target, offer, .. } = pull;
         match why {
             PeerMemoryError::Refused(why) => {
                 if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
                     linked.refuse_peer_memory(why);
                 }
-                let arriving = Arriving { from, size, target, staging, got: 0 };
-                self.device.ask_for_parts(self.inner, offer.token, arriving);
+                self.device.ask_for_parts(self.inner, offer.token, (from, size, target));
             }
             PeerMemoryError::Failed(why) => {
                 let message = Message::Finish { token: offer.token };
@@ -207,7 +207,7 @@ impl Pass<'_> {
         }
         let buffer = pull.target.buffer().map(std::mem::take);
         let target = std::mem::replace(&mut pull.target, Target::Nowhere);
-        pull.staging = pull.staging.take().or(buffer);
+        pull.kept = buffer;
         self.moved = true;
         self.inner.suspect(pull.from);
         if let Some((comp, status)) = target.fail(pull.from, pull.size, OpError::TimedOut(pull.from)) {
@@ -217,10 +217,10 @@ impl Pass<'_> {
 }
 
 impl Pull {
-    /// A message of so many bytes, its target, and host memory in between where that is no host memory.
+    /// A message of so many bytes, and its target, which is host memory.
     pub(super) fn new(
         from: Rank,
-        (size, target, staging): (usize, Target, Option<Buffer>),
+        (size, target): (usize, Target),
         offer: Offer,
         memory: Arc<dyn PeerMemory>,
     ) -> Self {
@@ -228,7 +228,7 @@ impl Pull {
             from,
             size,
             target,
-            staging,
+            kept: None,
             offer,
             memory,
             done: 0,
@@ -241,7 +241,7 @@ impl Pull {
 
     /// Where its bytes go.
     fn buffer(&mut self) -> Option<&mut Buffer> {
-        self.staging.as_mut().or_else(|| self.target.buffer())
+        self.kept.as_mut().or_else(|| self.target.buffer())
     }
 
     /// The same, for its sender.

@@ -2,7 +2,7 @@
 
 use crate::error::OpError;
 use crate::names::Rank;
-use carrack_transports::mem::SmallBytes;
+use carrack_transports::mem::{MemKind, SmallBytes};
 
 /// What is offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +70,8 @@ pub(crate) enum Verdict {
     Word,
     /// What the word of an atomic operation held.
     Held(u64),
+    /// It is managed memory.
+    Managed,
 }
 
 /// What one rank asks of another's region.
@@ -83,7 +85,8 @@ pub(crate) struct Request {
     pub(crate) offset: u64,
     /// Bytes; or the first operand.
     pub(crate) first: u64,
-    /// Where they lie in the asker's memory, or 0; or the second operand.
+    /// Of a put: where they lie in the asker's memory, or 0. Of a get: how many may come at first, or 0 for all. Or the second
+    /// operand.
     pub(crate) second: u64,
 }
 
@@ -150,6 +153,7 @@ impl Verdict {
             Self::Outside => words([4, 0, 0]),
             Self::Word => words([5, 0, 0]),
             Self::Held(value) => words([6, value, 0]),
+            Self::Managed => words([7, 0, 0]),
         }
     }
 
@@ -162,8 +166,14 @@ impl Verdict {
             [4, 0, 0] => Some(Self::Outside),
             [5, 0, 0] => Some(Self::Word),
             [6, value, 0] => Some(Self::Held(value)),
+            [7, 0, 0] => Some(Self::Managed),
             _ => None,
         }
+    }
+
+    /// Of memory that nobody here touches.
+    pub(crate) fn of_kind(kind: MemKind) -> Self {
+        if matches!(kind, MemKind::Managed(_)) { Self::Managed } else { Self::Failed }
     }
 
     /// What the operation ends with that was sent to `peer`.
@@ -174,6 +184,7 @@ impl Verdict {
             Self::Stale => Some(OpError::Stale(peer)),
             Self::Outside => Some(OpError::Outside(peer)),
             Self::Word => Some(OpError::Word(peer)),
+            Self::Managed => Some(OpError::Managed(peer)),
             Self::Truncated { message, buffer } => {
                 Some(OpError::Truncated { message: fits(message), buffer: fits(buffer) })
             }
@@ -196,6 +207,22 @@ pub(crate) fn decode_landing(bytes: &[u8]) -> Option<u64> {
     read(bytes).map(|[landing]| landing)
 }
 
+/// The name of a landing, and how many bytes it takes in at first; without a limit, all.
+pub(crate) fn encode_clear(landing: u64, limit: Option<u64>) -> SmallBytes {
+    match limit {
+        None => encode_landing(landing),
+        Some(limit) => words([landing, limit]),
+    }
+}
+
+pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(u64, usize)> {
+    let (landing, limit) = match read(bytes) {
+        Some([landing, limit]) => (landing, limit),
+        None => (decode_landing(bytes)?, u64::MAX),
+    };
+    Some((landing, usize::try_from(limit).unwrap_or(usize::MAX)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,7 +235,7 @@ mod tests {
             let lies = Offer { addr: 0, mapped: Some(Mapped { name: addr, offset: !size }), ..offer };
             prop_assert_eq!(Offer::decode(lies.encode().as_slice()), Some(lies));
             prop_assert_eq!(Offer::decode(offer.encode().as_slice()), Some(offer));
-            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
+            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Managed, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
                 prop_assert_eq!(Verdict::decode(verdict.encode().as_slice()), Some(verdict));
             }
             let request = Request { token, region: size, offset: addr, first: !size, second: !token };
@@ -218,6 +245,9 @@ mod tests {
             prop_assert_eq!(HelpWanted::decode(wanted.encode().as_slice()), Some(wanted));
             prop_assert_eq!(HelpWanted::decode(&other).is_some(), other.len() == 16);
             prop_assert_eq!(decode_landing(encode_landing(token).as_slice()), Some(token));
+            prop_assert_eq!(decode_clear(encode_clear(token, None).as_slice()), Some((token, usize::MAX)));
+            prop_assert_eq!(decode_clear(encode_clear(token, Some(size)).as_slice()), Some((token, size as usize)));
+            prop_assert_eq!(decode_clear(&other).is_some(), other.len() == 8 || other.len() == 16);
             prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24 || other.len() == 32);
             prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);
             if let Some(verdict) = Verdict::decode(&other) {

@@ -4,7 +4,7 @@
 //! all). It is first in, first out, and while it is not empty nothing overtakes it: so messages to a
 //! peer keep their order, whatever they wait for.
 
-use crate::buffer::fresh;
+use crate::bulk::{BLOCK, Block, Way};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
@@ -16,7 +16,8 @@ use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Header, Op, OpToken, Submit, SubmitError};
 use carrack_transports::gpu::Event;
-use carrack_transports::mem::{Buffer, PacketSource, Transfer};
+use carrack_transports::mem::copy::check_kinds;
+use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
 use std::sync::Arc;
 
 /// An operation that waits.
@@ -37,10 +38,10 @@ pub(crate) enum Stage {
     After(Event, Buffer),
     /// Its turn.
     Ready(Buffer),
-    /// The copy into host memory.
-    Staging(Transfer),
+    /// The copy into a block of host memory.
+    Staging(Transfer, Block),
     /// Room for that copy; the user's buffer is kept to be given back.
-    Staged(Buffer, Buffer),
+    Staged(Block, Buffer),
     /// Nothing: it is over.
     Over(Buffer),
 }
@@ -63,7 +64,7 @@ impl Parked {
             | Stage::Ready(buffer)
             | Stage::Staged(_, buffer)
             | Stage::Over(buffer) => buffer,
-            Stage::Staging(transfer) => transfer.into_buffers().1,
+            Stage::Staging(transfer, _block) => transfer.into_buffers().1,
         };
         let status = Status {
             rank: self.rank,
@@ -81,14 +82,14 @@ impl Parked {
         match self.stage {
             Stage::After(..) => "the event that it was ordered after",
             Stage::Ready(_) | Stage::Staged(..) => "its turn, or room at the peer",
-            Stage::Staging(_) => "an engine of a GPU",
+            Stage::Staging(..) => "an engine of a GPU",
             Stage::Over(_) => "nothing",
         }
     }
 
     /// Whether no engine is at it.
     pub(crate) fn is_idle(&self) -> bool {
-        !matches!(self.stage, Stage::Staging(_))
+        !matches!(self.stage, Stage::Staging(..))
     }
 
     /// Goes as far as it can now.
@@ -108,12 +109,12 @@ impl Parked {
                     Ok(next) => next,
                     Err(step) => return step,
                 },
-                Stage::Staging(mut transfer) => match transfer.poll() {
-                    None => (Stage::Staging(transfer), true),
+                Stage::Staging(mut transfer, block) => match transfer.poll() {
+                    None => (Stage::Staging(transfer, block), true),
                     Some(outcome) => {
-                        let (copy, buffer) = transfer.into_buffers();
+                        let buffer = transfer.into_buffers().1;
                         match outcome {
-                            Ok(()) => (Stage::Staged(copy, buffer), false),
+                            Ok(()) => (Stage::Staged(block, buffer), false),
                             Err(error) => {
                                 self.stage = Stage::Over(buffer);
                                 return Step::Ended(Err(OpError::Copy(error)));
@@ -121,25 +122,23 @@ impl Parked {
                         }
                     }
                 },
-                Stage::Staged(mut copy, buffer) => {
-                    if self.has_to_offer(device)
-                        || copy.len() > device.host_pool.packet_size().min(linked.caps.am_copied)
-                    {
-                        let mut original = Some(buffer);
-                        match self.offer(device, linked, &mut copy, &mut original) {
+                Stage::Staged(block, mut buffer) => {
+                    if self.has_to_offer(device) {
+                        match self.offer(device, linked, &mut buffer) {
                             Some(step) => {
-                                self.stage = Stage::Over(original.unwrap_or_default());
+                                self.stage = Stage::Over(buffer);
                                 return step;
                             }
                             None => {
-                                self.stage = Stage::Staged(copy, original.unwrap_or_default());
+                                self.stage = Stage::Staged(block, buffer);
                                 return Step::Waits;
                             }
                         }
                     }
+                    let copy = block.first(buffer.len());
                     let op = Op::AmCopied { header: self.header, bytes: copy.view() };
                     match linked.link.submit(op) {
-                        Ok(Submit::Busy(_)) => (Stage::Staged(copy, buffer), true),
+                        Ok(Submit::Busy(_)) => (Stage::Staged(block, buffer), true),
                         done => {
                             self.stage = Stage::Over(buffer);
                             return self.submitted(done);
@@ -181,15 +180,13 @@ impl Parked {
             }
         }
         match planned {
-            Plan::Copy if self.has_to_offer(device) => {
-                match self.offer(device, linked, &mut buffer, &mut None) {
-                    Some(step) => {
-                        self.stage = Stage::Over(buffer);
-                        Err(step)
-                    }
-                    None => Ok((Stage::Ready(buffer), true)),
+            Plan::Copy if self.has_to_offer(device) => match self.offer(device, linked, &mut buffer) {
+                Some(step) => {
+                    self.stage = Stage::Over(buffer);
+                    Err(step)
                 }
-            }
+                None => Ok((Stage::Ready(buffer), true)),
+            },
             Plan::Copy => {
                 let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
                 match linked.link.submit(op) {
@@ -219,27 +216,19 @@ impl Parked {
                     }
                 }
             }
-            Plan::Stage | Plan::Map => {
-                let Some(packet) = device.host_pool.take_with_len(buffer.len()) else {
-                    return Ok((Stage::Ready(buffer), true));
-                };
-                self.copy_first(Buffer::Packet(packet), buffer)
-            }
-            Plan::Offer => match self.offer(device, linked, &mut buffer, &mut None) {
+            Plan::Stage | Plan::Map if len <= BLOCK => self.copy_first(buffer, runtime),
+            Plan::Offer | Plan::Stage | Plan::Map => match self.offer(device, linked, &mut buffer) {
                 Some(step) => {
                     self.stage = Stage::Over(buffer);
                     Err(step)
                 }
                 None => Ok((Stage::Ready(buffer), true)),
             },
-            Plan::StageAndOffer => match fresh(buffer.len()) {
-                Some(copy) => self.copy_first(copy, buffer),
-                None => {
-                    let error = OpError::Memory(buffer.len());
-                    self.stage = Stage::Over(buffer);
-                    Err(Step::Ended(Err(error)))
-                }
-            },
+            Plan::Refuse => {
+                let refused = check_kinds(MemKind::Host, kind);
+                self.stage = Stage::Over(buffer);
+                Err(Step::Ended(refused.map_err(OpError::Copy)))
+            }
         }
     }
 
@@ -248,29 +237,33 @@ impl Parked {
         Message::is_send(self.header) && device.offers_all(self.rank)
     }
 
-    /// Starts the copy into host memory.
-    fn copy_first(&mut self, copy: Buffer, buffer: Buffer) -> Result<(Stage, bool), Step> {
-        match Transfer::start(copy, buffer) {
-            Ok(transfer) => Ok((Stage::Staging(transfer), false)),
-            Err(refused) => {
-                self.stage = Stage::Over(refused.src);
-                Err(Step::Ended(Err(OpError::Copy(refused.cause))))
-            }
-        }
+    /// Starts the copy into a block.
+    fn copy_first(&mut self, mut buffer: Buffer, runtime: &Inner) -> Result<(Stage, bool), Step> {
+        let (kind, len) = (buffer.view().place().kind(), buffer.len());
+        let refused = match buffer.view().place().gpu().cloned() {
+            // One for each peer: the others behind it wait.
+            Some(gpu) => match runtime.staging.take(&gpu, Way::Out, true) {
+                Some(block) => match Transfer::start(block.first(len), buffer) {
+                    Ok(transfer) => return Ok((Stage::Staging(transfer, block), false)),
+                    Err(refused) => {
+                        buffer = refused.src;
+                        Err(refused.cause)
+                    }
+                },
+                None => return Ok((Stage::Ready(buffer), true)),
+            },
+            None => check_kinds(MemKind::Host, kind),
+        };
+        self.stage = Stage::Over(buffer);
+        Err(Step::Ended(refused.map_err(OpError::Copy)))
     }
 
     /// Offers a large message. `None`: the link has no room for the offer now.
-    fn offer(
-        &self,
-        device: &DeviceInner,
-        linked: &Linked,
-        bytes: &mut Buffer,
-        original: &mut Option<Buffer>,
-    ) -> Option<Step> {
+    fn offer(&self, device: &DeviceInner, linked: &Linked, bytes: &mut Buffer) -> Option<Step> {
         if device.bulk.is_full() {
             return None;
         }
-        match device.bulk.offer(linked, self.header, self.outstanding(), bytes, original, None) {
+        match device.bulk.offer(linked, self.header, self.outstanding(), bytes, None) {
             Ok(Submit::Busy(_)) => None,
             Ok(_) => Some(Step::HandedOver),
             Err(error) => Some(Step::Ended(Err(OpError::of_submit(&error, self.rank)))),

@@ -18,7 +18,7 @@ use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
 use carrack_transports::gpu::Gpu;
-use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
 
@@ -109,14 +109,18 @@ impl<K> Post<'_, K> {
         if let Some(cause) = route.down() {
             return Err(PostError::PeerDown { rank, cause: cause.clone() });
         }
-        let (transport, imported) = match rmr.imported(&self.runtime.0, near) {
-            Ok((transport, imported)) => (Some(*transport), Some(imported)),
-            Err(_) => (route.linked().map(|linked| linked.transport), None),
+        let (transport, imported, why) = match rmr.imported(&self.runtime.0, near) {
+            Ok((transport, imported)) => (Some(*transport), Some(imported), ""),
+            Err(why) => (route.linked().map(|linked| linked.transport), None, why),
         };
-        if let (Some(required), Some(chosen)) = (self.required.map(Path::name), transport)
-            && required != chosen
+        if let Some(required) = self.required.map(Path::name)
+            && transport != Some(required)
         {
-            let why = format!("the memory is reached by {chosen}");
+            let chosen = transport.unwrap_or("none so far");
+            let why = match imported {
+                Some(_) => format!("the memory is reached by {chosen}"),
+                None => format!("its owner moves the bytes, since the memory cannot be mapped: {why}"),
+            };
             return Err(PostError::Path { rank, chosen, required, why });
         }
         let Some(imported) = imported else { return Ok(None) };
@@ -280,10 +284,7 @@ impl Post<'_, Put<'_>> {
             return Ok(self.over(size, take(given)));
         }
         if remote.is_none() {
-            let kind = buffer.kind();
-            if !kind.is_host() {
-                return Err(PostError::Unmapped { rank: self.rank, kind });
-            }
+            check_kinds(MemKind::Host, buffer.view().place().kind()).map_err(PostError::Memory)?;
             if device.bulk.is_full() {
                 return Ok(Begun::Busy);
             }
@@ -388,26 +389,23 @@ impl Post<'_, Get<'_>> {
         let (kind, device) = (buffer.kind(), self.device_inner());
         let near = buffer.gpu().cloned();
         let Some(target) = buffer.view_mut() else { return Err(PostError::ReadOnly("Bytes")) };
+        let place_kind = target.place().kind();
         let remote = self.remote(place, size as u64, near.as_ref())?;
         if size == 0 {
             self.tell(device, place, 0);
             return Ok(self.over(0, given.take().unwrap_or_default()));
         }
         let Some((region, at)) = remote else {
-            if !kind.is_host() {
-                return Err(PostError::Unmapped { rank: self.rank, kind });
-            }
+            check_kinds(place_kind, MemKind::Host).map_err(PostError::Memory)?;
             if device.bulk.is_full() {
                 return Ok(Begun::Busy);
             }
             let Outstanding { tag, user_context, comp, deadline, .. } = self.outstanding(size, comp);
             let buffer = given.take().unwrap_or_default();
             let target = Target::Receive { tag, buffer, comp, user_context, deadline };
-            let token = device.expect(&self.runtime.0, self.rank, size, target);
             let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
-            let request = Request { token, ..self.request(place, size as u64) };
-            device.control(&self.runtime.0, self.rank, message, request.encode());
-            device.end_if_gone(self.rank);
+            let request = self.request(place, size as u64);
+            device.expect(&self.runtime.0, (self.rank, size, target), message, request);
             return Ok(Begun::UnderWay);
         };
         if region.kind().is_host()

@@ -216,9 +216,9 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
     let operation = out.outstanding(buffer.len());
     let bulk = &out.device.bulk;
     let submitted = match buffer {
-        SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, &mut None, None),
+        SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, None),
         SendBuffer::Borrowed(bytes) => {
-            bulk.offer(linked, out.header, operation, &mut own(out.device, bytes), &mut None, None)
+            bulk.offer(linked, out.header, operation, &mut own(out.device, bytes), None)
         }
     };
     match submitted {
@@ -350,7 +350,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
             let (event, owned) = match parked.stage {
                 Stage::After(event, buffer) => (Some(event), buffer),
                 Stage::Ready(buffer) | Stage::Over(buffer) | Stage::Staged(_, buffer) => (None, buffer),
-                Stage::Staging(transfer) => (None, transfer.into_buffers().1),
+                Stage::Staging(transfer, _block) => (None, transfer.into_buffers().1),
             };
             sending.after = event;
             sending.buffer = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));

@@ -228,6 +228,9 @@ impl Pass<'_> {
         if chores.has(Chore::Streams) {
             self.move_streams();
         }
+        if chores.has(Chore::Inflows) {
+            self.move_inflows();
+        }
         self.move_bulk(chores);
         if chores.has(Chore::Flushes) {
             self.move_flushes();

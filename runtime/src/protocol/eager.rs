@@ -2,6 +2,7 @@
 
 use carrack_transports::contract::Caps;
 use carrack_transports::mem::MemKind;
+use carrack_transports::mem::copy::check_kinds;
 
 /// What to do with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,8 +17,8 @@ pub(crate) enum Plan {
     Map,
     /// It is too long for one piece: offer it.
     Offer,
-    /// It is too long for one piece, and has to be copied into host memory first.
-    StageAndOffer,
+    /// It is too long for one piece, and of a kind that nobody copies: refuse it.
+    Refuse,
 }
 
 /// Decides. `packet` is what a packet holds, which bounds what the other side can take in; `maps`: whether the other side can
@@ -28,7 +29,7 @@ pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize, maps: 
         return Plan::Map;
     }
     if len > packet.min(caps.am_copied) {
-        return if kind.is_host() { Plan::Offer } else { Plan::StageAndOffer };
+        return if check_kinds(MemKind::Host, kind).is_ok() { Plan::Offer } else { Plan::Refuse };
     }
     match kind {
         MemKind::Host | MemKind::Pinned => Plan::Copy,
@@ -75,7 +76,9 @@ mod tests {
     #[test]
     fn what_fits_is_bounded_by_the_packet_and_by_the_link() {
         assert_eq!(plan(MemKind::Host, 513, &CAPS, 512, false), Plan::Offer);
-        assert_eq!(plan(MemKind::Device(GpuUuid([1; 16])), 513, &CAPS, 512, false), Plan::StageAndOffer);
+        assert_eq!(plan(MemKind::Device(GpuUuid([1; 16])), 513, &CAPS, 512, false), Plan::Offer);
+        assert_eq!(plan(MemKind::Managed(GpuUuid([1; 16])), 513, &CAPS, 512, true), Plan::Refuse);
+        assert_eq!(plan(MemKind::Unknown, 513, &CAPS, 512, true), Plan::Refuse);
         assert_eq!(plan(MemKind::Host, 1001, &CAPS, 8192, false), Plan::Offer);
     }
 }

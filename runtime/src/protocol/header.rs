@@ -28,6 +28,8 @@ pub(crate) enum Message {
     OfferSend { engine: u16, policy: Matching, tag: Tag },
     /// What was offered may come, part by part.
     Clear { token: u64 },
+    /// There is room for more of what was asked for.
+    Grant { landing: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },
     /// What was offered or asked for is over.
@@ -65,6 +67,7 @@ const HOLD: u64 = 12;
 const NOTE: u64 = 13;
 const HELP: u64 = 14;
 const INTRODUCE: u64 = 15;
+const GRANT: u64 = 16;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -83,6 +86,7 @@ impl Message {
             }
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
+            Self::Grant { landing } => Header([GRANT, landing]),
             Self::Finish { token } => Header([FINISH, token]),
             Self::Help { token } => Header([HELP, token]),
             Self::Introduce { name } => Header([INTRODUCE, name]),
@@ -156,6 +160,7 @@ impl Message {
                 None => Err(format!("a matching policy of {policy}")),
             },
             CLEAR if word == CLEAR => Ok(Self::Clear { token: tag.0 }),
+            GRANT if word == GRANT => Ok(Self::Grant { landing: tag.0 }),
             PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
             HELP if word == HELP => Ok(Self::Help { token: tag.0 }),
@@ -214,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..16) {
+        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..20) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
                 prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {

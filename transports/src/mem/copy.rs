@@ -109,17 +109,26 @@ pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
     unsafe { copy(dst, src) }.map(|_| ())
 }
 
+/// Whether there is anybody who copies between memory of two kinds.
+///
+/// # Errors
+/// [`CopyError::Unknown`], [`CopyError::Managed`]: such memory is touched by nobody here.
+pub fn check_kinds(dst: MemKind, src: MemKind) -> Result<(), CopyError> {
+    if dst == MemKind::Unknown || src == MemKind::Unknown {
+        return Err(CopyError::Unknown { dst, src });
+    }
+    if matches!(dst, MemKind::Managed(_)) || matches!(src, MemKind::Managed(_)) {
+        return Err(CopyError::Managed { dst, src });
+    }
+    Ok(())
+}
+
 /// # Safety
 /// As [`copy`].
 #[cold]
 unsafe fn copy_by_engine(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
     let (to, from) = (dst.place.kind(), src.place.kind());
-    if to == MemKind::Unknown || from == MemKind::Unknown {
-        return Err(CopyError::Unknown { dst: to, src: from });
-    }
-    if matches!(to, MemKind::Managed(_)) || matches!(from, MemKind::Managed(_)) {
-        return Err(CopyError::Managed { dst: to, src: from });
-    }
+    check_kinds(to, from)?;
     if src.len == 0 {
         return Ok(Copied::Done);
     }

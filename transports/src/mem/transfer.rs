@@ -37,18 +37,34 @@ impl Transfer {
     /// [`Refused`], which gives the buffers back, when the target is too short or may not be written,
     /// a kind is unknown, or the engine refused.
     #[allow(clippy::result_large_err, reason = "the error gives two buffers back; this is not the hot path")]
-    pub fn start(mut dst: Buffer, src: Buffer) -> Result<Self, Refused> {
+    pub fn start(dst: Buffer, src: Buffer) -> Result<Self, Refused> {
+        let len = src.len();
+        Self::start_part((dst, 0), (src, 0), len)
+    }
+
+    /// Begins the copy of `len` bytes: from a place in the source to a place in the target, in bytes from their beginnings.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start); and when the source ends before that.
+    #[allow(clippy::result_large_err, reason = "as above")]
+    pub fn start_part(
+        (mut dst, to): (Buffer, usize),
+        (src, from): (Buffer, usize),
+        len: usize,
+    ) -> Result<Self, Refused> {
         // Bytes held in place move when this value moves: give them an address that stays.
         let src = match src {
             Buffer::Small(small) => Buffer::Vec(small.as_slice().to_vec()),
             other => other,
         };
-        let started = match (&mut dst, src.len()) {
-            (Buffer::Small(_), _) => Err(CopyError::TooLong { len: src.len(), room: 0 }),
+        let there = src.len().saturating_sub(from);
+        let started = match (&mut dst, len) {
+            (Buffer::Small(_), _) => Err(CopyError::TooLong { len, room: 0 }),
+            (_, len) if len > there => Err(CopyError::TooLong { len, room: there }),
             (dst, len) => match dst.view_mut() {
                 // SAFETY: `Self` owns both buffers, whose bytes do not move with it, and its `Drop`
                 // waits for the event; so both ranges outlive the engine's work.
-                Some(to) => unsafe { copy(to, src.view()) },
+                Some(all) => unsafe { copy(all.part(to, usize::MAX), src.view().part(from, len)) },
                 None => Err(CopyError::TooLong { len, room: 0 }),
             },
         };

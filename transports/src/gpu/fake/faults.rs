@@ -55,6 +55,10 @@ pub struct Counters {
     pub buffer_ids: u64,
     /// Kernels launched.
     pub launches: u64,
+    /// Allocations of pinned host memory made, which `allocs` does not count.
+    pub pinned: u64,
+    /// Those freed again.
+    pub unpinned: u64,
 }
 
 macro_rules! counts {
@@ -70,7 +74,10 @@ macro_rules! counts {
     };
 }
 
-counts!(copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, buffer_ids, launches);
+counts!(
+    copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, buffer_ids, launches, pinned,
+    unpinned
+);
 
 /// One more.
 pub(super) fn count(counter: &AtomicU64) {
@@ -91,6 +98,7 @@ pub struct Faults {
     null_context: AtomicBool,
     refused: Mutex<HashSet<HandleForm>>,
     open: Mutex<Option<i32>>,
+    no_pinned: AtomicBool,
     copies: Mutex<Option<CopyFault>>,
     copy_delay: AtomicU64,
     launch_delay: AtomicU64,
@@ -126,6 +134,11 @@ impl Faults {
     /// Opening any handle fails with this code, until `None` is set.
     pub fn fail_open(&self, code: Option<i32>) {
         *lock(&self.open) = code;
+    }
+
+    /// There is no pinned memory to be had, or there is again.
+    pub fn refuse_pinned(&self, on: bool) {
+        self.no_pinned.store(on, Ordering::SeqCst);
     }
 
     /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was ordered
@@ -194,6 +207,10 @@ impl Faults {
 
     pub(super) fn refuses_export(&self, form: HandleForm) -> bool {
         lock(&self.refused).contains(&form)
+    }
+
+    pub(super) fn refuses_pinned(&self) -> bool {
+        self.no_pinned.load(Ordering::SeqCst)
     }
 
     pub(super) fn opening_fails(&self) -> Option<i32> {

@@ -1,7 +1,8 @@
 //! Host memory that counts as locked for the engines. They reach all of it anyway; what is kept here is what
 //! `classify` says.
 
-use super::error::{ALREADY_REGISTERED, INVALID_VALUE, error};
+use super::error::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, error};
+use super::faults::count;
 use super::lock;
 use super::shared::Shared;
 use crate::gpu::{Extent, Forms, Gpu, GpuError, HostRegistration};
@@ -34,19 +35,25 @@ struct Locked {
     shared: Arc<Shared>,
     base: usize,
     /// The memory, where it was allocated here.
-    _memory: Option<Region>,
+    memory: Option<Region>,
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
         lock(&self.shared.pinned.ranges).remove(&self.base);
         self.shared.pinned.count.fetch_sub(1, Ordering::Release);
+        if self.memory.is_some() {
+            count(&self.shared.faults.counts.unpinned);
+        }
     }
 }
 
 impl Shared {
     /// Host memory, locked from the start.
     pub(super) fn allocate_pinned(self: &Arc<Self>, ordinal: usize, len: usize) -> Result<Region, GpuError> {
+        if self.faults.refuses_pinned() {
+            return Err(error("allocate", OUT_OF_MEMORY, "no pinned memory, ordered by a test"));
+        }
         let gpu: Arc<dyn Gpu> = self.gpu("allocate", ordinal)?;
         let none = || error("allocate", INVALID_VALUE, "no memory");
         let memory = Region::host(len.checked_add(PAGE).ok_or_else(none)?);
@@ -56,6 +63,7 @@ impl Shared {
         let start = start.ok_or_else(none)?;
         let (locked, id) =
             self.enter("allocate", ordinal, memory.addr() + before, len, Some(memory.clone()))?;
+        count(&self.faults.counts.pinned);
         // SAFETY: the owner holds the host region whose bytes these are; both give out no references.
         Ok(unsafe { Region::from_parts(start, len, MemKind::Pinned, id, Some(gpu), Box::new(locked)) })
     }
@@ -93,7 +101,7 @@ impl Shared {
         ranges.insert(base, Range { len, id, ordinal });
         self.pinned.count.fetch_add(1, Ordering::Release);
         drop(ranges);
-        Ok((Locked { shared: Arc::clone(self), base, _memory: memory }, id))
+        Ok((Locked { shared: Arc::clone(self), base, memory }, id))
     }
 
     /// What is known of an address outside all windows.

@@ -1,0 +1,91 @@
+//! Bytes on their way from a GPU: its engine copies the next block while the link sends the last.
+
+use super::staging::{BLOCK, Block, Staging, Way};
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::{Buffer, CopyError, MemRef, Transfer};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How far the engine is ahead of the link.
+pub(super) struct Ahead {
+    gpu: Arc<dyn Gpu>,
+    /// Bytes that an engine was told to copy.
+    begun: usize,
+    /// The copy that it is at. Before the block that it goes to: a transfer that is dropped waits.
+    copying: Option<(Transfer, Block, usize)>,
+    /// Copied, and how many bytes each has.
+    ready: VecDeque<(Block, usize)>,
+    /// Bytes of the first one that are sent.
+    sent: usize,
+}
+
+impl Ahead {
+    /// For bytes that no CPU may touch. `None`: some CPU may, or nobody has an engine for them.
+    pub(super) fn of(bytes: &Buffer) -> Option<Box<Self>> {
+        let gpu = bytes.view().place().gpu()?.clone();
+        Some(Box::new(Self { gpu, begun: 0, copying: None, ready: VecDeque::new(), sent: 0 }))
+    }
+
+    /// Looks whether the engine is done with a block, and gives it the next one of the first `limit` bytes. While it is at
+    /// work it has the buffer. Whether anything moved.
+    pub(super) fn step(
+        &mut self,
+        bytes: &mut Buffer,
+        limit: usize,
+        staging: &Staging,
+    ) -> Result<bool, CopyError> {
+        let mut moved = false;
+        if let Some((transfer, ..)) = &mut self.copying {
+            let Some(outcome) = transfer.poll() else { return Ok(false) };
+            if let Some((block, len)) = self.settle(bytes) {
+                outcome?;
+                self.ready.push_back((block, len));
+                moved = true;
+            }
+        }
+        let len = limit.saturating_sub(self.begun).min(BLOCK);
+        if len == 0 {
+            return Ok(moved);
+        }
+        let Some(block) = staging.take(&self.gpu, Way::Out, self.ready.is_empty()) else { return Ok(moved) };
+        let source = (std::mem::take(bytes), self.begun);
+        match Transfer::start_part((block.first(len), 0), source, len) {
+            Ok(transfer) => {
+                self.copying = Some((transfer, block, len));
+                self.begun += len;
+                Ok(true)
+            }
+            Err(refused) => {
+                *bytes = refused.src;
+                Err(refused.cause)
+            }
+        }
+    }
+
+    /// What is to be sent next, up to the end of a block.
+    pub(super) fn front(&self) -> Option<MemRef<'_>> {
+        let (block, len) = self.ready.front()?;
+        block.memory().part(self.sent, len - self.sent)
+    }
+
+    /// So many bytes of it are sent.
+    pub(super) fn sent(&mut self, len: usize) {
+        self.sent += len;
+        if self.ready.front().is_some_and(|(_, all)| self.sent == *all) {
+            self.ready.pop_front();
+            self.sent = 0;
+        }
+    }
+
+    /// Whether an engine is at it now.
+    pub(super) fn is_busy(&mut self) -> bool {
+        self.copying.as_mut().is_some_and(|(transfer, ..)| transfer.poll().is_none())
+    }
+
+    /// Has the buffer given back, and waits for the engine if it is at work.
+    pub(super) fn settle(&mut self, bytes: &mut Buffer) -> Option<(Block, usize)> {
+        let (transfer, block, len) = self.copying.take()?;
+        *bytes = transfer.into_buffers().1;
+        Some((block, len))
+    }
+}

@@ -1,0 +1,201 @@
+//! Asking for bytes: all at once into host memory, and as many as there are blocks for onto a GPU.
+
+use super::Bulk;
+use super::incoming::{Arriving, Target};
+use super::staging::Staging;
+use super::wire::{Request, encode_clear, encode_landing};
+use crate::device::DeviceInner;
+use crate::error::OpError;
+use crate::names::Rank;
+use crate::progress::Pass;
+use crate::protocol::header::Message;
+use crate::runtime::Inner;
+
+/// How bytes are asked for.
+pub(super) enum Ask {
+    /// Those of an offer, by the sender's name for it.
+    Offered(u64),
+    /// Those of a region.
+    Region(Message, Request),
+}
+
+/// What is to be done for a message on its way onto a GPU, when no lock is held.
+enum Todo {
+    /// Its bytes are asked for, so many at first.
+    Ask(Rank, u64, Ask, usize),
+    /// More may come.
+    Grant(Rank, u64, usize),
+    /// All are in place.
+    Over(Arriving),
+    /// It ends without its bytes.
+    Fail(Arriving, OpError),
+}
+
+/// What a look at a message came to.
+enum Look {
+    /// It needs another one; and meanwhile its sender may have to be told something.
+    Again(Option<Todo>),
+    /// Its parts are all that is still to come.
+    Enough(Option<Todo>),
+    Over,
+}
+
+impl Arriving {
+    /// Moves on what an engine has to put down. One that `must` has at least one block: no other of its sender's comes.
+    fn look(&mut self, landing: u64, staging: &Staging, must: bool, moved: &mut bool) -> Look {
+        if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
+            match inflow.step(buffer, staging, must) {
+                Ok(stepped) => {
+                    *moved |= stepped.moved;
+                    let granted = inflow.granted();
+                    return if stepped.is_over {
+                        Look::Over
+                    } else {
+                        Look::Again(self.tell(landing, granted))
+                    };
+                }
+                Err(cause) => self.lose(OpError::Copy(cause)),
+            }
+        }
+        *moved = true;
+        if self.got == self.size {
+            return Look::Over;
+        }
+        // The rest is taken in and goes nowhere, so that its sender comes to an end.
+        match self.tell(landing, self.size) {
+            None if self.told < self.size => Look::Again(None),
+            told => Look::Enough(told),
+        }
+    }
+
+    /// Has the sender told how many bytes may come, if that is news. It is asked first, and told of more only when some have
+    /// come: then it has heard what it was asked.
+    fn tell(&mut self, landing: u64, granted: usize) -> Option<Todo> {
+        if granted <= self.told || (self.told > 0 && self.got == 0) {
+            return None;
+        }
+        self.told = granted;
+        Some(match self.ask.take() {
+            Some(ask) => Todo::Ask(self.from, landing, ask, granted),
+            None => Todo::Grant(self.from, landing, granted),
+        })
+    }
+}
+
+impl DeviceInner {
+    /// Asks for the parts of a message that was offered.
+    pub(super) fn ask_for_parts(
+        &self,
+        runtime: &Inner,
+        token: u64,
+        (from, size, target): (Rank, usize, Target),
+    ) {
+        let landing = self.bulk.name();
+        self.await_parts(runtime, landing, Arriving::new(from, size, target), Ask::Offered(token));
+    }
+
+    /// A get: asks the owner for bytes of its region.
+    pub(crate) fn expect(
+        &self,
+        runtime: &Inner,
+        (from, size, target): (Rank, usize, Target),
+        message: Message,
+        request: Request,
+    ) {
+        let landing = self.bulk.name();
+        let ask = Ask::Region(message, Request { token: landing, ..request });
+        self.await_parts(runtime, landing, Arriving::new(from, size, target), ask);
+    }
+
+    fn await_parts(&self, runtime: &Inner, landing: u64, mut arriving: Arriving, ask: Ask) {
+        let (from, deadline) = (arriving.from, arriving.target.deadline());
+        let mut ask = Some(ask);
+        let is_staged = arriving.inflow.is_some();
+        if is_staged {
+            // Progress asks, when there is a block for the first bytes.
+            arriving.ask = ask.take();
+        }
+        let mut all = self.bulk.arriving.lock();
+        all.insert(landing, arriving);
+        self.bulk.arriving.set_count(all.len());
+        drop(all);
+        runtime.deadlines.note(deadline);
+        if is_staged {
+            let mut inflows = self.bulk.inflows.lock();
+            inflows.push(landing);
+            self.bulk.inflows.set_count(inflows.len());
+        }
+        if let Some(ask) = ask {
+            self.ask(runtime, (from, landing), ask, None);
+        }
+        self.end_if_gone(from);
+    }
+
+    /// Without a limit all may come at once.
+    fn ask(&self, runtime: &Inner, (from, landing): (Rank, u64), ask: Ask, limit: Option<usize>) {
+        let limit = limit.map(|limit| limit as u64);
+        match ask {
+            Ask::Offered(token) => {
+                self.control(runtime, from, Message::Clear { token }, encode_clear(landing, limit));
+            }
+            Ask::Region(message, request) => {
+                let request = Request { second: limit.unwrap_or(0), ..request };
+                self.control(runtime, from, message, request.encode());
+            }
+        }
+    }
+}
+
+impl Bulk {
+    /// Looks after what engines have to put down.
+    fn look_at_inflows(&self, staging: &Staging, moved: &mut bool) -> Vec<Todo> {
+        let Some(mut inflows) = self.inflows.try_lock() else { return Vec::new() };
+        let mut all = self.arriving.lock();
+        let (mut todo, mut begun) = (Vec::new(), Vec::new());
+        inflows.retain(|landing| {
+            let Some(one) = all.get_mut(landing) else { return false };
+            if let Some(error) = one.ends_with() {
+                todo.extend(all.remove(landing).map(|one| Todo::Fail(one, error)));
+                return false;
+            }
+            let must = !begun.contains(&one.from);
+            begun.push(one.from);
+            match one.look(*landing, staging, must, moved) {
+                Look::Again(told) => {
+                    todo.extend(told);
+                    return true;
+                }
+                Look::Enough(told) => todo.extend(told),
+                Look::Over => todo.extend(all.remove(landing).map(Todo::Over)),
+            }
+            false
+        });
+        self.inflows.set_count(inflows.len());
+        self.arriving.set_count(all.len());
+        todo
+    }
+}
+
+impl Pass<'_> {
+    /// Moves on what engines put down, and has more of it sent.
+    #[cold]
+    pub(crate) fn move_inflows(&mut self) {
+        for todo in self.device.bulk.look_at_inflows(&self.inner.staging, &mut self.moved) {
+            match todo {
+                Todo::Ask(from, landing, ask, limit) => {
+                    self.device.ask(self.inner, (from, landing), ask, Some(limit));
+                }
+                Todo::Grant(from, landing, limit) => {
+                    let message = Message::Grant { landing };
+                    self.device.control(self.inner, from, message, encode_landing(limit as u64));
+                }
+                Todo::Over(one) => self.arrived(one.from, one.size, one.target, one.lost),
+                Todo::Fail(one, error) => {
+                    if let Some((comp, status)) = one.fail(error) {
+                        self.signal_or_defer(comp.as_ref(), status);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Bytes on their way onto a GPU: parts fill blocks of host memory, and its engine copies those that are full.
+//!
+//! The receiver says how many bytes may come: as many as it has blocks for. So its memory is bounded, a message whose GPU is
+//! slow holds up no other, and nothing that comes has to wait outside a block.
+
+use super::staging::{BLOCK, BLOCKS, Block, Staging, Way};
+use carrack_transports::contract::Payload;
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, CopyError, Transfer};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How far a message has come.
+pub(super) struct Inflow {
+    gpu: Arc<dyn Gpu>,
+    size: usize,
+    /// Blocks that are being filled, in the order of the message.
+    filling: VecDeque<Filling>,
+    /// Where in the message the first of them begins.
+    begin: usize,
+    /// The copy that the engine is at. Before the block that it reads: a transfer that is dropped waits.
+    copying: Option<(Transfer, Block)>,
+    /// Bytes that there are blocks for, or were.
+    granted: usize,
+}
+
+struct Filling {
+    block: Block,
+    got: usize,
+    len: usize,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stepped {
+    pub(super) moved: bool,
+    /// All bytes are on the GPU.
+    pub(super) is_over: bool,
+}
+
+impl Inflow {
+    /// For a message of so many bytes into memory that no CPU may touch. `None`: some CPU may, or nobody has an engine for it.
+    pub(super) fn into(buffer: &Buffer, size: usize) -> Option<Box<Self>> {
+        let gpu = buffer.view().place().gpu()?.clone();
+        let (filling, copying) = (VecDeque::new(), None);
+        Some(Box::new(Self { gpu, size, filling, begin: 0, copying, granted: 0 }))
+    }
+
+    /// Takes a part in.
+    ///
+    /// # Errors
+    /// It was not to be sent, or was sent before.
+    pub(super) fn take(&mut self, offset: usize, part: &Payload) -> Result<(), String> {
+        let mut done = 0;
+        while done < part.len() {
+            let at = offset + done;
+            let block = at.checked_sub(self.begin).and_then(|at| self.filling.get_mut(at / BLOCK));
+            let filling = block.ok_or("it sent a part that may not come yet, or has come")?;
+            let within = at % BLOCK;
+            let len = (filling.len.saturating_sub(within)).min(part.len() - done);
+            if len == 0 || filling.got + len > filling.len {
+                return Err("it sent a part that has come".into());
+            }
+            let room = filling.block.memory().part_mut(within, len).ok_or("a block ends there")?;
+            copy_now(room, part.view().part(done, len)).map_err(|error| error.to_string())?;
+            filling.got += len;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Looks whether the engine is done with a block, gives it the next one that is full, and takes blocks for what is still to
+    /// come: at least one if it `must`. While the engine is at work it has the buffer.
+    ///
+    /// # Errors
+    /// The engine failed, or refused.
+    pub(super) fn step(
+        &mut self,
+        buffer: &mut Buffer,
+        staging: &Staging,
+        must: bool,
+    ) -> Result<Stepped, CopyError> {
+        let mut moved = false;
+        if let Some((transfer, _)) = &mut self.copying
+            && let Some(outcome) = transfer.poll()
+        {
+            self.settle(buffer);
+            outcome?;
+            moved = true;
+        }
+        if self.copying.is_none()
+            && self.filling.front().is_some_and(|first| first.got == first.len)
+            && let Some(Filling { block, len, .. }) = self.filling.pop_front()
+        {
+            let target = (std::mem::take(buffer), self.begin);
+            match Transfer::start_part(target, (block.first(len), 0), len) {
+                Ok(transfer) => self.copying = Some((transfer, block)),
+                Err(refused) => {
+                    *buffer = refused.dst;
+                    return Err(refused.cause);
+                }
+            }
+            self.begin += len;
+            moved = true;
+        }
+        while self.granted < self.size && self.blocks() < BLOCKS {
+            let must = must && self.blocks() == 0;
+            let Some(block) = staging.take(&self.gpu, Way::In, must) else { break };
+            let len = (self.size - self.granted).min(BLOCK);
+            self.filling.push_back(Filling { block, got: 0, len });
+            self.granted += len;
+        }
+        let is_over = self.begin == self.size && self.copying.is_none();
+        Ok(Stepped { moved, is_over })
+    }
+
+    fn blocks(&self) -> usize {
+        self.filling.len() + usize::from(self.copying.is_some())
+    }
+
+    /// How many bytes may come.
+    pub(super) fn granted(&self) -> usize {
+        self.granted
+    }
+
+    /// Whether an engine is at it now.
+    pub(super) fn is_busy(&mut self) -> bool {
+        self.copying.as_mut().is_some_and(|(transfer, _)| transfer.poll().is_none())
+    }
+
+    /// Has the buffer given back, and waits for the engine if it is at work.
+    pub(super) fn settle(&mut self, buffer: &mut Buffer) {
+        if let Some((transfer, _block)) = self.copying.take() {
+            *buffer = transfer.into_buffers().0;
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Host memory on the way to and from GPUs: blocks that engines copy into and out of, used again and again.
+//!
+//! A block is pinned, so that a copy is the engine's work alone: with pageable memory the driver's call waits for it. It is
+//! never given back to the system before the runtime ends, since freeing pinned memory waits for all of a device's work,
+//! streams of the program's included (gpu.md, streams rule 1).
+//!
+//! Two ways, two pools for each GPU: what goes out waits for peers to take it in, and must not keep what comes in from
+//! being put down. A pool gives out [`BLOCKS`] at most; beyond that, one for each peer that would have none: so a peer that
+//! does not go on holds up nobody else, and memory is bounded by the number of peers, whatever is sent.
+
+use carrack_transports::gpu::{Flavour, Gpu};
+use carrack_transports::mem::{Buffer, GpuUuid, Region};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of a block. An engine needs some 10 µs for so many at 55 GB/s, as long as it takes to start a copy and to hear of its end
+/// (6 to 8 µs, gpu.md): larger ones would win little, and the first parts of a message wait for the first block.
+pub(crate) const BLOCK: usize = 512 << 10;
+
+/// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and two for a second message.
+pub(crate) const BLOCKS: usize = 4;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Way {
+    /// From a GPU.
+    Out,
+    /// Onto a GPU.
+    In,
+}
+
+/// A runtime's blocks.
+#[derive(Default)]
+pub(crate) struct Staging(Mutex<HashMap<(GpuUuid, Way), Arc<Pool>>>);
+
+#[derive(Default)]
+struct Pool(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    free: Vec<Region>,
+    /// In use.
+    out: usize,
+    /// There was no pinned memory: it is not asked for again.
+    is_refused: bool,
+}
+
+impl Staging {
+    /// A block for copies to or from a GPU. `None`: all are in use; one will be free when an engine is done. Whoever has
+    /// none, for its peer, `must` have one.
+    pub(crate) fn take(&self, gpu: &Arc<dyn Gpu>, way: Way, must: bool) -> Option<Block> {
+        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = pools.entry((gpu.info().uuid, way)).or_default().clone();
+        drop(pools);
+        let mut state = pool.state();
+        if state.out >= BLOCKS && !must {
+            return None;
+        }
+        state.out += 1;
+        let (kept, is_refused) = (state.free.pop(), state.is_refused);
+        // Without the lock: the first ones take their time.
+        drop(state);
+        let memory = kept.unwrap_or_else(|| pool.allocate(gpu, is_refused));
+        Some(Block { memory, pool })
+    }
+}
+
+impl Pool {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(&self, gpu: &Arc<dyn Gpu>, is_refused: bool) -> Region {
+        if !is_refused {
+            match gpu.allocate(BLOCK, Flavour::Pinned) {
+                Ok(memory) => return memory,
+                Err(why) => {
+                    if !std::mem::replace(&mut self.state().is_refused, true) {
+                        tracing::warn!(%why, "no pinned memory: copies to and from a GPU go through pageable memory, and take longer");
+                    }
+                }
+            }
+        }
+        Region::host(BLOCK)
+    }
+}
+
+/// A block, in use until this is dropped. Whoever has an engine copy to or from it keeps it until the engine is done.
+pub(crate) struct Block {
+    memory: Region,
+    pool: Arc<Pool>,
+}
+
+impl Block {
+    /// A part of it, for a copy: from the beginning, `len` bytes of the [`BLOCK`] that it has.
+    pub(crate) fn first(&self, len: usize) -> Buffer {
+        self.memory.slice(0, len).map_or(Buffer::Empty, Buffer::Region)
+    }
+
+    /// Its memory.
+    pub(crate) fn memory(&self) -> &Region {
+        &self.memory
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let mut state = self.pool.state();
+        state.out -= 1;
+        state.free.push(self.memory.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_transports::mem::MemKind;
+
+    #[test]
+    fn blocks_are_pinned_bounded_and_used_again() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let staging = Staging::default();
+        for _ in 0..3 {
+            let mut taken: Vec<_> =
+                std::iter::from_fn(|| staging.take(&gpu, Way::Out, false)).take(100).collect();
+            assert_eq!(taken.len(), BLOCKS);
+            assert!(taken.iter().all(|block| block.memory().kind() == MemKind::Pinned));
+            taken.push(staging.take(&gpu, Way::Out, true).expect("whoever has none gets one"));
+            assert!(staging.take(&gpu, Way::In, false).is_some(), "the other way has blocks of its own");
+        }
+        let counters = driver.counters();
+        assert_eq!((counters.pinned, counters.unpinned), (BLOCKS as u64 + 2, 0));
+    }
+
+    #[test]
+    fn without_pinned_memory_there_are_pageable_blocks() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        driver.faults().refuse_pinned(true);
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let staging = Staging::default();
+        let blocks: Vec<_> = std::iter::from_fn(|| staging.take(&gpu, Way::In, false)).take(100).collect();
+        assert_eq!(blocks.len(), BLOCKS);
+        assert!(blocks.iter().all(|block| block.memory().kind() == MemKind::Host));
+        assert_eq!(driver.counters().pinned, 0);
+    }
+}
