@@ -37,6 +37,9 @@ pub(crate) enum Chore {
     Words = 1 << 12,
 }
 
+/// What a runtime has to do before a device is looked at.
+pub(crate) const SELDOM: Bit = Bit(Chore::Deadlines as usize | Chore::Words as usize);
+
 impl From<Chore> for Bit {
     #[inline(always)]
     fn from(chore: Chore) -> Self {

@@ -158,6 +158,7 @@ impl Inner {
         self.deadlines.correct();
         self.retries.correct();
         self.suspects.correct();
+        self.words.correct();
         // One write, so that the dumps of several ranks do not mix.
         eprint!("{}", self.pending());
     }

@@ -1,7 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
-use crate::bulk::{Exposures, Staging};
+use crate::bulk::{Exposures, Staging, Words};
 use crate::chores::Chores;
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Completion, Registry, Status};
@@ -71,6 +71,8 @@ pub(crate) struct Inner {
     pub(crate) exposures: Exposures,
     /// Host memory on the way to and from GPUs.
     pub(crate) staging: Staging,
+    /// Words of GPUs that are being changed for peers.
+    pub(crate) words: Words,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
@@ -152,6 +154,7 @@ impl RuntimeBuilder {
             waiting_offers: WaitingOffers::new(settings.offers()),
             suspects: Suspects::new(&chores),
             retries: Retries::new(&chores),
+            words: Words::new(&chores),
             _dump: DumpRequest::listen(settings.dump().is_on(), &chores),
             chores,
             settings,

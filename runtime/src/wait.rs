@@ -114,7 +114,9 @@ impl Inner {
             }
         }
         // What waits for an address, an engine or room is looked at again soon.
-        let pending = self.retries.any() || devices.iter().any(|device| device.0.has_chores());
+        let pending = self.retries.any()
+            || !self.words.is_empty()
+            || devices.iter().any(|device| device.0.has_chores());
         if pending && let Some(fd) = &bootstrap {
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         }

@@ -2,6 +2,7 @@
 
 use super::Target;
 use super::wire::{HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing};
+use super::words::Change;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::error::ProgressError;
@@ -227,10 +228,25 @@ impl Pass<'_> {
     fn asked_to_change(&mut self, from: Rank, swap: bool, request: Request) {
         let Some(slice) = self.meant(from, &request, 8) else { return };
         let Request { token, first, second, .. } = request;
-        let (region, offset) = (slice.region(), slice.offset());
-        let held =
-            if swap { region.compare_swap(offset, first, second) } else { region.fetch_add(offset, first) };
-        self.finish(from, token, held.map_or(Verdict::Word, Verdict::Held));
+        match slice.kind() {
+            MemKind::Device(_) => {
+                let change =
+                    if swap { Change::Swap { expected: first, new: second } } else { Change::Add(first) };
+                self.change_on_gpu(from, token, change, slice);
+            }
+            kind @ (MemKind::Managed(_) | MemKind::Unknown) => {
+                self.finish(from, token, Verdict::of_kind(kind));
+            }
+            MemKind::Host | MemKind::Pinned => {
+                let (region, offset) = (slice.region(), slice.offset());
+                let held = if swap {
+                    region.compare_swap(offset, first, second)
+                } else {
+                    region.fetch_add(offset, first)
+                };
+                self.finish(from, token, held.map_or(Verdict::Word, Verdict::Held));
+            }
+        }
     }
 }
 

@@ -44,6 +44,7 @@ mod pull;
 mod share;
 mod staging;
 pub(crate) mod wire;
+mod words;
 
 pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Target};
@@ -52,6 +53,7 @@ pub(crate) use outgoing::{Offered, Stream};
 pub(crate) use pull::Pull;
 pub(crate) use share::Shares;
 pub(crate) use staging::{BLOCK, Block, Staging, Way};
+pub(crate) use words::Words;
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};

@@ -4,7 +4,7 @@
 //! never given back to the system before the runtime ends, since freeing pinned memory waits for all of a device's work,
 //! streams of the program's included (gpu.md, streams rule 1).
 //!
-//! Two ways, two pools for each GPU: what goes out waits for peers to take it in, and must not keep what comes in from
+//! Each way has a pool of its own for each GPU: what goes out waits for peers to take it in, and must not keep what comes in from
 //! being put down. A pool gives out [`BLOCKS`] at most; beyond that, one for each peer that would have none: so a peer that
 //! does not go on holds up nobody else, and memory is bounded by the number of peers, whatever is sent.
 
@@ -20,6 +20,9 @@ pub(crate) const BLOCK: usize = 512 << 10;
 /// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and two for a second message.
 pub(crate) const BLOCKS: usize = 4;
 
+/// Bytes of a word.
+pub(super) const WORD: usize = 8;
+
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Way {
@@ -27,6 +30,14 @@ pub(crate) enum Way {
     Out,
     /// Onto a GPU.
     In,
+    /// There and back: words that are changed on the host.
+    Word,
+}
+
+impl Way {
+    fn size(self) -> usize {
+        if self == Self::Word { WORD } else { BLOCK }
+    }
 }
 
 /// A runtime's blocks.
@@ -60,7 +71,7 @@ impl Staging {
         let (kept, is_refused) = (state.free.pop(), state.is_refused);
         // Without the lock: the first ones take their time.
         drop(state);
-        let memory = kept.unwrap_or_else(|| pool.allocate(gpu, is_refused));
+        let memory = kept.unwrap_or_else(|| pool.allocate(gpu, way, is_refused));
         Some(Block { memory, pool })
     }
 }
@@ -70,9 +81,9 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn allocate(&self, gpu: &Arc<dyn Gpu>, is_refused: bool) -> Region {
+    fn allocate(&self, gpu: &Arc<dyn Gpu>, way: Way, is_refused: bool) -> Region {
         if !is_refused {
-            match gpu.allocate(BLOCK, Flavour::Pinned) {
+            match gpu.allocate(way.size(), Flavour::Pinned) {
                 Ok(memory) => return memory,
                 Err(why) => {
                     if !std::mem::replace(&mut self.state().is_refused, true) {
@@ -81,7 +92,7 @@ impl Pool {
                 }
             }
         }
-        Region::host(BLOCK)
+        Region::host(way.size())
     }
 }
 
@@ -92,7 +103,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// A part of it, for a copy: from the beginning, `len` bytes of the [`BLOCK`] that it has.
+    /// A part of it, for a copy: from the beginning, `len` bytes of those that it has.
     pub(crate) fn first(&self, len: usize) -> Buffer {
         self.memory.slice(0, len).map_or(Buffer::Empty, Buffer::Region)
     }

@@ -95,7 +95,8 @@ impl Pass<'_> {
             return true;
         }
         let (limit, bulk) = (self.inner.waiting_offers.limit, &self.device.bulk);
-        let is_beyond = bulk.asked_for_by_all() > limit && bulk.asked_for_by(from) > limit
+        let words = self.inner.words.asked_for_by(from);
+        let is_beyond = bulk.asked_for_by_all() + words > limit && bulk.asked_for_by(from) + words > limit
             // What waits to be told to it are answers, and what this rank asks for itself.
             || route.waiting() > 2 * limit + self.inner.settings.backlog();
         if is_beyond {

@@ -1,9 +1,10 @@
 //! Atomic operations on words of other ranks' memory, and the wait for all that was done there.
 //!
-//! A word has one agent (design.md §4.4): the CPUs of the machine that its owner runs on. A rank that has the
-//! memory mapped does the operation itself, any other asks the owner, whose CPU then does it.
+//! A word has one agent (design.md §4.4). That of host memory is the CPUs of the machine that its owner runs on: a rank that has
+//! the memory mapped does the operation itself, any other asks the owner, whose CPU then does it. That of memory of a GPU is the
+//! owner's copy engine: everybody asks, mapped or not, the owner itself included.
 
-use super::options::{Kind, Outcome, Post};
+use super::options::{Kind, Outcome, Path, Post};
 use super::rma::{Begun, Place};
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
@@ -12,7 +13,7 @@ use crate::bulk::wire::word;
 use crate::comp::Completion;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
-use crate::region::Rmr;
+use crate::region::{AtomicError, Rmr};
 use crate::runtime::Runtime;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
@@ -79,7 +80,15 @@ impl Post<'_, Atomic<'_>> {
 
     fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
         let Atomic { place, operation } = &self.kind;
-        let Some((region, offset)) = self.remote(place, 8, None)? else {
+        let mapped = self.remote(place, 8, None)?;
+        if let Some((region, offset)) = mapped
+            && matches!(region.kind(), MemKind::Device(_))
+        {
+            self.check_device_word(region.addr(), offset)?;
+        }
+        let Some((region, offset)) =
+            mapped.filter(|(region, _)| !matches!(region.kind(), MemKind::Device(_)))
+        else {
             return Ok(match *operation {
                 Operation::FetchAdd(value) => self.ask_to_change(place, false, (value, 0), comp),
                 Operation::CompareSwap { expected, new } => {
@@ -92,6 +101,22 @@ impl Post<'_, Atomic<'_>> {
             Operation::CompareSwap { expected, new } => region.compare_swap(offset, expected, new),
         };
         Ok(self.over(8, Buffer::Small(word(held.map_err(PostError::Atomic)?))))
+    }
+}
+
+impl Post<'_, Atomic<'_>> {
+    /// What can be said of a word of a GPU before its owner is asked.
+    fn check_device_word(&self, base: usize, offset: usize) -> Result<(), PostError> {
+        if !(base + offset).is_multiple_of(8) {
+            return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
+        }
+        if self.required == Some(Path::CudaIpc) {
+            let linked = self.device_inner().known_route(self.rank).and_then(|route| route.linked());
+            let chosen = linked.map_or("none so far", |linked| linked.transport);
+            let why = "atomic operations on memory of a GPU are done by its owner".into();
+            return Err(PostError::Path { rank: self.rank, chosen, required: Path::CudaIpc.name(), why });
+        }
+        Ok(())
     }
 }
 

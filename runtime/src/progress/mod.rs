@@ -179,8 +179,9 @@ impl Inner {
 impl Pass<'_> {
     #[inline]
     fn run(&mut self, scratch: &mut Scratch) {
-        if self.inner.chores.there().has(Chore::Deadlines) {
-            self.expire();
+        let seldom = self.inner.chores.there();
+        if seldom.has(chores::SELDOM) {
+            self.look_at_runtime(seldom);
         }
         let chores = self.device.chores.there();
         if chores.any() && !self.upkeep(chores, &mut scratch.comps) {
@@ -202,6 +203,16 @@ impl Pass<'_> {
                     self.move_bulk(chores);
                 }
             }
+        }
+    }
+
+    #[cold]
+    fn look_at_runtime(&mut self, chores: chores::Found) {
+        if chores.has(Chore::Deadlines) {
+            self.expire();
+        }
+        if chores.has(Chore::Words) {
+            self.move_words();
         }
     }
 

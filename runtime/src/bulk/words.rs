@@ -1,0 +1,360 @@
+//! Atomic operations on words in memory of GPUs.
+//!
+//! A word has one agent (design.md §4.4): its owner's progress, by the GPU's copy engine. The engine brings the word into pinned
+//! host memory, there it is changed, and the engine takes it back; whoever asks meanwhile has its turn with the next round. One
+//! round does all that waits, in the order in which it was asked for: so many who ask for one word do not wait for a round
+//! each. Nobody else may do atomic operations on such a word, the program's own kernels included.
+
+use super::staging::{Block, Staging, WORD, Way};
+use super::wire::Verdict;
+use crate::chores::{Chore, Chores, Waiting};
+use crate::names::Rank;
+use crate::progress::Pass;
+use crate::protocol::header::Message;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
+use std::collections::{HashMap, VecDeque};
+
+/// What is to be done to a word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    Add(u64),
+    Swap { expected: u64, new: u64 },
+}
+
+impl Change {
+    fn of(self, held: u64) -> u64 {
+        match self {
+            Self::Add(value) => held.wrapping_add(value),
+            Self::Swap { expected, new } if held == expected => new,
+            Self::Swap { .. } => held,
+        }
+    }
+}
+
+/// An operation, and who is to be told what the word held.
+pub(super) struct Asked {
+    pub(super) from: Rank,
+    pub(super) token: u64,
+    /// The device that it came to.
+    pub(super) device: u32,
+    pub(super) change: Change,
+}
+
+/// An operation that is over.
+type Answer = (Asked, Verdict);
+
+/// A word that somebody wants changed.
+struct Word {
+    place: RegionSlice,
+    /// For the next round.
+    waiting: Vec<Asked>,
+    round: Option<Round>,
+}
+
+/// What an engine is at. The copy before its block: a transfer that is dropped waits.
+enum Round {
+    /// The word is on its way to the host.
+    Coming(Transfer, Block),
+    /// It is on its way back; these are over when it is there, each with what it found.
+    Going(Transfer, Block, Vec<(Asked, u64)>),
+}
+
+/// The words of a runtime's regions that are being changed.
+pub(crate) struct Words(Waiting<State>);
+
+#[derive(Default)]
+struct State {
+    /// By their addresses.
+    all: HashMap<usize, Word>,
+    /// Those whose round is under way: as many as there is host memory for.
+    busy: Vec<usize>,
+    /// Those that wait for theirs.
+    turn: VecDeque<usize>,
+}
+
+impl Words {
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Words))
+    }
+
+    /// Has a word changed, by and by.
+    fn ask(&self, place: RegionSlice, asked: Asked) {
+        let mut state = self.0.lock();
+        let State { all, turn, .. } = &mut *state;
+        let address = address(&place);
+        let word = all.entry(address).or_insert_with(|| {
+            turn.push_back(address);
+            Word { place, waiting: Vec::new(), round: None }
+        });
+        word.waiting.push(asked);
+        self.0.set_count(state.all.len());
+    }
+
+    /// How many operations of a peer are not over.
+    pub(crate) fn asked_for_by(&self, peer: Rank) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let of = |word: &Word| {
+            let waiting = word.waiting.iter().filter(|asked| asked.from == peer).count();
+            let Some(Round::Going(.., found)) = &word.round else { return waiting };
+            waiting + found.iter().filter(|(asked, _)| asked.from == peer).count()
+        };
+        self.0.lock().all.values().map(of).sum()
+    }
+
+    /// Whether there is nothing to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Puts its bit right, which somebody may have taken.
+    pub(crate) fn correct(&self) {
+        self.0.correct();
+    }
+
+    /// Looks which rounds are over, and begins others.
+    fn step(&self, staging: &Staging) -> Vec<Answer> {
+        let Some(mut state) = self.0.try_lock() else { return Vec::new() };
+        let State { all, busy, turn } = &mut *state;
+        let mut answers = Vec::new();
+        busy.retain(|address| {
+            let Some(word) = all.get_mut(address) else { return false };
+            word.step(&mut answers);
+            if word.round.is_none() {
+                if word.waiting.is_empty() {
+                    all.remove(address);
+                } else {
+                    // Behind the others.
+                    turn.push_back(*address);
+                }
+                return false;
+            }
+            true
+        });
+        while let Some(address) = turn.pop_front() {
+            let Some(word) = all.get_mut(&address) else { continue };
+            if !word.begin(staging, &mut answers) {
+                // One of another GPU may have more luck the next time.
+                turn.push_back(address);
+                break;
+            }
+            if word.round.is_some() {
+                busy.push(address);
+            } else {
+                all.remove(&address);
+            }
+        }
+        self.0.set_count(all.len());
+        answers
+    }
+}
+
+/// Where a word lies: a number, never gone to by the CPU.
+fn address(place: &RegionSlice) -> usize {
+    place.region().addr() + place.offset()
+}
+
+impl Word {
+    /// Has the engine bring it. Whether there was host memory for it.
+    fn begin(&mut self, staging: &Staging, answers: &mut Vec<Answer>) -> bool {
+        let Some(gpu) = self.place.region().gpu() else {
+            answers.extend(self.waiting.drain(..).map(|asked| (asked, Verdict::Failed)));
+            return true;
+        };
+        let Some(block) = staging.take(gpu, Way::Word, false) else { return false };
+        match Transfer::start(block.first(WORD), Buffer::Region(self.place.clone())) {
+            Ok(transfer) => self.round = Some(Round::Coming(transfer, block)),
+            Err(refused) => self.give_up(&refused.cause, answers),
+        }
+        true
+    }
+
+    /// Looks whether the engine is done.
+    fn step(&mut self, answers: &mut Vec<Answer>) {
+        self.round = match self.round.take() {
+            Some(Round::Coming(mut transfer, block)) => match transfer.poll() {
+                None => Some(Round::Coming(transfer, block)),
+                Some(Ok(())) => self.change(block, answers),
+                Some(Err(why)) => {
+                    self.give_up(&why, answers);
+                    None
+                }
+            },
+            Some(Round::Going(mut transfer, block, found)) => match transfer.poll() {
+                None => Some(Round::Going(transfer, block, found)),
+                Some(outcome) => {
+                    let verdict = |held| if outcome.is_ok() { Verdict::Held(held) } else { Verdict::Failed };
+                    answers.extend(found.into_iter().map(|(asked, held)| (asked, verdict(held))));
+                    None
+                }
+            },
+            None => None,
+        };
+    }
+
+    /// The word is here: changes it as often as was asked, and has the engine take it back if it is another one now.
+    fn change(&mut self, block: Block, answers: &mut Vec<Answer>) -> Option<Round> {
+        let was = match read(&block) {
+            Ok(was) => was,
+            Err(why) => {
+                self.give_up(&why, answers);
+                return None;
+            }
+        };
+        let mut now = was;
+        let found = self.waiting.drain(..).map(|asked| {
+            let held = now;
+            now = asked.change.of(held);
+            (asked, held)
+        });
+        let found: Vec<_> = found.collect();
+        if now == was {
+            answers.extend(found.into_iter().map(|(asked, held)| (asked, Verdict::Held(held))));
+            return None;
+        }
+        let begun = write(&block, now).and_then(|()| {
+            let target = Buffer::Region(self.place.clone());
+            Transfer::start(target, block.first(WORD)).map_err(|refused| refused.cause)
+        });
+        match begun {
+            Ok(transfer) => Some(Round::Going(transfer, block, found)),
+            Err(why) => {
+                self.waiting.splice(0..0, found.into_iter().map(|(asked, _)| asked));
+                self.give_up(&why, answers);
+                None
+            }
+        }
+    }
+
+    fn give_up(&mut self, why: &CopyError, answers: &mut Vec<Answer>) {
+        tracing::warn!(%why, "atomic operations on a word of a GPU could not be done");
+        answers.extend(self.waiting.drain(..).map(|asked| (asked, Verdict::Failed)));
+    }
+}
+
+fn read(block: &Block) -> Result<u64, CopyError> {
+    let mut bytes = [0; WORD];
+    copy_now(MemMut::host(&mut bytes), block.first(WORD).view())?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn write(block: &Block, word: u64) -> Result<(), CopyError> {
+    match block.first(WORD).view_mut() {
+        Some(room) => copy_now(room, MemRef::host(&word.to_le_bytes())),
+        None => Ok(()),
+    }
+}
+
+impl Pass<'_> {
+    /// A peer wants a word of a GPU's memory changed.
+    pub(super) fn change_on_gpu(&mut self, from: Rank, token: u64, change: Change, place: RegionSlice) {
+        if !address(&place).is_multiple_of(WORD) {
+            let message = Message::Finish { token };
+            return self.device.control(self.inner, from, message, Verdict::Word.encode());
+        }
+        self.inner.words.ask(place, Asked { from, token, device: self.device.index, change });
+        self.move_words();
+    }
+
+    /// Moves on the words of GPUs that are to be changed.
+    #[cold]
+    pub(crate) fn move_words(&mut self) {
+        let answers = self.inner.words.step(&self.inner.staging);
+        if answers.is_empty() {
+            return;
+        }
+        self.moved = true;
+        let devices = self.inner.devices().clone();
+        for (Asked { from, token, device, .. }, verdict) in answers {
+            if let Some(device) = devices.get(device as usize) {
+                device.0.control(self.inner, from, Message::Finish { token }, verdict.encode());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_transports::gpu::{Flavour, Gpu};
+
+    fn asked(token: u64, change: Change) -> Asked {
+        Asked { from: Rank(1), token, device: 0, change }
+    }
+
+    #[test]
+    fn a_round_does_all_that_waits_in_order_and_a_word_that_is_asked_for_on_and_on_lets_others_have_their_turn()
+     {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let region = driver.gpu(0).unwrap().allocate(800, Flavour::Plain).unwrap();
+        region.whole().write(&[0; 800]).unwrap();
+        let (words, staging) = (Words::new(&Chores::default()), Staging::default());
+        let word = |at| region.slice(8 * at, 8).unwrap();
+        let copies = driver.counters().copies;
+        for token in 0..10 {
+            words.ask(word(0), asked(token, Change::Add(5)));
+        }
+        words.ask(word(0), asked(10, Change::Swap { expected: 50, new: 7 }));
+        words.ask(word(0), asked(11, Change::Swap { expected: 50, new: 8 }));
+        assert_eq!((words.asked_for_by(Rank(1)), words.asked_for_by(Rank(2))), (12, 0));
+        let mut answers = Vec::new();
+        while !words.is_empty() {
+            answers.extend(words.step(&staging));
+        }
+        let held: Vec<_> = answers.iter().map(|(asked, verdict)| (asked.token, *verdict)).collect();
+        let mut want: Vec<_> = (0..10).map(|token| (token, Verdict::Held(5 * token))).collect();
+        want.extend([(10, Verdict::Held(50)), (11, Verdict::Held(7))]);
+        assert_eq!(held, want);
+        assert_eq!(driver.counters().copies - copies, 2, "one round");
+        // More words than there are rounds at a time, and one that is never left alone.
+        let mut others = 99;
+        for at in 1..100 {
+            words.ask(word(at), asked(at as u64, Change::Add(at as u64)));
+        }
+        for token in 1000.. {
+            words.ask(word(0), asked(token, Change::Add(1)));
+            others -= words.step(&staging).iter().filter(|(asked, _)| asked.token < 1000).count();
+            if others == 0 {
+                break;
+            }
+        }
+        while !words.is_empty() {
+            words.step(&staging);
+        }
+        for at in 1..100_u64 {
+            assert_eq!(word(at as usize).to_vec().unwrap(), at.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn an_engine_that_fails_fails_those_who_asked_and_nobody_after_them() {
+        use carrack_transports::gpu::fake::{FailAt, Which};
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let region = driver.gpu(0).unwrap().allocate(8, Flavour::Plain).unwrap();
+        region.whole().write(&[0; 8]).unwrap();
+        let (words, staging) = (Words::new(&Chores::default()), Staging::default());
+        for at in [FailAt::Submit, FailAt::Event] {
+            // On its way here, and on its way back.
+            for nth in [1, 2] {
+                driver.faults().fail_copies(at, Which::Nth(nth), 700);
+                for token in 0..3 {
+                    words.ask(region.whole(), asked(token, Change::Add(1)));
+                }
+                let mut answers = Vec::new();
+                while !words.is_empty() {
+                    answers.extend(words.step(&staging));
+                }
+                assert_eq!(answers.len(), 3, "{at:?} {nth}");
+                assert!(answers.iter().all(|(_, verdict)| *verdict == Verdict::Failed));
+            }
+        }
+        words.ask(region.whole(), asked(9, Change::Add(3)));
+        while !words.is_empty() {
+            words.step(&staging);
+        }
+        assert_eq!(region.whole().to_vec().unwrap(), 3_u64.to_le_bytes());
+    }
+}
