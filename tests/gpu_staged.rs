@@ -1,0 +1,191 @@
+//! GPU memory that cannot be mapped: messages, puts, gets and atomic operations between processes, by way of blocks of pinned
+//! host memory and with the owner's help. And beside it, by the same steps, where it can be mapped. With simulated GPUs, and with
+//! real ones where `TEST_GPU=cuda` says so; what needs a driver that misbehaves to order is left out there.
+
+mod support;
+
+#[path = "gpu_staged/bounds.rs"]
+mod bounds;
+#[path = "gpu_staged/endings.rs"]
+mod endings;
+#[path = "gpu_staged/matrix.rs"]
+mod matrix;
+
+use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
+use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack::transports::gpu::{Flavour, Gpu};
+use carrack::transports::mem::Region;
+use carrack::{Buffer, Outcome, PostError, Rank, Runtime, Status, Synchronizer};
+use std::sync::Arc;
+use std::time::Duration;
+use support::ranks::{Ranks, Role};
+use support::{Job, OverShm, Watchdog, built};
+
+const PATIENCE: Duration = Duration::from_secs(110);
+/// Bytes of a block, as `bulk/staging.rs` has them.
+const BLOCK: usize = 512 << 10;
+/// Blocks of a pool.
+const BLOCKS: u64 = 4;
+
+#[test]
+fn every_operation_between_every_pair_of_kinds_in_every_length() {
+    let _watchdog = Watchdog::over("matrix");
+    for ipc in [0, 1] {
+        Ranks::start("matrix", 2, &[ipc]).succeed();
+    }
+}
+
+#[test]
+fn atomic_operations_of_several_ranks_on_one_word_are_one_after_the_other_whatever_its_kind() {
+    let _watchdog = Watchdog::over("words");
+    for ipc in [0, 1] {
+        Ranks::start("words", 3, &[ipc]).succeed();
+    }
+}
+
+#[test]
+fn a_message_longer_than_its_receive_is_an_error_and_writes_nothing() {
+    let _watchdog = Watchdog::over("truncated");
+    for ipc in [0, 1] {
+        Ranks::start("truncated", 2, &[ipc]).succeed();
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed_in_the_midst_ends_what_was_staged_with_it_and_nothing_is_lost() {
+    let _watchdog = Watchdog::over("killed");
+    for way in 0..endings::WAYS {
+        Ranks::start("killed", 3, &[way]).succeed_but_for(Rank(1));
+    }
+}
+
+#[test]
+fn what_an_engine_is_at_ends_when_the_engine_is_done_and_nobody_waits_for_that() {
+    if is_real() {
+        return println!("skipped: a real engine cannot be held");
+    }
+    let _watchdog = Watchdog::over("held");
+    for way in 0..endings::WAYS {
+        Ranks::start("held", 2, &[way]).succeed_but_for(Rank(1));
+    }
+}
+
+#[test]
+fn an_engine_that_fails_in_the_midst_ends_the_operation_on_both_sides_and_no_other() {
+    if is_real() {
+        return println!("skipped: a real engine fails at no order");
+    }
+    let _watchdog = Watchdog::over("failing");
+    Ranks::start("failing", 2, &[]).succeed();
+}
+
+#[test]
+fn a_receive_that_is_late_gets_its_buffer_back_and_its_sender_comes_to_an_end() {
+    let _watchdog = Watchdog::over("late");
+    Ranks::start("late", 2, &[]).succeed();
+}
+
+#[test]
+fn without_pinned_memory_everything_still_arrives() {
+    if is_real() {
+        return println!("skipped: a real driver has pinned memory");
+    }
+    let _watchdog = Watchdog::over("poor");
+    Ranks::start("poor", 2, &[]).succeed();
+}
+
+#[test]
+fn a_quarter_of_a_gibibyte_needs_no_more_host_memory_than_a_few_blocks() {
+    let _watchdog = Watchdog::over("bounded");
+    Ranks::start("bounded", 2, &[]).succeed();
+}
+
+#[test]
+fn many_messages_of_several_peers_share_the_blocks_and_all_arrive() {
+    let _watchdog = Watchdog::over("crowd");
+    Ranks::start("crowd", 3, &[]).succeed();
+}
+
+#[test]
+fn a_rank_in_its_role() {
+    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    match role.name.as_str() {
+        "matrix" => matrix::every_pair(&role),
+        "words" => matrix::words(&role),
+        "truncated" => matrix::truncated(&role),
+        "killed" => endings::killed(&role),
+        "held" => endings::held(&role),
+        "failing" => endings::failing(&role),
+        "late" => endings::late(&role),
+        "poor" => bounds::poor(&role),
+        "bounded" => bounds::bounded(&role),
+        "crowd" => bounds::crowd(&role),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+fn is_real() -> bool {
+    std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda")
+}
+
+fn settings(ipc: bool) -> SettingsBuilder {
+    let choice = if ipc { GpuIpcChoice::Auto } else { GpuIpcChoice::Off };
+    OverShm::settings().gpu(if is_real() { GpuChoice::Cuda } else { GpuChoice::Fake }).gpu_ipc(choice)
+}
+
+/// A rank that maps nothing; with a driver that misbehaves to order, and has so much memory, where it is simulated.
+fn with_driver(role: &Role, memory: usize) -> (Runtime, Option<FakeDriver>) {
+    if is_real() {
+        return (role.runtime(settings(false)), None);
+    }
+    let driver = FakeDriver::new(FakeConfig { devices: 2, memory, ..FakeConfig::default() }).unwrap();
+    let runtime = Runtime::builder()
+        .settings(built(settings(false).gpu(GpuChoice::None)))
+        .bootstrap(Box::new(role.bootstrap()))
+        .gpu_driver(Arc::new(driver.clone()))
+        .start()
+        .unwrap();
+    (runtime, Some(driver))
+}
+
+fn gpus(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
+    let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
+    driver.expect("a driver with devices")
+}
+
+fn device(runtime: &Runtime, len: usize) -> Region {
+    gpus(runtime)[0].allocate(len, Flavour::Plain).unwrap()
+}
+
+/// Calls an operation until it is over.
+fn over(
+    runtime: &Runtime,
+    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+) -> Result<Status, PostError> {
+    let done = Synchronizer::new(1);
+    loop {
+        match call(&done)? {
+            Outcome::Done(status) => return Ok(status),
+            Outcome::Posted => {
+                runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
+                return Ok(done.take().unwrap().remove(0));
+            }
+            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
+        }
+    }
+}
+
+fn sent(runtime: &Runtime, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
+    let mut buffer = Some(buffer.into());
+    over(runtime, |done| {
+        let buffer = buffer.take().unwrap();
+        runtime.post_send(Rank(to), buffer, carrack::Tag(tag)).comp(done).allow_retry(false).call()
+    })
+}
+
+fn received(runtime: &Runtime, from: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
+    let mut buffer = Some(buffer.into());
+    over(runtime, |done| {
+        runtime.post_recv(Rank(from), buffer.take().unwrap(), carrack::Tag(tag)).comp(done).call()
+    })
+}
