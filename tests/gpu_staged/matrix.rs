@@ -6,9 +6,7 @@ use crate::{BLOCK, gpus, over, received, sent, settings};
 use carrack::region::AtomicError;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{Region, RegionSlice};
-use carrack::{
-    CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
-};
+use carrack::{CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag};
 use std::sync::Arc;
 
 /// Host, pinned, and memory of each of two devices.
@@ -197,13 +195,20 @@ pub(crate) fn words(role: &Role) {
         // Several at a time on one word, then compare-and-swap until it works.
         let done = Synchronizer::new(EACH as usize);
         for _ in 0..EACH {
-            while runtime.post_fetch_add(Rank(1), rmr, 8, 3).comp(&done).allow_done(false).call().unwrap().is_retry()
+            while runtime
+                .post_fetch_add(Rank(1), rmr, 8, 3)
+                .comp(&done)
+                .allow_done(false)
+                .call()
+                .unwrap()
+                .is_retry()
             {
                 runtime.progress().unwrap();
             }
         }
         runtime.wait_for(crate::PATIENCE, || done.test()).unwrap();
-        let mut seen: Vec<_> = done.take().unwrap().into_iter().map(|one| one.ok().unwrap().value().unwrap()).collect();
+        let mut seen: Vec<_> =
+            done.take().unwrap().into_iter().map(|one| one.ok().unwrap().value().unwrap()).collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len() as u64, EACH, "kind {kind}: no two find the same");
@@ -223,7 +228,9 @@ pub(crate) fn words(role: &Role) {
         let odd = over(&runtime, |done| runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).call());
         match odd {
             Err(PostError::Atomic(AtomicError::Unaligned { .. })) => {}
-            Ok(status) => assert!(matches!(status.error.as_deref(), Some(OpError::Word(Rank(1)))), "{status:?}"),
+            Ok(status) => {
+                assert!(matches!(status.error.as_deref(), Some(OpError::Word(Rank(1)))), "{status:?}")
+            }
             Err(other) => panic!("{other}"),
         }
     }
@@ -293,7 +300,9 @@ pub(crate) fn truncated(role: &Role) {
                 Some(status.error.expect("it was too long"))
             };
             match error.as_deref() {
-                Some(OpError::Truncated { message, buffer }) => assert_eq!((*message, *buffer), (len, len - 1)),
+                Some(OpError::Truncated { message, buffer }) => {
+                    assert_eq!((*message, *buffer), (len, len - 1))
+                }
                 // It was small, and on its way before anybody looked.
                 None if role.rank == 0 && len <= 8192 => {}
                 other => panic!("{other:?}"),
@@ -302,4 +311,3 @@ pub(crate) fn truncated(role: &Role) {
     }
     role.meet("over", &runtime, 0..2);
 }
-

@@ -13,7 +13,7 @@ use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{Header, Op, Submit, SubmitError};
+use carrack_transports::contract::{DownCause, Header, Op, Submit, SubmitError};
 use carrack_transports::mem::{Buffer, MemRef, PacketSource};
 use std::sync::Arc;
 
@@ -374,10 +374,14 @@ impl Pass<'_> {
             let rank = stream.rank();
             let mut over = match stream.failed.clone() {
                 Some(error) => Some(Err(error)),
-                None => self.device.known_route(rank).and_then(|route| {
-                    let linked = route.linked()?;
-                    stream.step(linked, part_size(self.device, linked), &self.inner.staging, &mut moved)
-                }),
+                None => match self.way_to(rank) {
+                    Ok(None) => None,
+                    Ok(Some(linked)) => {
+                        let part = part_size(self.device, linked);
+                        stream.step(linked, part, &self.inner.staging, &mut moved)
+                    }
+                    Err(error) => Some(Err(error)),
+                },
             };
             if let Some(Err(error)) = &over
                 && stream.must_wait(&|_| error.clone())
@@ -422,6 +426,21 @@ impl Pass<'_> {
                 }
             };
             self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}
+
+impl<'a> Pass<'a> {
+    /// The link to a rank, made if need be: who only answers may have had none so far. `None`: it is not up yet.
+    fn way_to(&self, rank: Rank) -> Result<Option<&'a Linked>, OpError> {
+        let device = self.device;
+        let Some(route) = device.route(rank) else { return Ok(None) };
+        match route.linked() {
+            Some(linked) => Ok(Some(linked)),
+            None => route.link(self.inner, device).map_err(|error| {
+                let cause = DownCause::Refused(error.to_string());
+                OpError::PeerDown { rank, cause: route.down().cloned().unwrap_or(cause) }
+            }),
         }
     }
 }
