@@ -86,6 +86,12 @@ fn a_receive_that_is_late_gets_its_buffer_back_and_its_sender_comes_to_an_end() 
 }
 
 #[test]
+fn a_peer_that_is_silent_keeps_no_other_from_the_gpu() {
+    let _watchdog = Watchdog::over("silent");
+    Ranks::start("silent", 3, &[]).succeed();
+}
+
+#[test]
 fn without_pinned_memory_everything_still_arrives() {
     if is_real() {
         return println!("skipped: a real driver has pinned memory");
@@ -117,6 +123,7 @@ fn a_rank_in_its_role() {
         "held" => endings::held(&role),
         "failing" => endings::failing(&role),
         "late" => endings::late(&role),
+        "silent" => endings::silent(&role),
         "poor" => bounds::poor(&role),
         "bounded" => bounds::bounded(&role),
         "crowd" => bounds::crowd(&role),

@@ -1,5 +1,6 @@
 //! The path to each peer, and why each other was refused.
 
+use crate::bulk::BLOCK;
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::Rank;
@@ -33,7 +34,7 @@ pub struct PeerPaths {
 pub struct KindPath {
     /// The memory that is sent from: `host`, `pinned`, `device 0 (name)` and so on.
     pub memory: String,
-    /// How: `copied into the ring up to 208 B, …`, `staged through a host packet …`.
+    /// How: `copied into the ring up to 208 B, …`, `copied into pinned host memory by the GPU's engine …`.
     pub way: String,
     /// Why not otherwise, when the way is not the direct one.
     pub why: Option<String>,
@@ -104,6 +105,20 @@ impl Runtime {
         }
     }
 
+    /// Why memory of a GPU goes by way of host memory, where it does.
+    fn why_not_direct(&self, transport: &str, direct: bool, maps: bool) -> Option<String> {
+        let sends = (!direct).then(|| format!("{transport} sends host memory only"));
+        let mapped = match maps {
+            true => None,
+            false if !self.settings().gpu_ipc().is_allowed() => {
+                Some("nothing is mapped (CARRACK_GPU_IPC=off)".to_owned())
+            }
+            false => Some(format!("nothing is mapped over {transport}")),
+        };
+        let all: Vec<_> = sends.into_iter().chain(mapped).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
     fn explain_kinds(&self, device: &DeviceInner, rank: Rank, transport: &str, caps: &Caps) -> Vec<KindPath> {
         let packet = device.host_pool.packet_size().min(caps.am_copied);
         let large = self.explain_large(device, rank);
@@ -127,25 +142,27 @@ impl Runtime {
                         let info = gpu.info();
                         let kind = MemKind::Device(info.uuid);
                         let direct = caps.takes_am(kind, 1);
-                        let way = if direct {
-                            format!(
-                                "read by the GPU's engine up to {packet} B, copied to host memory beyond, {large}"
-                            )
+                        let small = if direct {
+                            format!("read by the GPU's engine up to {packet} B")
                         } else {
-                            format!(
-                                "staged through host memory by the GPU's engine; beyond {packet} B {large}"
-                            )
+                            format!("copied into pinned host memory by the GPU's engine up to {packet} B")
                         };
-                        let why = (!direct).then(|| format!("{transport} sends host memory only"));
+                        let staged = format!(
+                            "{small}; beyond, and into such memory, through blocks of {} KiB of pinned host memory, which the engine \
+                             fills or empties while others are on their way; puts, gets and atomic operations by their owner, so too",
+                            BLOCK >> 10
+                        );
                         let way = if maps {
                             format!(
-                                "offered, and fetched by the receiver's copy engine through {}; what cannot be exported or \
-                                 mapped, and active messages up to {packet} B: {way}",
+                                "offered, and fetched by the receiver's copy engine through {}, by which it is put and got, too; atomic \
+                                 operations by their owner; what cannot be exported or mapped, and active messages up to {packet} B: \
+                                 {staged}",
                                 cuda_ipc::NAME
                             )
                         } else {
-                            way
+                            staged
                         };
+                        let why = self.why_not_direct(transport, direct, maps);
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,

@@ -268,3 +268,48 @@ pub(crate) fn late(role: &Role) {
     }
     role.meet("over", &runtime, 0..2);
 }
+
+/// A rank that stops in the midst of a message there and one back has all the blocks, and keeps nobody else from the GPU.
+pub(crate) fn silent(role: &Role) {
+    let (runtime, _) = with_driver(role, 256 << 20);
+    let region = device(&runtime, 2 * LEN);
+    let (out, back) = (region.slice(0, LEN).unwrap(), region.slice(LEN, LEN).unwrap());
+    let (gone, come) = (Synchronizer::new(1), Synchronizer::new(1));
+    if role.rank < 2 {
+        let other = Rank(1 - role.rank);
+        assert!(runtime.post_recv(other, back, Tag(1)).comp(&come).call().unwrap().is_posted());
+        let mut send = runtime.post_send(other, out, Tag(1)).comp(&gone).allow_retry(false);
+        assert!(send.call().unwrap().is_posted());
+    }
+    match role.rank {
+        1 => {
+            // Its ring fills, and its sending stands still.
+            while moved(&runtime) == 0 {
+                runtime.progress().unwrap();
+            }
+            role.says("silent");
+            while !role.has_said("done", 0) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        0 => {
+            while !role.has_said("silent", 1) {
+                runtime.progress().unwrap();
+            }
+            for _ in 0..1000 {
+                runtime.progress().unwrap();
+            }
+            exchange(&runtime, 0, 2, 4);
+            assert!(!gone.test() && !come.test(), "the other one is silent");
+            role.says("done");
+        }
+        _ => exchange(&runtime, 2, 0, 4),
+    }
+    if role.rank < 2 {
+        for done in [&gone, &come] {
+            runtime.wait_for(crate::PATIENCE, || done.test()).expect("it goes on");
+            assert!(done.take().unwrap().remove(0).error.is_none());
+        }
+    }
+    role.meet("over", &runtime, 0..3);
+}
