@@ -20,7 +20,7 @@ pub(crate) enum Chore {
     /// What could not be delivered.
     Deferred = 1 << 5,
     /// Active messages on their way into memory of a GPU.
-    Line = 1 << 11,
+    Line = 1 << 13,
     /// Large messages that others copy from here.
     Helps = 1 << 10,
     /// Large messages on their way onto a GPU.

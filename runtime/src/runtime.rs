@@ -70,7 +70,7 @@ pub(crate) struct Inner {
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
     /// Host memory on the way to and from GPUs.
-    pub(crate) staging: Staging,
+    pub(crate) staging: Arc<Staging>,
     /// Words of GPUs that are being changed for peers.
     pub(crate) words: Words,
     // Last: whatever else ends may still have something to say to the launcher.
@@ -161,7 +161,7 @@ impl RuntimeBuilder {
             down: Mutex::default(),
             sleepers,
             exposures: Exposures::default(),
-            staging: Staging::default(),
+            staging: Arc::default(),
             boards: Boards::new(Rank(rank), size),
             bootstrap,
         };

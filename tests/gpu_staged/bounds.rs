@@ -99,6 +99,8 @@ pub(crate) fn bounded(role: &Role) {
             fill_all(&region, way);
         }
         runtime.barrier().unwrap();
+        let to_pageable = || driver.as_ref().map(|driver| driver.counters().to_pageable);
+        let before = to_pageable();
         let posted = match (role.rank, way) {
             (0, 0) => {
                 runtime.post_send(Rank(1), region.whole(), Tag(1)).comp(&done).allow_retry(false).call()
@@ -119,6 +121,7 @@ pub(crate) fn bounded(role: &Role) {
         if role.rank == 0 || way == 0 {
             assert!(done.take().unwrap().remove(0).error.is_none());
         }
+        assert_eq!(to_pageable(), before, "copies for which a driver's call would wait");
         if role.rank == 0 {
             role.says(&format!("done {way}"));
         }

@@ -15,6 +15,7 @@
 //! sender that has gone is found out.
 
 use super::incoming::Target;
+use super::through::Moving;
 use super::wire::{Mapped, Offer};
 use crate::device::{DeviceInner, Outstanding};
 use crate::names::Rank;
@@ -27,7 +28,7 @@ use carrack_transports::contract::{
 };
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, Transfer, WeakRegion};
+use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -283,7 +284,7 @@ impl DeviceInner {
         };
         known.used.store(now(), Ordering::Relaxed);
         let size = source.len();
-        match Transfer::start(std::mem::take(place), source) {
+        match Moving::start(std::mem::take(place), source, &runtime.staging) {
             Ok(transfer) => {
                 let (comp, status) = target.end(from, size, None);
                 let about = (from, status.tag, size);

@@ -43,6 +43,7 @@ mod pending;
 mod pull;
 mod share;
 mod staging;
+mod through;
 pub(crate) mod wire;
 mod words;
 
@@ -53,6 +54,7 @@ pub(crate) use outgoing::{Offered, Stream};
 pub(crate) use pull::Pull;
 pub(crate) use share::Shares;
 pub(crate) use staging::{BLOCK, Block, Staging, Way};
+pub(crate) use through::Moving;
 pub(crate) use words::Words;
 
 use crate::chores::{Chore, Chores, Waiting};

@@ -32,6 +32,8 @@ pub(crate) enum Way {
     In,
     /// There and back: words that are changed on the host.
     Word,
+    /// To and from host memory that is not pinned: waits for no peer.
+    Through,
 }
 
 impl Way {

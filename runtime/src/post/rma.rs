@@ -6,9 +6,9 @@ use super::recv::{defer_if_full, step, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
 use crate::buffer::{Buffer, SendBuffer};
-use crate::bulk::Target;
 use crate::bulk::answers::NOBODY;
 use crate::bulk::wire::{Request, word};
+use crate::bulk::{Moving, Target};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::PostError;
@@ -18,8 +18,8 @@ use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
 use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::MemKind;
 use carrack_transports::mem::copy::{check_kinds, copy_now};
-use carrack_transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
 
 /// What a put is made of.
@@ -168,7 +168,7 @@ impl<K> Post<'_, K> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, (PostError, Buffer)> {
         let size = src.len();
-        match Transfer::start(dst, src) {
+        match Moving::start(dst, src, &self.runtime.0.staging) {
             Ok(transfer) => {
                 let Outstanding { rank, tag, user_context, comp, .. } = self.outstanding(size, comp);
                 let signal = place.signal;

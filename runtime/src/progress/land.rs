@@ -1,7 +1,7 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
 use super::{Meeting, Met, found};
-use crate::bulk::Target;
+use crate::bulk::{Moving, Target};
 use crate::comp::{Completion, Status};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// A message on its way into memory that an engine has to write.
 pub(crate) struct Landing {
-    pub(crate) transfer: Transfer,
+    pub(crate) transfer: Moving,
     pub(crate) comp: Option<Arc<dyn Completion>>,
     pub(crate) rank: Rank,
     pub(crate) tag: Tag,
@@ -33,13 +33,13 @@ pub(crate) struct Landing {
 impl Landing {
     /// A message on its way into the buffer that it is for.
     pub(crate) fn of_message(
-        transfer: Transfer,
+        transfer: impl Into<Moving>,
         comp: Option<Arc<dyn Completion>>,
         (rank, tag, size): (Rank, Tag, usize),
         user_context: UserContext,
     ) -> Self {
         Self {
-            transfer,
+            transfer: transfer.into(),
             comp,
             rank,
             tag,

@@ -16,7 +16,7 @@ const EACH: usize = 4;
 /// Takes out the copies that are done, from one on to the first that is not.
 fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
     while let Some(landing) = landings.get_mut(at)
-        && landing.transfer.poll().is_some()
+        && landing.transfer.poll(at == 0).is_some()
     {
         done.extend(landings.remove(at));
     }
@@ -85,7 +85,7 @@ impl Pass<'_> {
         }
         for mut landing in ended {
             self.moved = true;
-            let outcome = landing.transfer.poll().unwrap_or(Ok(()));
+            let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
             if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
                 let message = Message::Signal { comp, tag: landing.tag };
                 self.device.control(self.inner, landing.rank, message, word(landing.size as u64));

@@ -51,5 +51,5 @@ pub use loan::{Lender, Loan};
 pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, WeakRegion};
-pub use transfer::Transfer;
+pub use transfer::{Refused, Transfer};
 pub use view::{MemMut, MemRef, Place};

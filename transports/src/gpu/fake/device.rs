@@ -117,6 +117,7 @@ impl Gpu for FakeGpu {
         len: usize,
     ) -> Result<Event, GpuError> {
         let (done, event) = Promise::new();
+        let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         if len == 0 {
             done.fire(Ok(()));
             return Ok(event);
@@ -131,6 +132,9 @@ impl Gpu for FakeGpu {
         let delay = self.shared.faults.delay_of_copies();
         self.give(Job::Copy(Copy { dst, src, len, delay, fail, done }))?;
         count(&self.shared.faults.counts.copies);
+        if is_to_pageable {
+            count(&self.shared.faults.counts.to_pageable);
+        }
         Ok(event)
     }
 

@@ -55,6 +55,8 @@ pub struct Counters {
     pub buffer_ids: u64,
     /// Kernels launched.
     pub launches: u64,
+    /// Copies taken from a device to host memory that was not said to be pinned: a real driver's call waits for these.
+    pub to_pageable: u64,
     /// Allocations of pinned host memory made, which `allocs` does not count.
     pub pinned: u64,
     /// Those freed again.
@@ -75,8 +77,20 @@ macro_rules! counts {
 }
 
 counts!(
-    copies, allocs, frees, exports, opens, closes, maps, unmaps, classifies, buffer_ids, launches, pinned,
-    unpinned
+    copies,
+    allocs,
+    frees,
+    exports,
+    opens,
+    closes,
+    maps,
+    unmaps,
+    classifies,
+    buffer_ids,
+    launches,
+    pinned,
+    unpinned,
+    to_pageable
 );
 
 /// One more.

@@ -1,0 +1,271 @@
+//! Copies within this process between memory of a GPU and host memory that is not pinned: block by block, because the driver's own
+//! call would wait until the engine has copied all of it.
+
+use super::staging::{BLOCK, Block, Staging, Way};
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, CopyError, MemKind, Refused, Transfer};
+use std::sync::Arc;
+
+/// Bytes of pageable host memory that a driver's call takes in at once, and returns before the engine is at them (the CUDA driver's
+/// documentation, "API synchronization behavior").
+const AT_ONCE: usize = 64 << 10;
+
+/// A copy that an engine does, alone or with the CPU's help.
+pub(crate) enum Moving {
+    /// From end to end.
+    Engine(Transfer),
+    /// By way of blocks.
+    Through(Box<Through>),
+}
+
+impl From<Transfer> for Moving {
+    fn from(transfer: Transfer) -> Self {
+        Self::Engine(transfer)
+    }
+}
+
+impl Moving {
+    /// Begins the copy of all of `src`, as [`Transfer::start`] does; no call waits for an engine.
+    ///
+    /// # Errors
+    /// As there.
+    #[allow(clippy::result_large_err, reason = "the error gives two buffers back; this is not the hot path")]
+    pub(crate) fn start(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Refused> {
+        let len = src.len();
+        let gpu = match (dst.kind(), src.kind()) {
+            (MemKind::Host, MemKind::Device(_)) => src.view().place().gpu().cloned(),
+            (MemKind::Device(_), MemKind::Host) if len > AT_ONCE => dst.view().place().gpu().cloned(),
+            _ => None,
+        };
+        let Some(gpu) = gpu.filter(|_| len <= dst.len() && dst.view_mut().is_some()) else {
+            return Transfer::start(dst, src).map(Self::Engine);
+        };
+        let from_gpu = matches!(src.kind(), MemKind::Device(_));
+        let staging = staging.clone();
+        let (begun, done, copying, filled) = (0, 0, None, None);
+        let failed = None;
+        let mut through =
+            Through { copying, filled, dst, src, len, gpu, from_gpu, begun, done, failed, staging };
+        match through.step(false) {
+            Ok(()) => Ok(Self::Through(Box::new(through))),
+            Err(cause) => Err(Refused { dst: through.dst, src: through.src, cause }),
+        }
+    }
+
+    /// Whether it is over: `None` while it is not. Never waits. Whoever is `first` of those who look after their copies is sure
+    /// of a block.
+    pub(crate) fn poll(&mut self, first: bool) -> Option<Result<(), CopyError>> {
+        match self {
+            Self::Engine(transfer) => transfer.poll(),
+            Self::Through(through) => through.poll(first),
+        }
+    }
+
+    /// Gives back target and source, in this order; waits for an engine that is at them.
+    pub(crate) fn into_buffers(self) -> (Buffer, Buffer) {
+        match self {
+            Self::Engine(transfer) => transfer.into_buffers(),
+            Self::Through(mut through) => {
+                through.settle();
+                (through.dst, through.src)
+            }
+        }
+    }
+}
+
+/// A copy by way of blocks.
+pub(crate) struct Through {
+    /// What the engine is at, and how many bytes. It has the end that is on the GPU meanwhile. Before the block: a
+    /// transfer that is dropped waits.
+    copying: Option<(Transfer, Block, usize)>,
+    /// Onto a GPU: the next block, which the engine has not begun.
+    filled: Option<(Block, usize)>,
+    dst: Buffer,
+    src: Buffer,
+    len: usize,
+    gpu: Arc<dyn Gpu>,
+    from_gpu: bool,
+    /// Bytes that a block was taken for.
+    begun: usize,
+    done: usize,
+    failed: Option<CopyError>,
+    staging: Arc<Staging>,
+}
+
+impl Through {
+    fn poll(&mut self, first: bool) -> Option<Result<(), CopyError>> {
+        if self.failed.is_none() && self.done < self.len {
+            self.failed = self.step(first).err();
+        }
+        if let Some(error) = &self.failed {
+            return Some(Err(error.clone()));
+        }
+        (self.done == self.len).then_some(Ok(()))
+    }
+
+    /// Goes on by one block at most. After an error nothing is under way.
+    fn step(&mut self, must: bool) -> Result<(), CopyError> {
+        let mut come = None;
+        if let Some((transfer, ..)) = &mut self.copying {
+            let Some(outcome) = transfer.poll() else {
+                // Meanwhile the CPU is at the next.
+                return if self.from_gpu { Ok(()) } else { self.fill(false) };
+            };
+            come = self.settle();
+            outcome?;
+        }
+        if self.from_gpu {
+            // The engine first: it is at the next block while the CPU is at this one.
+            if let Some((block, len)) = self.next(must && come.is_none()) {
+                let source = std::mem::take(&mut self.src);
+                match Transfer::start_part((block.first(len), 0), (source, self.begun), len) {
+                    Ok(transfer) => self.copying = Some((transfer, block, len)),
+                    Err(refused) => {
+                        self.src = refused.src;
+                        return Err(refused.cause);
+                    }
+                }
+                self.begun += len;
+            }
+            if let Some((block, len)) = come {
+                let room = self.dst.view_mut().map(|room| room.part(self.done, len));
+                if let Some(room) = room {
+                    copy_now(room, block.first(len).view())?;
+                }
+                self.done += len;
+            }
+            return Ok(());
+        }
+        self.done += come.map_or(0, |(_, len)| len);
+        self.fill(must)?;
+        if let Some((block, len)) = self.filled.take() {
+            let target = std::mem::take(&mut self.dst);
+            match Transfer::start_part((target, self.done), (block.first(len), 0), len) {
+                Ok(transfer) => self.copying = Some((transfer, block, len)),
+                Err(refused) => {
+                    self.dst = refused.dst;
+                    return Err(refused.cause);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A block for the next bytes, if there are more, and if there is one.
+    fn next(&self, must: bool) -> Option<(Block, usize)> {
+        let len = (self.len - self.begun).min(BLOCK);
+        if len == 0 {
+            return None;
+        }
+        Some((self.staging.take(&self.gpu, Way::Through, must)?, len))
+    }
+
+    /// Fills the next block, unless one is filled already.
+    fn fill(&mut self, must: bool) -> Result<(), CopyError> {
+        if self.filled.is_some() {
+            return Ok(());
+        }
+        if let Some((block, len)) = self.next(must) {
+            if let Some(room) = block.first(len).view_mut() {
+                copy_now(room, self.src.view().part(self.begun, len))?;
+            }
+            self.begun += len;
+            self.filled = Some((block, len));
+        }
+        Ok(())
+    }
+
+    /// Has the end that is on the GPU given back; waits for the engine if it is at work.
+    fn settle(&mut self) -> Option<(Block, usize)> {
+        let (transfer, block, len) = self.copying.take()?;
+        let (dst, src) = transfer.into_buffers();
+        if self.from_gpu {
+            self.src = src;
+        } else {
+            self.dst = dst;
+        }
+        Some((block, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::Flavour;
+    use carrack_transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
+    use carrack_transports::mem::Region;
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at * 31 >> 3) as u8).collect()
+    }
+
+    fn ended(mut moving: Moving) -> (Result<(), CopyError>, (Buffer, Buffer)) {
+        loop {
+            if let Some(outcome) = moving.poll(true) {
+                return (outcome, moving.into_buffers());
+            }
+        }
+    }
+
+    #[test]
+    fn every_length_arrives_both_ways_and_no_engine_writes_to_memory_that_is_not_pinned() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu = driver.gpu(0).unwrap();
+        let staging = Arc::default();
+        for len in [1, 40, AT_ONCE, AT_ONCE + 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3] {
+            let region = gpu.allocate(len, Flavour::Plain).unwrap();
+            let want = bytes(len);
+            let onto = Moving::start(region.whole().into(), want.clone().into(), &staging).unwrap();
+            assert!(ended(onto).0.is_ok());
+            let before = driver.counters().to_pageable;
+            let from = Moving::start(vec![0; len + 1].into(), region.whole().into(), &staging).unwrap();
+            let (outcome, (dst, src)) = ended(from);
+            assert!(outcome.is_ok());
+            assert_eq!((driver.counters().to_pageable, src.len()), (before, len));
+            assert_eq!(dst.as_slice().unwrap()[..len], want[..]);
+            assert_eq!(dst.as_slice().unwrap()[len], 0);
+        }
+        assert!(driver.counters().pinned <= 4);
+    }
+
+    #[test]
+    fn a_copy_that_fails_in_the_midst_gives_both_buffers_back() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let region = driver.gpu(0).unwrap().allocate(5 * BLOCK, Flavour::Plain).unwrap();
+        let host = || Buffer::Vec(vec![1; 5 * BLOCK]);
+        let staging = Arc::default();
+        for at in [FailAt::Submit, FailAt::Event] {
+            for from_gpu in [true, false] {
+                for nth in [1, 3] {
+                    driver.faults().fail_copies(at, Which::Nth(nth), 700);
+                    let on_gpu = Buffer::Region(region.whole());
+                    let (dst, src) = if from_gpu { (host(), on_gpu) } else { (on_gpu, host()) };
+                    let (dst, src) = match Moving::start(dst, src, &staging) {
+                        Err(refused) => (refused.dst, refused.src),
+                        Ok(moving) => {
+                            let (outcome, buffers) = ended(moving);
+                            assert!(matches!(outcome, Err(CopyError::Engine { .. })), "{outcome:?}");
+                            buffers
+                        }
+                    };
+                    assert_eq!((dst.len(), src.len()), (5 * BLOCK, 5 * BLOCK));
+                    assert!(matches!((&dst, &src), (Buffer::Region(_), _) | (_, Buffer::Region(_))));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_pinned_or_too_short_goes_as_it_always_did() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu = driver.gpu(0).unwrap();
+        let region: Region = gpu.allocate(100, Flavour::Plain).unwrap();
+        let pinned = gpu.allocate(100, Flavour::Pinned).unwrap();
+        let staging = Arc::default();
+        let moving = Moving::start(pinned.whole().into(), region.whole().into(), &staging).unwrap();
+        assert!(matches!(moving, Moving::Engine(_)));
+        let refused = Moving::start(vec![0; 99].into(), region.whole().into(), &staging).err().unwrap();
+        assert!(matches!(refused.cause, CopyError::TooLong { len: 100, room: 99 }));
+    }
+}
