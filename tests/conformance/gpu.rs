@@ -112,7 +112,8 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
     let ground = Ground::new::<J>();
     let Ground { ranks, .. } = &ground;
     let mut rng = rng();
-    for size in SIZES {
+    // Through blocks of 512 KiB, too: one and a byte, several and a few.
+    for size in SIZES.into_iter().chain([(512 << 10) + 1, (3 << 19) + 5]) {
         // From GPU 0, GPU 1 or the host, into GPU 1 or the host.
         for (from, into) in [(Some(0), Some(1)), (Some(1), Some(1)), (None, Some(1)), (Some(0), None)] {
             for expected in [true, false] {

@@ -6,6 +6,8 @@ use crate::{BLOCK, BLOCKS, device, over, received, sent, with_driver};
 use carrack::transports::mem::Region;
 use carrack::{Outcome, PostError, Rank, Rmr, Synchronizer, Tag};
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PIECE: usize = 1 << 20;
 
@@ -173,6 +175,16 @@ pub(crate) fn crowd(role: &Role) {
         }
     }
     runtime.barrier().unwrap();
+    // Two threads for one device: batches of parts are taken in beside each other.
+    let over = Arc::new(AtomicBool::new(false));
+    let second = {
+        let (runtime, over) = (runtime.clone(), over.clone());
+        std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                runtime.progress().unwrap();
+            }
+        })
+    };
     let count = others.len() * MESSAGES as usize + others.len() * MESSAGES.div_ceil(3) as usize;
     let done = Synchronizer::new(count);
     let keep_on = |call: &mut dyn FnMut() -> Result<Outcome, PostError>| {
@@ -212,6 +224,8 @@ pub(crate) fn crowd(role: &Role) {
     runtime.wait_for(crate::PATIENCE, || done.test()).expect("all come to an end");
     assert!(done.take().unwrap().iter().all(|status| status.error.is_none()));
     runtime.barrier().unwrap();
+    over.store(true, Ordering::Relaxed);
+    second.join().unwrap();
     for number in 0..MESSAGES {
         for &other in &others {
             let at = u64::from(other) * MESSAGES + number;

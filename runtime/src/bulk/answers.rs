@@ -102,7 +102,7 @@ impl Pass<'_> {
                 let bulk = &self.device.bulk;
                 let ended = bulk.finish(from, token, verdict).map(Some);
                 // It may also be the end of what was asked for here, which only ends so when it cannot be had.
-                let ended = ended.or_else(|| bulk.refuse(from, token, verdict.error(from)?));
+                let ended = ended.or_else(|| bulk.refuse(from, token, verdict));
                 if let Some((comp, status)) = ended.ok_or_else(unknown)? {
                     self.signal_or_defer(comp.as_ref(), status);
                 }

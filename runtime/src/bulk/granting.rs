@@ -1,9 +1,9 @@
 //! Asking for bytes: all at once into host memory, and as many as there are blocks for onto a GPU.
 
-use super::Bulk;
 use super::incoming::{Arriving, Target};
 use super::staging::Staging;
 use super::wire::{Request, encode_clear, encode_landing};
+use super::{Bulk, Ended};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
@@ -27,8 +27,8 @@ enum Todo {
     Grant(Rank, u64, usize),
     /// All are in place.
     Over(Arriving),
-    /// It ends without its bytes.
-    Fail(Arriving, OpError),
+    /// It has ended without its bytes.
+    Tell(Ended),
 }
 
 /// What a look at a message came to.
@@ -58,7 +58,7 @@ impl Arriving {
             }
         }
         *moved = true;
-        if self.got == self.size {
+        if self.got >= self.until {
             return Look::Over;
         }
         // The rest is taken in and goes nowhere, so that its sender comes to an end.
@@ -154,8 +154,12 @@ impl Bulk {
         let (mut todo, mut begun) = (Vec::new(), Vec::new());
         inflows.retain(|landing| {
             let Some(one) = all.get_mut(landing) else { return false };
-            if let Some(error) = one.ends_with() {
-                todo.extend(all.remove(landing).map(|one| Todo::Fail(one, error)));
+            if one.is_ending() {
+                let Some(error) = one.ends_with() else { return true };
+                todo.extend(one.give_up(error).map(Todo::Tell));
+                if one.got >= one.until {
+                    all.remove(landing);
+                }
                 return false;
             }
             let must = !begun.contains(&one.from);
@@ -190,11 +194,7 @@ impl Pass<'_> {
                     self.device.control(self.inner, from, message, encode_landing(limit as u64));
                 }
                 Todo::Over(one) => self.arrived(one.from, one.size, one.target, one.lost),
-                Todo::Fail(one, error) => {
-                    if let Some((comp, status)) = one.fail(error) {
-                        self.signal_or_defer(comp.as_ref(), status);
-                    }
-                }
+                Todo::Tell((comp, status)) => self.signal_or_defer(comp.as_ref(), status),
             }
         }
     }

@@ -42,6 +42,8 @@ pub(crate) struct Arriving {
     pub(super) size: usize,
     pub(super) target: Target,
     pub(super) got: usize,
+    /// How many bytes are to come: all, unless its sender has given up.
+    pub(super) until: usize,
     /// Blocks on the way, where the target is memory of a GPU.
     pub(super) inflow: Option<Box<Inflow>>,
     /// How its sender will be asked for it.
@@ -57,7 +59,18 @@ pub(crate) struct Arriving {
 impl Arriving {
     pub(super) fn new(from: Rank, size: usize, mut target: Target) -> Self {
         let inflow = target.buffer().and_then(|buffer| Inflow::into(buffer, size));
-        Self { from, size, target, got: 0, inflow, ask: None, told: 0, lost: None, ends_with: None }
+        Self {
+            from,
+            size,
+            target,
+            got: 0,
+            until: size,
+            inflow,
+            ask: None,
+            told: 0,
+            lost: None,
+            ends_with: None,
+        }
     }
 
     pub(super) fn got(&self) -> usize {
@@ -79,6 +92,11 @@ impl Arriving {
         is_busy
     }
 
+    /// Whether it waits for nothing but an engine.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ends_with.is_some()
+    }
+
     /// With what it is to end now, if it is.
     pub(super) fn ends_with(&mut self) -> Option<OpError> {
         if self.ends_with.is_none() || self.is_busy() { None } else { self.ends_with.take() }
@@ -88,12 +106,14 @@ impl Arriving {
         self.inflow.as_mut().is_some_and(|inflow| inflow.is_busy())
     }
 
-    /// Ends it without its bytes; waits for an engine that is at it.
-    pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
+    /// Ends it without its bytes; waits for an engine that is at it. What still comes goes nowhere.
+    pub(super) fn give_up(&mut self, error: OpError) -> Option<Ended> {
         if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
             inflow.settle(buffer);
         }
-        self.target.fail(self.from, self.size, error)
+        self.inflow = None;
+        let target = std::mem::replace(&mut self.target, Target::Nowhere);
+        target.fail(self.from, self.size, error)
     }
 }
 
@@ -210,10 +230,10 @@ impl DeviceInner {
     }
 
     /// Asks for the parts of a message that was fetched from where it may not have been any more.
-    pub(crate) fn ask_again(&self, runtime: &Inner, landing: Landing, token: u64) {
+    pub(crate) fn ask_again(&self, runtime: &Inner, landing: Landing, token: u64, deadline: Deadline) {
         let Landing { transfer, comp, rank: from, tag, size, user_context, .. } = landing;
         let buffer = transfer.into_buffers().0;
-        let target = Target::Receive { tag, buffer, comp, user_context, deadline: Deadline::NEVER };
+        let target = Target::Receive { tag, buffer, comp, user_context, deadline };
         self.ask_for_parts(runtime, token, (from, size, target));
     }
 }
@@ -235,7 +255,6 @@ impl Bulk {
             .ok()
             .filter(|offset| offset.checked_add(len).is_some_and(|end| end <= arriving.size) && len > 0);
         let offset = inside.ok_or("it sent a part that lies outside its message")?;
-        let size = arriving.size;
         if let Some(inflow) = &mut arriving.inflow {
             // It is over when the last block is put down.
             inflow.take(offset, part)?;
@@ -249,7 +268,7 @@ impl Bulk {
             copy_now(room, part.view()).map_err(|error| error.to_string())?;
         }
         arriving.got += len;
-        if arriving.got < size {
+        if arriving.got < arriving.until {
             return Ok(None);
         }
         let whole = all.remove(&landing);
@@ -259,18 +278,26 @@ impl Bulk {
 }
 
 impl Bulk {
-    /// What was asked for is not to be had. The outer `None`: nothing was, under that name; the inner: it was nobody's
-    /// operation here.
-    pub(crate) fn refuse(&self, by: Rank, landing: u64, error: OpError) -> Option<Option<Ended>> {
+    /// What was asked for is not to be had. The outer `None`: nothing was, under that name, or that is no refusal; the inner: it
+    /// was nobody's operation here, or an engine is at it.
+    pub(crate) fn refuse(&self, by: Rank, landing: u64, verdict: Verdict) -> Option<Option<Ended>> {
+        let error = verdict.error(by)?;
         let mut all = self.arriving.lock();
         let one = all.get_mut(&landing).filter(|one| one.from == by)?;
+        // Parts that another thread has yet to take in are no nonsense, though nobody wants them.
+        one.until = match verdict {
+            Verdict::Broken { sent } => usize::try_from(sent).map_or(one.size, |sent| sent.min(one.size)),
+            _ => 0,
+        };
         if one.must_wait(&|_| error.clone()) {
             return Some(None);
         }
-        let arriving = all.remove(&landing)?;
+        let ended = one.give_up(error);
+        if one.got >= one.until {
+            all.remove(&landing);
+        }
         self.arriving.set_count(all.len());
-        drop(all);
-        Some(arriving.fail(error))
+        Some(ended)
     }
 
     /// Ends what has not arrived in time. Its parts may still come, and go nowhere.
@@ -283,12 +310,8 @@ impl Bulk {
                 left.note(deadline);
                 continue;
             }
-            if let (Some(inflow), Some(buffer)) = (&mut one.inflow, one.target.buffer()) {
-                inflow.settle(buffer);
-                one.inflow = None;
-            }
-            let target = std::mem::replace(&mut one.target, Target::Nowhere);
-            ended.extend(target.fail(one.from, one.size, OpError::TimedOut(one.from)));
+            let error = OpError::TimedOut(one.from);
+            ended.extend(one.give_up(error));
         }
         ended
     }
@@ -380,5 +403,36 @@ impl DeviceInner {
         let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
         deferred.extend(told);
         self.deferred.set_count(deferred.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chores::Chores;
+
+    #[test]
+    fn parts_that_were_on_their_way_when_their_sender_gave_up_are_no_nonsense() {
+        let bulk = Bulk::new(10, &Chores::default());
+        let part = Payload::Aside(vec![1; 100]);
+        let expect = |landing| {
+            let (tag, user_context, comp) = (Tag(1), UserContext::default(), None);
+            let (buffer, deadline) = (Buffer::Vec(vec![0; 1000]), Deadline::NEVER);
+            let target = Target::Receive { tag, buffer, comp, user_context, deadline };
+            bulk.arriving.lock().insert(landing, Arriving::new(Rank(1), 1000, target));
+        };
+        expect(5);
+        assert!(bulk.take_part(Rank(1), 5, 0, &part).unwrap().is_none());
+        assert!(bulk.refuse(Rank(2), 5, Verdict::Failed).is_none(), "it is another rank's");
+        assert!(bulk.refuse(Rank(1), 5, Verdict::Done).is_none(), "that is no refusal");
+        let ended = bulk.refuse(Rank(1), 5, Verdict::Broken { sent: 200 }).unwrap();
+        let status = ended.expect("the receive ends").1;
+        assert!(matches!(status.error.as_deref(), Some(OpError::Refused)));
+        assert_eq!(status.buffer.len(), 1000);
+        assert!(bulk.take_part(Rank(1), 5, 100, &part).unwrap().is_some(), "the last that was sent");
+        assert!(bulk.take_part(Rank(1), 5, 200, &part).is_err());
+        expect(6);
+        assert!(bulk.refuse(Rank(1), 6, Verdict::Failed).is_some());
+        assert!(bulk.take_part(Rank(1), 6, 0, &part).is_err(), "none was sent");
     }
 }

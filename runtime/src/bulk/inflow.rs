@@ -52,11 +52,14 @@ impl Inflow {
     /// # Errors
     /// It was not to be sent, or was sent before.
     pub(super) fn take(&mut self, offset: usize, part: &Payload) -> Result<(), String> {
+        if offset.checked_add(part.len()).is_none_or(|end| end > self.granted) {
+            return Err("it sent a part that may not come yet".into());
+        }
         let mut done = 0;
         while done < part.len() {
             let at = offset + done;
             let block = at.checked_sub(self.begin).and_then(|at| self.filling.get_mut(at / BLOCK));
-            let filling = block.ok_or("it sent a part that may not come yet, or has come")?;
+            let filling = block.ok_or("it sent a part that has come")?;
             let within = at % BLOCK;
             let len = (filling.len.saturating_sub(within)).min(part.len() - done);
             if len == 0 || filling.got + len > filling.len {
@@ -134,5 +137,64 @@ impl Inflow {
         if let Some((transfer, _block)) = self.copying.take() {
             *buffer = transfer.into_buffers().0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::Flavour;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+
+    fn part(bytes: &[u8]) -> Payload {
+        Payload::Aside(bytes.to_vec())
+    }
+
+    /// Steps until nothing moves any more, and the engine is done.
+    fn settled(inflow: &mut Inflow, buffer: &mut Buffer, staging: &Staging) -> bool {
+        loop {
+            let stepped = inflow.step(buffer, staging, true).unwrap();
+            if !stepped.moved && !inflow.is_busy() && inflow.copying.is_none() {
+                return stepped.is_over;
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_any_length_and_in_any_order_arrive_and_what_was_not_asked_for_is_refused() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let size = 6 * BLOCK + 12_345;
+        let region = driver.gpu(0).unwrap().allocate(size, Flavour::Plain).unwrap();
+        let message: Vec<u8> = (0..size).map(|at| (at * 7 >> 4) as u8).collect();
+        let (staging, mut buffer) = (Staging::default(), Buffer::Region(region.whole()));
+        let mut inflow = Inflow::into(&buffer, size).unwrap();
+        assert!(inflow.take(0, &part(&[1])).is_err(), "nothing was asked for");
+        let (mut at, mut is_over) = (0, false);
+        while !is_over {
+            is_over = settled(&mut inflow, &mut buffer, &staging);
+            let granted = inflow.granted();
+            assert!(granted <= size && granted - at <= BLOCKS * BLOCK);
+            assert!(inflow.take(granted, &part(&[1])).is_err(), "beyond what may come");
+            if granted > 0 {
+                assert!(inflow.take(granted - 1, &part(&[1; 2])).is_err(), "the same");
+            }
+            // From the back to the front, in parts that end where no block does.
+            let places: Vec<_> = (at..granted).step_by(9973).collect();
+            for place in places.into_iter().rev() {
+                let end = (place + 9973).min(granted);
+                inflow.take(place, &part(&message[place..end])).unwrap();
+            }
+            at = granted;
+            if granted > 0 && !is_over {
+                assert!(inflow.take(granted - 1, &part(&[1])).is_err(), "it has come");
+            }
+        }
+        assert!(inflow.take(0, &part(&[1])).is_err(), "all have come");
+        assert!(region.whole().to_vec().unwrap() == message);
+    }
+
+    #[test]
+    fn memory_that_the_cpu_reaches_needs_no_blocks() {
+        assert!(Inflow::into(&Buffer::Vec(vec![0; 10]), 10).is_none());
     }
 }

@@ -286,10 +286,11 @@ impl DeviceInner {
         let size = source.len();
         match Moving::start(std::mem::take(place), source, &runtime.staging) {
             Ok(transfer) => {
+                let deadline = target.deadline();
                 let (comp, status) = target.end(from, size, None);
                 let about = (from, status.tag, size);
                 let landing = Landing::of_message(transfer, comp, about, status.user_context);
-                self.add_landing(Landing { fetched: Some((offer.token, imported)), ..landing });
+                self.add_landing(Landing { fetched: Some((offer.token, imported, deadline)), ..landing });
                 Ok(())
             }
             Err(refused) => {

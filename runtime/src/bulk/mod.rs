@@ -160,11 +160,18 @@ impl Bulk {
         self.offered.set_count(offered.len());
         drop((streams, offered));
         let mut arriving = self.arriving.lock();
-        let gone = |one: &mut Arriving| concerns(one.from) && (rank.is_none() || !one.must_wait(error));
+        let gone = |one: &mut Arriving| {
+            let is_meant = concerns(one.from);
+            if is_meant {
+                // Nothing comes any more.
+                one.until = 0;
+            }
+            is_meant && (rank.is_none() || !one.must_wait(error))
+        };
         let gone = arriving.extract_if(|_, one| gone(one));
-        ended.extend(gone.filter_map(|(_, one)| {
+        ended.extend(gone.filter_map(|(_, mut one)| {
             let error = error(one.from);
-            one.fail(error)
+            one.give_up(error)
         }));
         self.arriving.set_count(arriving.len());
         drop(arriving);

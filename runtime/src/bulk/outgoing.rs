@@ -420,7 +420,8 @@ impl Pass<'_> {
                     if matches!(error, OpError::Copy(_) | OpError::Memory(_)) {
                         // Its bytes cannot be had: whoever waits for them is told.
                         let message = Message::Finish { token: stream.landing };
-                        self.device.control(self.inner, stream.rank(), message, Verdict::Failed.encode());
+                        let verdict = Verdict::Broken { sent: stream.sent as u64 };
+                        self.device.control(self.inner, stream.rank(), message, verdict.encode());
                     }
                     stream.end(Some(&|_| error.clone()))
                 }

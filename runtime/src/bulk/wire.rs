@@ -72,6 +72,11 @@ pub(crate) enum Verdict {
     Held(u64),
     /// It is managed memory.
     Managed,
+    /// From the sender: the bytes behind these cannot be had.
+    Broken {
+        /// Bytes that it has sent.
+        sent: u64,
+    },
 }
 
 /// What one rank asks of another's region.
@@ -154,6 +159,7 @@ impl Verdict {
             Self::Word => words([5, 0, 0]),
             Self::Held(value) => words([6, value, 0]),
             Self::Managed => words([7, 0, 0]),
+            Self::Broken { sent } => words([8, sent, 0]),
         }
     }
 
@@ -167,6 +173,7 @@ impl Verdict {
             [5, 0, 0] => Some(Self::Word),
             [6, value, 0] => Some(Self::Held(value)),
             [7, 0, 0] => Some(Self::Managed),
+            [8, sent, 0] => Some(Self::Broken { sent }),
             _ => None,
         }
     }
@@ -188,7 +195,7 @@ impl Verdict {
             Self::Truncated { message, buffer } => {
                 Some(OpError::Truncated { message: fits(message), buffer: fits(buffer) })
             }
-            Self::Failed => Some(OpError::Refused),
+            Self::Failed | Self::Broken { .. } => Some(OpError::Refused),
         }
     }
 }
@@ -235,7 +242,7 @@ mod tests {
             let lies = Offer { addr: 0, mapped: Some(Mapped { name: addr, offset: !size }), ..offer };
             prop_assert_eq!(Offer::decode(lies.encode().as_slice()), Some(lies));
             prop_assert_eq!(Offer::decode(offer.encode().as_slice()), Some(offer));
-            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Managed, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
+            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Managed, Verdict::Broken { sent: size }, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
                 prop_assert_eq!(Verdict::decode(verdict.encode().as_slice()), Some(verdict));
             }
             let request = Request { token, region: size, offset: addr, first: !size, second: !token };

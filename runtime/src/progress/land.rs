@@ -3,6 +3,7 @@
 use super::{Meeting, Met, found};
 use crate::bulk::{Moving, Target};
 use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
@@ -26,8 +27,9 @@ pub(crate) struct Landing {
     pub(crate) gives_source: bool,
     /// Whom to tell at the other rank.
     pub(crate) signal: Option<RemoteComp>,
-    /// Of a message that is fetched: the sender's name for it, who waits to be told of the end; and where it is fetched from.
-    pub(crate) fetched: Option<(u64, Imported)>,
+    /// Of a message that is fetched: the sender's name for it, who waits to be told of the end; where it is fetched from; and by when
+    /// it has to be here, should its sender have to be asked for it after all.
+    pub(crate) fetched: Option<(u64, Imported, Deadline)>,
 }
 
 impl Landing {

@@ -90,10 +90,10 @@ impl Pass<'_> {
                 let message = Message::Signal { comp, tag: landing.tag };
                 self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
             }
-            if let Some((token, from)) = landing.fetched.take() {
+            if let Some((token, from, deadline)) = landing.fetched.take() {
                 if outcome.is_ok() && from.region().is_none() {
                     // It was withdrawn meanwhile: what was found there need not be the message.
-                    self.device.ask_again(self.inner, landing, token);
+                    self.device.ask_again(self.inner, landing, token, deadline);
                     continue;
                 }
                 let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
