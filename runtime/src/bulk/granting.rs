@@ -22,11 +22,11 @@ pub(super) enum Ask {
 /// What is to be done for a message on its way onto a GPU, when no lock is held.
 enum Todo {
     /// Its bytes are asked for, so many at first.
-    Ask(Rank, u64, Ask, usize),
+    Ask(Rank, u64, Box<Ask>, usize),
     /// More may come.
     Grant(Rank, u64, usize),
     /// All are in place.
-    Over(Arriving),
+    Over(Box<Arriving>),
     /// It has ended without its bytes.
     Tell(Ended),
 }
@@ -113,7 +113,7 @@ impl DeviceInner {
         let is_staged = arriving.inflow.is_some();
         if is_staged {
             // Progress asks, when there is a block for the first bytes.
-            arriving.ask = ask.take();
+            arriving.ask = ask.take().map(Box::new);
         }
         let mut all = self.bulk.arriving.lock();
         all.insert(landing, arriving);
@@ -156,7 +156,7 @@ impl Bulk {
             let Some(one) = all.get_mut(landing) else { return false };
             if one.is_ending() {
                 let Some(error) = one.ends_with() else { return true };
-                todo.extend(one.give_up(error).map(Todo::Tell));
+                todo.extend(one.give_up(*error).map(Todo::Tell));
                 if one.got >= one.until {
                     all.remove(landing);
                 }
@@ -170,7 +170,7 @@ impl Bulk {
                     return true;
                 }
                 Look::Enough(told) => todo.extend(told),
-                Look::Over => todo.extend(all.remove(landing).map(Todo::Over)),
+                Look::Over => todo.extend(all.remove(landing).map(|one| Todo::Over(Box::new(one)))),
             }
             false
         });
@@ -187,7 +187,7 @@ impl Pass<'_> {
         for todo in self.device.bulk.look_at_inflows(&self.inner.staging, &mut self.moved) {
             match todo {
                 Todo::Ask(from, landing, ask, limit) => {
-                    self.device.ask(self.inner, (from, landing), ask, Some(limit));
+                    self.device.ask(self.inner, (from, landing), *ask, Some(limit));
                 }
                 Todo::Grant(from, landing, limit) => {
                     let message = Message::Grant { landing };

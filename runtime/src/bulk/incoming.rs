@@ -47,13 +47,13 @@ pub(crate) struct Arriving {
     /// Blocks on the way, where the target is memory of a GPU.
     pub(super) inflow: Option<Box<Inflow>>,
     /// How its sender will be asked for it.
-    pub(super) ask: Option<Ask>,
+    pub(super) ask: Option<Box<Ask>>,
     /// Bytes that its sender knows it may send.
     pub(super) told: usize,
     /// An engine has failed: what still comes goes nowhere, and then it ends with this.
-    pub(super) lost: Option<OpError>,
+    pub(super) lost: Option<Box<OpError>>,
     /// Nothing comes any more: it ends with this as soon as no engine is at it.
-    ends_with: Option<OpError>,
+    ends_with: Option<Box<OpError>>,
 }
 
 impl Arriving {
@@ -80,14 +80,14 @@ impl Arriving {
     /// The blocks are given back; the buffer is the target's again.
     pub(super) fn lose(&mut self, error: OpError) {
         self.inflow = None;
-        self.lost = Some(error);
+        self.lost = Some(Box::new(error));
     }
 
     /// Whether an engine is still writing to its buffer: then it ends when that is done, with the error.
     pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
         let is_busy = self.is_busy();
         if is_busy {
-            self.ends_with = Some(error(self.from));
+            self.ends_with = Some(Box::new(error(self.from)));
         }
         is_busy
     }
@@ -98,7 +98,7 @@ impl Arriving {
     }
 
     /// With what it is to end now, if it is.
-    pub(super) fn ends_with(&mut self) -> Option<OpError> {
+    pub(super) fn ends_with(&mut self) -> Option<Box<OpError>> {
         if self.ends_with.is_none() || self.is_busy() { None } else { self.ends_with.take() }
     }
 
@@ -348,7 +348,7 @@ impl Pass<'_> {
     }
 
     /// All bytes of a message are on this side: in place, or lost.
-    pub(super) fn arrived(&mut self, from: Rank, size: usize, target: Target, lost: Option<OpError>) {
+    pub(super) fn arrived(&mut self, from: Rank, size: usize, target: Target, lost: Option<Box<OpError>>) {
         if let Target::Put { token, .. } = &target {
             let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
             self.device.control(self.inner, from, Message::Finish { token: *token }, verdict.encode());
@@ -359,7 +359,7 @@ impl Pass<'_> {
                 tracing::warn!(%from, %error, "a put could not be carried out");
                 None
             }
-            Some(error) => Some(target.end(from, size, Some(error))),
+            Some(error) => Some(target.end(from, size, Some(*error))),
         };
         if let Some((comp, status)) = ended {
             self.signal_or_defer(comp.as_ref(), status);

@@ -165,7 +165,7 @@ mod tests {
         let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
         let size = 6 * BLOCK + 12_345;
         let region = driver.gpu(0).unwrap().allocate(size, Flavour::Plain).unwrap();
-        let message: Vec<u8> = (0..size).map(|at| (at * 7 >> 4) as u8).collect();
+        let message: Vec<u8> = (0..size).map(|at| (at / 3) as u8).collect();
         let (staging, mut buffer) = (Staging::default(), Buffer::Region(region.whole()));
         let mut inflow = Inflow::into(&buffer, size).unwrap();
         assert!(inflow.take(0, &part(&[1])).is_err(), "nothing was asked for");
