@@ -20,6 +20,7 @@ over_each_transport!(
     messages_go_from_and_into_device_memory_to_the_last_byte,
     a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu,
     a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken,
+    messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and_keep_their_order,
     a_message_after_an_event_stays_until_it_fires_and_keeps_its_place,
     an_event_that_fails_fails_the_message_once,
     a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_error,
@@ -206,6 +207,32 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
 fn by_receive(mut statuses: Vec<Status>) -> Vec<Vec<u8>> {
     statuses.sort_by_key(|status| status.user_context.0);
     statuses.iter().map(|status| status.bytes().unwrap().to_vec()).collect()
+}
+
+fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and_keep_their_order<J: Job>() {
+    const COUNT: usize = 60;
+    let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+    let ranks = J::pair_with(J::settings().unexpected(8 << 10).packets_max(16));
+    let region = driver.gpu(0).unwrap().allocate(COUNT * 2000, Flavour::Plain).unwrap();
+    let message = |at: usize| pattern(at as u64, if at % 2 == 0 { 2000 } else { 700 });
+    let left = Sink::keeping();
+    for at in 0..COUNT {
+        let slice = region.slice(at * 2000, message(at).len()).unwrap();
+        slice.write(&message(at)).unwrap();
+        let mut send = ranks[0].post_send(Rank(1), slice, Tag(1)).comp(&left).allow_done(false);
+        sent(&ranks, || send.call());
+        settle(&ranks);
+    }
+    assert!(left.count() < COUNT, "the receiver has told its sender to keep them");
+    for at in 0..COUNT {
+        let came = Sink::keeping();
+        let mut recv = ranks[1].post_recv(Rank(0), vec![0; 2000], Tag(1)).comp(&came).allow_done(false);
+        sent(&ranks, || recv.call());
+        let status = came.one(&ranks);
+        assert_eq!(status.buffer.to_vec().unwrap()[..status.size], message(at), "number {at}");
+    }
+    until(&ranks, || left.count() == COUNT);
+    assert!(left.take().iter().all(|status| status.error.is_none() && status.buffer.len() >= 700));
 }
 
 fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
