@@ -182,6 +182,7 @@ pub(crate) fn crowd(role: &Role) {
         std::thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 runtime.progress().unwrap();
+                std::thread::yield_now();
             }
         })
     };

@@ -2,7 +2,8 @@
 //!
 //! A block is pinned, so that a copy is the engine's work alone: with pageable memory the driver's call waits for it. It is
 //! never given back to the system before the runtime ends, since freeing pinned memory waits for all of a device's work,
-//! streams of the program's included (gpu.md, streams rule 1).
+//! streams of the program's included (gpu.md, streams rule 1). But a context of the program's that it destroys takes blocks along
+//! that were allocated there: it is asked for before one is used again.
 //!
 //! Each way has a pool of its own for each GPU: what goes out waits for peers to take it in, and must not keep what comes in from
 //! being put down. A pool gives out [`BLOCKS`] at most; beyond that, one for each peer that would have none: so a peer that
@@ -70,9 +71,17 @@ impl Staging {
             return None;
         }
         state.out += 1;
-        let (kept, is_refused) = (state.free.pop(), state.is_refused);
+        let mut gone = Vec::new();
+        let kept = loop {
+            match state.free.pop() {
+                Some(memory) if memory.gpu().is_some_and(|gpu| gpu.check().is_err()) => gone.push(memory),
+                other => break other,
+            }
+        };
+        let is_refused = state.is_refused;
         // Without the lock: the first ones take their time.
         drop(state);
+        drop(gone);
         let memory = kept.unwrap_or_else(|| pool.allocate(gpu, way, is_refused));
         Some(Block { memory, pool })
     }
@@ -88,7 +97,7 @@ impl Pool {
             match gpu.allocate(way.size(), Flavour::Pinned) {
                 Ok(memory) => return memory,
                 Err(why) => {
-                    if !std::mem::replace(&mut self.state().is_refused, true) {
+                    if gpu.check().is_ok() && !std::mem::replace(&mut self.state().is_refused, true) {
                         tracing::warn!(%why, "no pinned memory: copies to and from a GPU go through pageable memory, and take longer");
                     }
                 }
@@ -145,6 +154,21 @@ mod tests {
         }
         let counters = driver.counters();
         assert_eq!((counters.pinned, counters.unpinned), (BLOCKS as u64 + 2, 0));
+    }
+
+    #[test]
+    fn a_block_whose_context_the_program_has_destroyed_is_not_touched_again() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let staging = Staging::default();
+        let take = || staging.take(&gpu, Way::Out, false).unwrap().memory().id();
+        let first = take();
+        assert_eq!(take(), first);
+        driver.faults().lose_contexts(true);
+        assert_ne!(take(), first);
+        driver.faults().lose_contexts(false);
+        let counters = driver.counters();
+        assert_eq!((counters.pinned, counters.unpinned), (2, 1));
     }
 
     #[test]

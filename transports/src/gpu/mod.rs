@@ -164,6 +164,15 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// What this device's driver knows of an address: [`Driver::classify`].
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
+    /// Whether what was allocated through this handle is still there.
+    ///
+    /// # Errors
+    /// The program has destroyed the context that it worked in, and all that was allocated there has gone with it, pinned host
+    /// memory included.
+    fn check(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     /// Allocates `len` bytes. The region is freed when its last clone is dropped.
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError>;
 

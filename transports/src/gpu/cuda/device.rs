@@ -184,6 +184,10 @@ impl Gpu for CudaGpu {
         self.shared.classify(addr)
     }
 
+    fn check(&self) -> Result<(), GpuError> {
+        self.home()?.context.check()
+    }
+
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {
         memory::allocate(self, len, flavour)
     }

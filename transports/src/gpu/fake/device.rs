@@ -1,7 +1,7 @@
 //! One simulated device.
 
 use super::engine::{Copy, End, Job, Queue};
-use super::error::{INVALID_VALUE, NOT_SUPPORTED, error};
+use super::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, error};
 use super::event::Promise;
 use super::faults::{FailAt, Faults, count};
 use super::ipc;
@@ -104,6 +104,13 @@ impl Gpu for FakeGpu {
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
         self.shared.classify(addr)
+    }
+
+    fn check(&self) -> Result<(), GpuError> {
+        match self.shared.faults.has_lost_contexts() {
+            true => Err(error("check", INVALID_CONTEXT, "ordered by a test")),
+            false => Ok(()),
+        }
     }
 
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {

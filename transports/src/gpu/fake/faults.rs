@@ -113,6 +113,7 @@ pub struct Faults {
     refused: Mutex<HashSet<HandleForm>>,
     open: Mutex<Option<i32>>,
     no_pinned: AtomicBool,
+    no_contexts: AtomicBool,
     copies: Mutex<Option<CopyFault>>,
     copy_delay: AtomicU64,
     launch_delay: AtomicU64,
@@ -153,6 +154,11 @@ impl Faults {
     /// There is no pinned memory to be had, or there is again.
     pub fn refuse_pinned(&self, on: bool) {
         self.no_pinned.store(on, Ordering::SeqCst);
+    }
+
+    /// `check` says that the contexts of all devices are gone, or that they are there.
+    pub fn lose_contexts(&self, on: bool) {
+        self.no_contexts.store(on, Ordering::SeqCst);
     }
 
     /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was ordered
@@ -221,6 +227,10 @@ impl Faults {
 
     pub(super) fn refuses_export(&self, form: HandleForm) -> bool {
         lock(&self.refused).contains(&form)
+    }
+
+    pub(super) fn has_lost_contexts(&self) -> bool {
+        self.no_contexts.load(Ordering::SeqCst)
     }
 
     pub(super) fn refuses_pinned(&self) -> bool {
