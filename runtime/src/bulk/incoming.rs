@@ -112,6 +112,10 @@ impl Arriving {
             inflow.settle(buffer);
         }
         self.inflow = None;
+        if matches!(self.ask.as_deref(), Some(Ask::Region(..))) {
+            // A get that its owner has not heard of: nothing will come.
+            self.until = 0;
+        }
         let target = std::mem::replace(&mut self.target, Target::Nowhere);
         target.fail(self.from, self.size, error)
     }
