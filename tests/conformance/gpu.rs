@@ -21,6 +21,7 @@ over_each_transport!(
     a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu,
     a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken,
     messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and_keep_their_order,
+    a_flush_waits_for_puts_and_gets_that_an_engine_is_at,
     a_message_after_an_event_stays_until_it_fires_and_keeps_its_place,
     an_event_that_fails_fails_the_message_once,
     a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_error,
@@ -233,6 +234,37 @@ fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and
     }
     until(&ranks, || left.count() == COUNT);
     assert!(left.take().iter().all(|status| status.error.is_none() && status.buffer.len() >= 700));
+}
+
+fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
+    let ground = Ground::new::<J>();
+    let Ground { ranks, driver, .. } = &ground;
+    let bytes = pattern(3, 70_000);
+    let (mine, theirs) = (ground.holding(0, &bytes), ground.region(1, 70_000));
+    theirs.whole().write(&vec![0; 70_000]).unwrap();
+    let registered = ranks[1].register_memory(&theirs).unwrap();
+    let rmr = ranks[1].get_rmr(&registered);
+    for is_put in [true, false] {
+        let (over, flushed) = (Sink::keeping(), Sink::keeping());
+        let held = driver.faults().hold_copies();
+        let begun = if is_put {
+            ranks[0].post_put(Rank(1), mine.slice(), &rmr, 0).comp(&over).call()
+        } else {
+            ranks[0].post_get(Rank(1), mine.slice(), &rmr, 0).comp(&over).call()
+        };
+        assert!(begun.unwrap().is_posted());
+        assert!(ranks[0].post_flush(Rank(1)).comp(&flushed).call().unwrap().is_posted(), "put: {is_put}");
+        for _ in 0..1000 {
+            step(ranks);
+        }
+        assert_eq!((over.count(), flushed.count()), (0, 0), "put: {is_put}");
+        drop(held);
+        assert!(flushed.one(ranks).error.is_none());
+        assert!(over.one(ranks).error.is_none());
+        mine.assert_holds(&bytes);
+        assert_eq!(theirs.whole().to_vec().unwrap(), bytes);
+    }
+    drop(registered);
 }
 
 fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {

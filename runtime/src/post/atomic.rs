@@ -135,11 +135,12 @@ impl Post<'_, ToFlush> {
             return Err(PostError::Forked);
         }
         let waits = this.comp.is_none() || !this.allow.posted;
-        let bulk = &this.device_inner().bulk;
-        let at_once = || !bulk.has_memory_operations(this.rank, bulk.now());
+        let device = this.device_inner();
+        let bulk = &device.bulk;
+        let at_once = || !device.has_memory_operations(this.rank, bulk.now());
         let begun = this.begin_or_wait(waits, at_once, |comp| {
             let before = bulk.now();
-            if !bulk.has_memory_operations(this.rank, before) {
+            if !device.has_memory_operations(this.rank, before) {
                 return Ok(this.over(0, Buffer::Empty));
             }
             bulk.flush(&this.runtime.0, Flush { before, operation: this.outstanding(0, comp) });

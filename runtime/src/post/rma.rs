@@ -181,6 +181,7 @@ impl<K> Post<'_, K> {
                     user_context,
                     gives_source,
                     signal,
+                    name: self.device_inner().bulk.now(),
                     fetched: None,
                 };
                 self.device_inner().add_landing(landing);

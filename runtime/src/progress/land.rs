@@ -27,6 +27,8 @@ pub(crate) struct Landing {
     pub(crate) gives_source: bool,
     /// Whom to tell at the other rank.
     pub(crate) signal: Option<RemoteComp>,
+    /// Of a put or a get: its name, for those who wait for all that began before them. None comes before that of a message.
+    pub(crate) name: u64,
     /// Of a message that is fetched: the sender's name for it, who waits to be told of the end; where it is fetched from; and by when
     /// it has to be here, should its sender have to be asked for it after all.
     pub(crate) fetched: Option<(u64, Imported, Deadline)>,
@@ -49,6 +51,7 @@ impl Landing {
             user_context,
             gives_source: false,
             signal: None,
+            name: u64::MAX,
             fetched: None,
         }
     }
@@ -128,6 +131,13 @@ impl std::fmt::Debug for Receive {
 }
 
 impl DeviceInner {
+    /// Whether an operation on a peer's memory is under way that began before `name`.
+    pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
+        let by_engine = |landing: &Landing| landing.rank == peer && landing.name < before;
+        self.bulk.has_memory_operations(peer, before)
+            || (!self.landing.is_empty() && self.landing.lock().iter().any(by_engine))
+    }
+
     pub(crate) fn add_landing(&self, landing: Landing) {
         let mut landings = self.landing.lock();
         landings.push_back(landing);
