@@ -27,7 +27,7 @@ impl InLine {
     /// Whether nothing is left but to tell of it. Never blocks.
     fn is_there(&mut self) -> bool {
         match self {
-            Self::Landing(landing) => landing.transfer.poll().is_some(),
+            Self::Landing(landing) => landing.transfer.poll(true).is_some(),
             Self::There(..) => true,
         }
     }
@@ -36,7 +36,7 @@ impl InLine {
     fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
         match self {
             Self::Landing(mut landing) => {
-                let outcome = landing.transfer.poll().unwrap_or(Ok(()));
+                let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
                 landing.end(outcome.err().map(OpError::Copy))
             }
             Self::There(comp, status) => (Some(comp), status),
