@@ -215,7 +215,7 @@ fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and
     let gpus = gpus::Ground::new();
     let ranks = J::pair_with(J::settings().unexpected(8 << 10).packets_max(16));
     let region = gpus.last().allocate(COUNT * 2000, Flavour::Plain).unwrap();
-    let message = |at: usize| pattern(at as u64, if at % 2 == 0 { 2000 } else { 700 });
+    let message = |at: usize| pattern(at as u64, if at.is_multiple_of(2) { 2000 } else { 700 });
     let left = Sink::keeping();
     for at in 0..COUNT {
         let slice = region.slice(at * 2000, message(at).len()).unwrap();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// An active message that waits for its turn.
 pub(crate) enum InLine {
     /// An engine is at it.
-    Landing(Landing),
+    Landing(Box<Landing>),
     /// It is to be told.
     There(Arc<dyn Completion>, Status),
 }
@@ -138,7 +138,12 @@ impl Pass<'_> {
                 match Transfer::start(place, source) {
                     Ok(transfer) => {
                         let (comp, context) = (Some(comp.clone()), UserContext::default());
-                        InLine::Landing(Landing::of_message(transfer, comp, (from, tag, size), context))
+                        InLine::Landing(Box::new(Landing::of_message(
+                            transfer,
+                            comp,
+                            (from, tag, size),
+                            context,
+                        )))
                     }
                     Err(refused) => {
                         let mut status = arrival(from, tag, size, refused.src);
