@@ -2,11 +2,12 @@
 //! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
 
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{Driver, Flavour, HandleForm};
+use carrack_transports::gpu::{Driver, Flavour, HandleForm, Stream, Until};
 use carrack_transports::mem::{Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Compiles the mock, in a folder of its own so that two tests never write one file.
 fn mock(test: &str, define: &str) -> PathBuf {
@@ -238,4 +239,46 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     assert_eq!(gpu.export(&host, HandleForm::Bytes).unwrap_err().name, "INVALID_VALUE");
     assert_eq!(gpu.reaches(GpuUuid([8; 16])).unwrap_err().name, "INVALID_DEVICE");
     assert_eq!(word(&library, "mock_depth"), 0, "every way out restores the caller's context");
+}
+
+/// Streams rule b of docs/architecture.md: freeing memory blocks in the driver while a stream of the context waits, and whoever
+/// frees it may be who has to release the stream.
+#[test]
+fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
+    let library = mock("waits", "-DMOCK");
+    let driver = CudaDriver::at(&library);
+    let gpu = driver.devices().unwrap().remove(0);
+    let word = Box::leak(Box::new(AtomicU64::new(0)));
+    let allocations = || self::word(&library, "mock_allocations");
+    let stream = gpu.stream().unwrap();
+    let region = || gpu.allocate(100, Flavour::Plain).unwrap();
+    let (first, second) = (region(), region());
+    drop(first);
+    assert_eq!(allocations(), 1, "nobody waits");
+    // SAFETY: an aligned word that stays.
+    unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) }.unwrap();
+    drop(second);
+    driver.look_after();
+    assert_eq!((allocations(), self::word(&library, "mock_blocked")), (1, 0), "it is put off");
+    word.store(1, Ordering::Release);
+    // The mock's events fire when they are asked for the third time.
+    (0..3).for_each(|_| driver.look_after());
+    assert_eq!((allocations(), self::word(&library, "mock_blocked")), (0, 0));
+}
+
+/// Streams rule a.
+#[test]
+fn no_more_streams_wait_than_leave_connections_to_others() {
+    let driver = CudaDriver::at(&mock("most", "-DMOCK"));
+    let gpu = driver.devices().unwrap().remove(0);
+    let word = Box::leak(Box::new(AtomicU64::new(0)));
+    // SAFETY: an aligned word that stays.
+    let wait = |stream: &dyn Stream| unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) };
+    let streams: Vec<_> = (0..40).map(|_| gpu.stream().unwrap()).collect();
+    let waiting = streams.iter().take_while(|stream| wait(&***stream).is_ok()).count();
+    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").map_or(8, |text| text.parse().unwrap());
+    assert_eq!(waiting, connections - 2);
+    let refused = wait(&*streams[waiting]).unwrap_err();
+    assert!(refused.hint.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{refused}");
+    wait(&*streams[0]).expect("a stream counts once, however often it waits");
 }

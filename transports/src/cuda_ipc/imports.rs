@@ -30,7 +30,23 @@ struct Opened {
     opener: GpuUuid,
     ledger: Ledger,
     whole: Region,
-    entry: Arc<Entry>,
+    entry: Arc<Standing>,
+}
+
+/// Stands in the ledger until the driver has closed the allocation, which it does not while a stream waits.
+struct Standing {
+    entry: Option<Entry>,
+    gpu: Option<Arc<dyn Gpu>>,
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        let entry = self.entry.take();
+        if let Some(gpu) = &self.gpu {
+            // Whoever drops this has dropped the memory before: so it is done behind that.
+            gpu.when_no_stream_waits(Box::new(move || drop(entry)));
+        }
+    }
 }
 
 impl Opened {
@@ -100,7 +116,7 @@ impl Imports {
         }
         let exporter = name_of(key.pid);
         let (opener, region) = self.open(&handle, key.simulated, near)?;
-        let entry = Arc::new(entry);
+        let entry = Arc::new(Standing { entry: Some(entry), gpu: region.gpu().cloned() });
         let one = Opened { inode, handle: whole, exporter, opener, ledger, whole: region, entry };
         all.push_back(one.clone());
         let old = if all.len() > KEPT { all.pop_front() } else { None };

@@ -13,6 +13,8 @@ pub mod cuda;
 pub mod fake;
 mod handle;
 pub mod none;
+mod waits;
+pub mod words;
 
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 
@@ -39,6 +41,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// Why there are none, in words for a person.
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
+
+    /// Does what had to be put off, because it would have blocked while a stream waited for a word (see
+    /// [`Stream::wait_value64`]): to be called now and then.
+    fn look_after(&self) {}
 
     /// What the memory at `addr` is. `None` for an address that this driver knows nothing of, which is
     /// host memory. Never initialises the driver (gpu.md, streams rule 6): before somebody has, there is
@@ -218,6 +224,12 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("register_host", format!("{addr:p}+{len} cannot be locked")))
     }
 
+    /// Does something behind all that was put off while streams waited for words: see [`Driver::look_after`]. At once, if
+    /// none waits.
+    fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
+        task();
+    }
+
     /// An event that other processes can wait for.
     fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {
         Err(GpuError::unsupported("shared_event", "this driver shares no events"))
@@ -250,6 +262,27 @@ impl fmt::Debug for HostRegistration {
 
 /// Work in order.
 pub trait Stream: Any + Send + Sync + fmt::Debug {
+    /// The device that works on it.
+    ///
+    /// # Errors
+    /// It is being dropped.
+    fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError>;
+
+    /// As [`Gpu::copy`], on this stream: begins when all work given to the stream before is over, and later work begins
+    /// when it is over. Host memory has to be pinned or registered: else the call itself may wait for the stream.
+    ///
+    /// # Safety
+    /// As [`Gpu::copy`].
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        let hint = format!("no copy of {len} bytes from {} to {} by a stream", src.1, dst.1);
+        Err(GpuError::unsupported("copy", hint))
+    }
+
     /// An event that fires when all work given to the stream so far is over.
     fn record(&self) -> Result<Event, GpuError>;
 
@@ -268,12 +301,20 @@ pub trait Stream: Any + Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("write_value64", format!("no write of {value} to {word:p} by a stream")))
     }
 
-    /// Lets later work on this stream begin only when a word holds what it is to hold. Whoever is to write the word
-    /// may die: the library must then release the stream, with a value that says so (gpu.md, streams rule 7).
+    /// Lets later work on this stream begin only when a word holds what it is to hold; the event fires when the stream is
+    /// past it. Whoever is to write the word may die: the library must then release the stream, with a value that says so
+    /// (gpu.md, streams rule 7).
+    ///
+    /// While a stream waits, calls of the driver that wait for the whole context block. The library puts its own off
+    /// ([`Driver::look_after`]); whoever is to release the stream must make none (`cudaFree`, `cudaDeviceSynchronize`,
+    /// loading a module).
+    ///
+    /// # Errors
+    /// The driver's; and `TOO_MANY_WAITING`, when so many streams of the context wait that nothing would move any more.
     ///
     /// # Safety
     /// As [`write_value64`](Self::write_value64).
-    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<(), GpuError> {
+    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
         let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
         Err(GpuError::unsupported("wait_value64", hint))
     }

@@ -43,6 +43,19 @@ int mock_streams(void) { return live_streams; }
 int mock_allocations(void) { return live_allocations; }
 int mock_go(void) { return gone = 1; }
 
+/* Words that streams wait for; and calls that a driver would block in meanwhile. */
+static struct { size_t stream; volatile long long *word; long long value; } waits[32];
+static int given, blocked;
+int mock_blocked(void) { return blocked; }
+
+static int waits_on(int at) { return *waits[at].word - waits[at].value < 0; }
+
+static int any_waits(void) {
+  for (int at = 0; at < given; at++)
+    if (waits_on(at)) return 1;
+  return 0;
+}
+
 #define ALIVE if (gone) return DEINITIALIZED
 #define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
 
@@ -153,6 +166,7 @@ int cuMemAlloc_v2(size_t *ptr, size_t len) {
 
 int cuMemFree_v2(size_t ptr) {
   IN_CONTEXT;
+  blocked += any_waits();
   int at = find(ptr);
   if (at < 0 || (size_t)allocations[at].ptr != ptr) return INVALID_VALUE;
   free(allocations[at].ptr);
@@ -212,30 +226,45 @@ int cuStreamQuery(size_t stream) {
   return NOT_READY;
 }
 
-/* An event counts how often it has to be asked until it has fired. */
-int cuEventCreate(int **event, unsigned flags) {
+int cuStreamWaitValue64_v2(size_t stream, size_t word, unsigned long long value, unsigned flags) {
+  IN_CONTEXT;
+  /* Until it has reached the value, and no more than there are places for. */
+  if (flags != 0 || given == 32) return INVALID_VALUE;
+  waits[given].stream = stream;
+  waits[given].word = (volatile long long *)word;
+  waits[given++].value = value;
+  return 0;
+}
+
+/* An event counts how often it has to be asked until it has fired, once its stream does not wait. */
+struct event { int left; size_t stream; };
+
+int cuEventCreate(struct event **event, unsigned flags) {
   IN_CONTEXT;
   live_events++;
-  *event = calloc(1, sizeof(int));
+  *event = calloc(1, sizeof(struct event));
   return 0;
 }
 
-int cuEventRecord(int *event, size_t stream) {
+int cuEventRecord(struct event *event, size_t stream) {
   IN_CONTEXT;
-  *event = 2;
+  event->left = 2;
+  event->stream = stream;
   return 0;
 }
 
-int cuEventQuery(int *event) {
+int cuEventQuery(struct event *event) {
   IN_CONTEXT;
-  if (*event == 0) return 0;
-  --*event;
+  for (int at = 0; at < given; at++)
+    if (waits[at].stream == event->stream && waits_on(at)) return NOT_READY;
+  if (event->left == 0) return 0;
+  --event->left;
   return NOT_READY;
 }
 
-int cuEventSynchronize(int *event) {
+int cuEventSynchronize(struct event *event) {
   IN_CONTEXT;
-  *event = 0;
+  event->left = 0;
   return 0;
 }
 

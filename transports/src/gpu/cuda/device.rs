@@ -48,7 +48,8 @@ impl CudaGpu {
         gpu: &Self,
         context: ContextHandle,
     ) -> Result<Arc<Self>, GpuError> {
-        let home = Home::new(Context::adopted(shared.calls, context, gpu.device)?, shared.gpus()?.len());
+        let context = Context::adopted(shared.calls, context, gpu.device)?;
+        let home = Home::new(context, shared.gpus()?.len(), shared.connections);
         Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Arc::new(home))))
     }
 
@@ -66,8 +67,12 @@ impl CudaGpu {
 
     /// Itself, for a region to hold.
     pub(super) fn shared_self(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+        self.me().map(|gpu| gpu as Arc<dyn Gpu>)
+    }
+
+    fn me(&self) -> Result<Arc<Self>, GpuError> {
         let gone = || because("gpu", INVALID_DEVICE, "the device is being dropped");
-        self.me.upgrade().map(|gpu| gpu as Arc<dyn Gpu>).ok_or_else(gone)
+        self.me.upgrade().ok_or_else(gone)
     }
 
     /// What the library has in its context, which is made if need be.
@@ -80,8 +85,15 @@ impl CudaGpu {
             return Ok(Arc::clone(home));
         }
         let context = Context::primary(self.shared.calls, self.device)?;
-        let home = Arc::new(Home::new(context, self.shared.gpus()?.len()));
+        let home = Arc::new(Home::new(context, self.shared.gpus()?.len(), self.shared.connections));
         Ok(Arc::clone(self.home.get_or_init(|| home)))
+    }
+
+    /// Does what was put off while streams waited.
+    pub(super) fn catch_up(&self) {
+        if let Some(home) = self.home.get() {
+            home.waits.catch_up();
+        }
     }
 
     /// Whether a context of this device is its primary one.
@@ -173,28 +185,14 @@ impl CudaGpu {
         // SAFETY: the promise that `Gpu::copy` was given.
         unsafe { home.calls().memcpy_peer_async(dst, to, src, from, len, stream) }
     }
-}
 
-impl Gpu for CudaGpu {
-    fn info(&self) -> &GpuInfo {
-        &self.info
-    }
-
-    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
-        self.shared.classify(addr)
-    }
-
-    fn check(&self) -> Result<(), GpuError> {
-        self.home()?.context.check()
-    }
-
-    fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {
-        memory::allocate(self, len, flavour)
-    }
-
-    /// Host memory that is neither pinned nor registered makes the call itself wait for the driver's staging.
-    unsafe fn copy(
+    /// Starts a copy: on a stream of the user's, or on the library's own for that way.
+    ///
+    /// # Safety
+    /// As `Gpu::copy`.
+    pub(super) unsafe fn copy_on(
         &self,
+        users: Option<StreamHandle>,
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
@@ -206,7 +204,8 @@ impl Gpu for CudaGpu {
         }
         let (to, from) = (dst.0 as usize, src.0 as usize);
         let _current = home.context.enter()?;
-        let (calls, stream) = (home.calls(), home.lane(way)?);
+        let calls = home.calls();
+        let stream = users.map_or_else(|| home.lane(way), Ok)?;
         // Each call says which side is the device's: the one that finds it out by itself takes a pointer to freed device
         // memory for one to host memory, and lets the CPU go there.
         // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
@@ -234,11 +233,47 @@ impl Gpu for CudaGpu {
             }
             _ => error,
         })?;
-        Ok(home.given(way))
+        if users.is_none() {
+            return Ok(home.given(way));
+        }
+        home.record(stream).inspect_err(|_| {
+            // Nobody could tell when it is over, so it has to be over now.
+            // SAFETY: the stream is the user's, in this context.
+            let _ = unsafe { home.calls().stream_synchronize(stream) };
+        })
+    }
+}
+
+impl Gpu for CudaGpu {
+    fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        self.shared.classify(addr)
+    }
+
+    fn check(&self) -> Result<(), GpuError> {
+        self.home()?.context.check()
+    }
+
+    fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError> {
+        memory::allocate(self, len, flavour)
+    }
+
+    /// Host memory that is neither pinned nor registered makes the call itself wait for the driver's staging.
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy_on(None, dst, src, len) }
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
-        Ok(Arc::new(CudaStream::new(&self.home()?)?))
+        Ok(Arc::new(CudaStream::new(self.me()?)?))
     }
 
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError> {
@@ -270,6 +305,13 @@ impl Gpu for CudaGpu {
     unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
         // SAFETY: passed on from the caller.
         unsafe { memory::register_host(&self.home()?, addr, len) }
+    }
+
+    fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
+        match self.home.get() {
+            Some(home) => home.waits.when_none(task),
+            None => task(),
+        }
     }
 
     fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {

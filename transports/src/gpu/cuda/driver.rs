@@ -9,6 +9,7 @@ use super::ipc::Opened;
 use super::links::Links;
 use super::sys::{ContextHandle, Device};
 use super::{library, pointer};
+use crate::gpu::waits;
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
 use crate::mem::{AllocId, GpuUuid};
 use std::collections::HashMap;
@@ -81,6 +82,7 @@ impl CudaDriver {
                 opened: Opened::default(),
                 attributes: AtomicUsize::new(pointer::ALL),
                 links: OnceLock::new(),
+                connections: waits::connections(),
             };
             Ok(&*Box::leak(Box::new(shared)))
         };
@@ -118,6 +120,14 @@ impl Driver for CudaDriver {
         let shared = self.shared()?;
         shared.initialise()?;
         Ok(shared.gpus()?.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
+    }
+
+    fn look_after(&self) {
+        let Some(Ok(shared)) = self.0.opened.get() else { return };
+        let foreign: Vec<_> = lock(&shared.foreign).values().map(|(_, gpu)| Arc::clone(gpu)).collect();
+        for gpu in shared.gpus.get().into_iter().flatten().chain(&foreign) {
+            gpu.catch_up();
+        }
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
@@ -160,6 +170,8 @@ pub(super) struct Shared {
     pub(super) attributes: AtomicUsize,
     /// Opened when a report asks.
     links: OnceLock<Option<Links>>,
+    /// From a context to its device, as the environment says.
+    pub(super) connections: usize,
 }
 
 impl Shared {

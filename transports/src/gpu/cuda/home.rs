@@ -7,6 +7,7 @@ use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
+use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -17,18 +18,22 @@ pub(super) struct Home {
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
+    /// Streams that wait for words here.
+    pub(super) waits: Waits,
     /// Held while one of the above is made: none is made twice.
     setup: Mutex<()>,
     pub(super) context: Context,
 }
 
 impl Home {
-    pub(super) fn new(context: Context, devices: usize) -> Self {
+    /// `connections`: how many the driver has to the device.
+    pub(super) fn new(context: Context, devices: usize, connections: usize) -> Self {
         Self {
             lanes: std::array::from_fn(|_| Lane::new()),
             events: Mutex::default(),
             pool: OnceLock::new(),
             peers: Peers::new(devices),
+            waits: Waits::over(connections),
             setup: Mutex::default(),
             context,
         }

@@ -343,18 +343,23 @@ struct PoolOpening {
 
 impl Drop for PoolOpening {
     fn drop(&mut self) {
-        let mut pooled = lock(&self.shared.opened.pooled);
-        let left = pooled.pointers.get_mut(&self.ptr).map_or(0, |openings| {
-            *openings -= 1;
-            *openings
-        });
-        if left == 0 {
-            pooled.pointers.remove(&self.ptr);
-            if let Ok(_current) = self.home.context.enter() {
-                // SAFETY: imported here, and this was the last to hold it.
-                released("pool memory", unsafe { self.home.calls().mem_free(self.ptr) });
-            }
-        }
-        pooled.leave(self.pool);
+        let (shared, home, ptr, pool) = (self.shared, Arc::clone(&self.home), self.ptr, self.pool);
+        self.home.waits.when_none(move || close_pooled(shared, &home, ptr, pool));
     }
+}
+
+fn close_pooled(shared: &Shared, home: &Home, ptr: DevicePtr, pool: PoolHandle) {
+    let mut pooled = lock(&shared.opened.pooled);
+    let left = pooled.pointers.get_mut(&ptr).map_or(0, |openings| {
+        *openings -= 1;
+        *openings
+    });
+    if left == 0 {
+        pooled.pointers.remove(&ptr);
+        if let Ok(_current) = home.context.enter() {
+            // SAFETY: imported here, and this was the last to hold it.
+            released("pool memory", unsafe { home.calls().mem_free(ptr) });
+        }
+    }
+    pooled.leave(pool);
 }

@@ -44,26 +44,39 @@ pub(super) struct Memory {
     pub(super) how: How,
 }
 
+impl How {
+    /// Whether the driver waits for all of the context, and so for streams that wait for a word (measured on driver 580).
+    fn waits_for_streams(self) -> bool {
+        matches!(self, Self::Free | Self::FreeHost | Self::Close)
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
-        let calls = self.home.calls();
-        let Ok(_current) = self.home.context.enter() else { return };
-        // SAFETY: each is given back as it was taken, once, by its only holder.
-        let outcome = unsafe {
-            match self.how {
-                How::Free => calls.mem_free(self.ptr),
-                How::FreeHost => calls.mem_free_host(self.ptr as *mut c_void),
-                How::ToPool => {
-                    self.home.lane(Way::Within).and_then(|stream| calls.mem_free_async(self.ptr, stream))
-                }
-                How::Unmap => calls
-                    .mem_unmap(self.ptr, self.span)
-                    .and_then(|()| calls.mem_address_free(self.ptr, self.span)),
-                How::Close => calls.ipc_close_mem_handle(self.ptr),
-            }
-        };
-        released("memory", outcome);
+        let (home, ptr, span, how) = (Arc::clone(&self.home), self.ptr, self.span, self.how);
+        if how.waits_for_streams() {
+            self.home.waits.when_none(move || give_back(&home, ptr, span, how));
+        } else {
+            give_back(&home, ptr, span, how);
+        }
     }
+}
+
+/// Gives memory back, of which this was told by its only holder.
+fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
+    let calls = home.calls();
+    let Ok(_current) = home.context.enter() else { return };
+    // SAFETY: each is given back as it was taken, once, by its only holder.
+    let outcome = unsafe {
+        match how {
+            How::Free => calls.mem_free(ptr),
+            How::FreeHost => calls.mem_free_host(ptr as *mut c_void),
+            How::ToPool => home.lane(Way::Within).and_then(|stream| calls.mem_free_async(ptr, stream)),
+            How::Unmap => calls.mem_unmap(ptr, span).and_then(|()| calls.mem_address_free(ptr, span)),
+            How::Close => calls.ipc_close_mem_handle(ptr),
+        }
+    };
+    released("memory", outcome);
 }
 
 /// Allocates `len` bytes.
@@ -72,6 +85,8 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
         return Err(because("allocate", INVALID_VALUE, "an allocation of 0 bytes"));
     }
     let home = gpu.home()?;
+    // What was freed while streams waited may be what is missing.
+    home.waits.catch_up();
     let uuid = gpu.info().uuid;
     let current = home.context.enter()?;
     let allocated = match flavour {
@@ -303,10 +318,11 @@ struct Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        let Ok(_current) = self.home.context.enter() else { return };
-        // SAFETY: locked here, and not yet unlocked.
-        released("host registration", unsafe {
-            self.home.calls().mem_host_unregister(self.addr as *mut c_void)
+        let (home, addr) = (Arc::clone(&self.home), self.addr);
+        self.home.waits.when_none(move || {
+            let Ok(_current) = home.context.enter() else { return };
+            // SAFETY: locked here, and not yet unlocked.
+            released("host registration", unsafe { home.calls().mem_host_unregister(addr as *mut c_void) });
         });
     }
 }

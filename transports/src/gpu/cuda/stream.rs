@@ -1,11 +1,13 @@
 //! Streams of the user's own.
 
+use super::device::CudaGpu;
 use super::driver::CudaDriver;
 use super::error::{INVALID_HANDLE, NOT_SUPPORTED, because, released};
 use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle, device};
-use crate::gpu::{Event, GpuError, Stream, Until};
+use crate::gpu::{Event, Gpu, GpuError, Stream, Until};
+use crate::mem::MemKind;
 use std::any::Any;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use std::sync::Arc;
 /// A stream: made here, or one that the program already has.
 #[derive(Debug)]
 pub struct CudaStream {
+    gpu: Arc<CudaGpu>,
     home: Arc<Home>,
     raw: StreamHandle,
     /// Made here, and so destroyed here.
@@ -21,9 +24,12 @@ pub struct CudaStream {
 
 impl CudaStream {
     /// A new stream in a context.
-    pub(super) fn new(home: &Arc<Home>) -> Result<Self, GpuError> {
-        let _current = home.context.enter()?;
-        Ok(Self { home: Arc::clone(home), raw: home.new_stream()?, owned: true })
+    pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, GpuError> {
+        let home = gpu.home()?;
+        let current = home.context.enter()?;
+        let raw = home.new_stream()?;
+        drop(current);
+        Ok(Self { gpu, home, raw, owned: true })
     }
 
     /// A stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and 2 are CUDA's names for the
@@ -40,8 +46,8 @@ impl CudaStream {
         let mut context = ContextHandle::NULL;
         // SAFETY: the caller's promise; the place for the answer is ours.
         unsafe { calls.stream_get_ctx(raw, &raw mut context) }?;
-        let home = shared.gpu_in(context)?.home()?;
-        Ok(Self { home, raw, owned: false })
+        let gpu = shared.gpu_in(context)?;
+        Ok(Self { home: gpu.home()?, gpu, raw, owned: false })
     }
 
     /// The stream as the driver's own calls take it.
@@ -71,6 +77,20 @@ impl CudaStream {
 }
 
 impl Stream for CudaStream {
+    fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+        Ok(Arc::clone(&self.gpu) as Arc<dyn Gpu>)
+    }
+
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        // SAFETY: passed on from the caller; the stream is of this device's context.
+        unsafe { self.gpu.copy_on(Some(self.raw), dst, src, len) }
+    }
+
     fn record(&self) -> Result<Event, GpuError> {
         let _current = self.home.context.enter()?;
         self.home.record(self.raw)
@@ -102,18 +122,21 @@ impl Stream for CudaStream {
         })
     }
 
-    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<(), GpuError> {
+    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
         let (calls, at) = (self.home.calls(), self.word("cuStreamWaitValue64", word.cast_mut())?);
         let flags = match until {
             Until::Equal => sys::WAIT_EQUAL,
             Until::Reached => sys::WAIT_REACHED,
         };
         let _current = self.home.context.enter()?;
-        // SAFETY: the caller's promise.
-        let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
-        fall_back(whole, value, |low| {
-            // SAFETY: as in `write_value64`.
-            unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
+        self.home.waits.arm(self.raw.0, || {
+            // SAFETY: the caller's promise.
+            let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
+            fall_back(whole, value, |low| {
+                // SAFETY: as in `write_value64`.
+                unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
+            })?;
+            self.home.record(self.raw)
         })
     }
 }

@@ -22,6 +22,7 @@ impl Shared {
         flavour: Flavour,
     ) -> Result<Region, GpuError> {
         let device = self.device("allocate", ordinal)?;
+        device.waits.catch_up();
         if len == 0 {
             return Err(error("allocate", INVALID_VALUE, "an allocation of 0 bytes"));
         }
@@ -120,7 +121,18 @@ impl Shared {
         AllocId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Gives memory back, as the driver does: what `cuMemAlloc` gave, and what a handle of such memory opened, only when no
+    /// stream of the device waits for a word.
     fn free(&self, base: usize, opened: bool) {
+        let waits = {
+            let table = lock(&self.table);
+            let Some((_, entry)) = table.find(base) else { return };
+            let blocks = opened || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
+            self.devices.get(entry.ordinal).filter(|_| blocks).map(|device| Arc::clone(&device.standstill))
+        };
+        if let Some(standstill) = waits {
+            standstill.until_none_waits();
+        }
         let mut table = lock(&self.table);
         let Some(entry) = table.remove(base) else { return };
         if let Some(device) = self.devices.get(entry.ordinal) {
@@ -151,6 +163,10 @@ pub(super) struct Placed {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        self.shared.free(self.parts.base, self.opened);
+        let (shared, base, opened) = (Arc::clone(&self.shared), self.parts.base, self.opened);
+        match self.shared.devices.get(self.parts.ordinal) {
+            Some(device) => device.waits.when_none(move || shared.free(base, opened)),
+            None => shared.free(base, opened),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::error::{INVALID_DEVICE, INVALID_VALUE, error};
 use super::memory::GRANULE;
-use crate::gpu::{GpuError, GpuInfo};
+use crate::gpu::{GpuError, GpuInfo, waits};
 use crate::mem::GpuUuid;
 use std::time::Duration;
 
@@ -30,10 +30,13 @@ pub struct FakeConfig {
     pub copy_delay: Duration,
     /// How long each kernel waits before it starts.
     pub launch_delay: Duration,
+    /// Connections of a process to a device, as `CUDA_DEVICE_MAX_CONNECTIONS`: when so many streams wait for words, nothing
+    /// moves.
+    pub connections: usize,
 }
 
 impl Default for FakeConfig {
-    /// One device of 256 MiB, without delays.
+    /// One device of 256 MiB, without delays, with the connections that a real one would have.
     fn default() -> Self {
         Self {
             devices: 1,
@@ -43,6 +46,7 @@ impl Default for FakeConfig {
             no_peer: Vec::new(),
             copy_delay: Duration::ZERO,
             launch_delay: Duration::ZERO,
+            connections: waits::connections(),
         }
     }
 }

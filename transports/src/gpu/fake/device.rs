@@ -44,6 +44,38 @@ impl FakeGpu {
         FakeStream::new(Arc::clone(&self.shared), self.ordinal).map(Arc::new)
     }
 
+    /// As `cuCtxSynchronize`, and as a program's freeing of memory: blocks while a stream of the device waits for a word.
+    ///
+    /// # Errors
+    /// Never, for a device that is there.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.shared.device("synchronize", self.ordinal)?.standstill.until_none_waits();
+        Ok(())
+    }
+
+    /// A copy whose ends have been checked, and its event; only the event to be fired where there is nothing to copy.
+    #[allow(clippy::type_complexity, reason = "a copy, or the event of none")]
+    pub(super) fn checked(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+        let (done, event) = Promise::new();
+        if len == 0 {
+            return Ok((Err(done), event));
+        }
+        let dst = self.end("target", dst.0, dst.1, len)?;
+        let src = self.end("source", src.0.cast_mut(), src.1, len)?;
+        let fail = match self.shared.faults.next_copy() {
+            Some((FailAt::Submit, why)) => return Err(why),
+            Some((FailAt::Event, why)) => Some(why),
+            None => None,
+        };
+        let delay = self.shared.faults.delay_of_copies();
+        Ok((Ok(Copy { dst, src, len, delay, fail, done }), event))
+    }
+
     /// Checks one end of a copy, and finds out where the engine reaches it.
     fn end(&self, which: &str, ptr: *mut u8, kind: MemKind, len: usize) -> Result<End, GpuError> {
         let wrong = |what: String| error("copy", INVALID_VALUE, format!("the {which} {ptr:p}+{len} {what}"));
@@ -93,7 +125,8 @@ impl FakeGpu {
             return queue.give(job);
         }
         let name = format!("fake-gpu{}-own{turn}", self.ordinal);
-        stream.insert(Queue::start(name, Arc::clone(&self.shared.faults))?).give(job)
+        let standstill = Arc::clone(&device.standstill);
+        stream.insert(Queue::start(name, Arc::clone(&self.shared.faults), standstill)?).give(job)
     }
 }
 
@@ -123,26 +156,21 @@ impl Gpu for FakeGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
-        let (done, event) = Promise::new();
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
-        if len == 0 {
-            done.fire(Ok(()));
-            return Ok(event);
+        match self.checked(dst, src, len)? {
+            (Ok(copy), event) => {
+                self.give(Job::Copy(copy))?;
+                count(&self.shared.faults.counts.copies);
+                if is_to_pageable {
+                    count(&self.shared.faults.counts.to_pageable);
+                }
+                Ok(event)
+            }
+            (Err(done), event) => {
+                done.fire(Ok(()));
+                Ok(event)
+            }
         }
-        let dst = self.end("target", dst.0, dst.1, len)?;
-        let src = self.end("source", src.0.cast_mut(), src.1, len)?;
-        let fail = match self.shared.faults.next_copy() {
-            Some((FailAt::Submit, why)) => return Err(why),
-            Some((FailAt::Event, why)) => Some(why),
-            None => None,
-        };
-        let delay = self.shared.faults.delay_of_copies();
-        self.give(Job::Copy(Copy { dst, src, len, delay, fail, done }))?;
-        count(&self.shared.faults.counts.copies);
-        if is_to_pageable {
-            count(&self.shared.faults.counts.to_pageable);
-        }
-        Ok(event)
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
@@ -164,6 +192,13 @@ impl Gpu for FakeGpu {
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
         let access = self.reaches(peer).is_ok();
         Ok(PeerInfo { access, performance_rank: 0, native_atomics: false, link: "simulated".into() })
+    }
+
+    fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
+        match self.shared.device("look after", self.ordinal) {
+            Ok(device) => device.waits.when_none(task),
+            Err(_) => task(),
+        }
     }
 
     unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {

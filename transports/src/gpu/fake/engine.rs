@@ -8,7 +8,8 @@ use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
 use super::event::Promise;
 use super::faults::Faults;
 use super::memory::Alias;
-use crate::gpu::{Event, GpuError};
+use super::standstill::Standstill;
+use crate::gpu::{Event, GpuError, Until};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -79,6 +80,7 @@ pub(super) enum Job {
     Launch { body: Body, delay: Duration },
     Record(Promise),
     Wait(Event),
+    Hold(Word, u64, Until),
 }
 
 /// Gives work to a stream's thread, which ends when this is dropped and all work is done.
@@ -87,11 +89,15 @@ pub(super) struct Queue(Sender<Job>);
 
 impl Queue {
     /// Starts a stream's thread.
-    pub(super) fn start(name: String, faults: Arc<Faults>) -> Result<Self, GpuError> {
+    pub(super) fn start(
+        name: String,
+        faults: Arc<Faults>,
+        device: Arc<Standstill>,
+    ) -> Result<Self, GpuError> {
         let (give, take) = channel();
         std::thread::Builder::new()
             .name(name)
-            .spawn(move || run(&take, &faults))
+            .spawn(move || run(&take, &faults, &device))
             .map_err(|why| error("stream", OPERATING_SYSTEM, format!("no thread for the stream: {why}")))?;
         Ok(Self(give))
     }
@@ -102,15 +108,20 @@ impl Queue {
     }
 }
 
-fn run(jobs: &Receiver<Job>, faults: &Faults) {
+fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
     // As a CUDA context after a fault of a kernel: nothing runs any more, everything reports it.
     let mut sticky: Option<GpuError> = None;
     for job in jobs {
+        device.pass();
         match job {
             Job::Copy(copy) => perform(copy, sticky.clone(), faults),
             Job::Record(done) => done.fire(sticky.clone().map_or(Ok(()), Err)),
             _ if sticky.is_some() => {}
             Job::Wait(event) => sticky = event.wait().err(),
+            Job::Hold(word, value, until) => device.hold(|| match until {
+                Until::Equal => word.load() == value,
+                Until::Reached => word.load().wrapping_sub(value).cast_signed() >= 0,
+            }),
             Job::Launch { body, delay } => {
                 pause(delay);
                 sticky = match catch_unwind(AssertUnwindSafe(body)) {

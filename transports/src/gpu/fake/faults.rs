@@ -110,6 +110,7 @@ struct CopyFault {
 pub struct Faults {
     reuse_addresses: AtomicBool,
     null_context: AtomicBool,
+    all_waits: AtomicBool,
     refused: Mutex<HashSet<HandleForm>>,
     open: Mutex<Option<i32>>,
     no_pinned: AtomicBool,
@@ -134,6 +135,16 @@ impl Faults {
     /// `classify` tells no context for plain memory either, as for VMM and pool memory.
     pub fn null_context(&self, on: bool) {
         self.null_context.store(on, Ordering::SeqCst);
+    }
+
+    /// Streams may wait beyond the bound, as the driver lets them, and as the library never does: for tests of what becomes
+    /// of the device then.
+    pub fn take_all_waits(&self, on: bool) {
+        self.all_waits.store(on, Ordering::SeqCst);
+    }
+
+    pub(super) fn takes_all_waits(&self) -> bool {
+        self.all_waits.load(Ordering::SeqCst)
     }
 
     /// Nothing can be exported in this form.

@@ -5,6 +5,7 @@
 //! | `config` | what the driver is told to be: [`FakeConfig`] |
 //! | `device` | one device: [`FakeGpu`] |
 //! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
+//! | `standstill` | what a device does while streams wait for words |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
 //! | `shared_event` | events between processes |
@@ -37,6 +38,7 @@ mod memory;
 mod pinned;
 mod shared;
 mod shared_event;
+mod standstill;
 mod stream;
 mod table;
 
@@ -118,6 +120,12 @@ impl Driver for FakeDriver {
             return Err(error::error("devices", error::NO_DEVICE, hint));
         }
         Ok(self.gpus.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
+    }
+
+    fn look_after(&self) {
+        for device in &self.shared.devices {
+            device.waits.catch_up();
+        }
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {

@@ -34,17 +34,25 @@ struct Range {
 struct Locked {
     shared: Arc<Shared>,
     base: usize,
+    ordinal: usize,
     /// The memory, where it was allocated here.
     memory: Option<Region>,
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        lock(&self.shared.pinned.ranges).remove(&self.base);
-        self.shared.pinned.count.fetch_sub(1, Ordering::Release);
-        if self.memory.is_some() {
-            count(&self.shared.faults.counts.unpinned);
-        }
+        let (shared, base, memory) = (Arc::clone(&self.shared), self.base, self.memory.take());
+        let Some(device) = self.shared.devices.get(self.ordinal) else { return };
+        let standstill = Arc::clone(&device.standstill);
+        device.waits.when_none(move || {
+            standstill.until_none_waits();
+            lock(&shared.pinned.ranges).remove(&base);
+            shared.pinned.count.fetch_sub(1, Ordering::Release);
+            if memory.is_some() {
+                count(&shared.faults.counts.unpinned);
+            }
+            drop(memory);
+        });
     }
 }
 
@@ -101,7 +109,7 @@ impl Shared {
         ranges.insert(base, Range { len, id, ordinal });
         self.pinned.count.fetch_add(1, Ordering::Release);
         drop(ranges);
-        Ok((Locked { shared: Arc::clone(self), base, memory }, id))
+        Ok((Locked { shared: Arc::clone(self), base, ordinal, memory }, id))
     }
 
     /// What is known of an address outside all windows.

@@ -9,7 +9,9 @@ use super::ipc::Opened;
 use super::lock;
 use super::memory::{Alias, GRANULE, Window};
 use super::pinned::Pinned;
+use super::standstill::Standstill;
 use super::table::{Entry, Origin, Table};
+use crate::gpu::waits::Waits;
 use crate::gpu::{Forms, GpuError, GpuInfo, HandleForm};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use rustix::fs::fstat;
@@ -38,6 +40,9 @@ pub(super) struct Device {
     /// The streams of `Gpu::copy`, started on first use.
     pub(super) streams: [Mutex<Option<Queue>>; INTERNAL_STREAMS],
     pub(super) turn: AtomicUsize,
+    /// Streams that wait for words, as the library counts them; and as the device feels them.
+    pub(super) waits: Waits,
+    pub(super) standstill: Arc<Standstill>,
 }
 
 /// What all devices of a driver share.
@@ -94,6 +99,8 @@ impl Shared {
                 handle: Mutex::new(Weak::new()),
                 streams: [const { Mutex::new(None) }; INTERNAL_STREAMS],
                 turn: AtomicUsize::new(0),
+                waits: Waits::over(config.connections),
+                standstill: Arc::new(Standstill::over(config.connections)),
             });
         }
         let table = Mutex::new(Table::new(devices.iter().map(|device| device.window.range())));

@@ -6,24 +6,30 @@ use super::event::Promise;
 use super::faults::count;
 use super::memory::Alias;
 use super::shared::Shared;
-use crate::gpu::{Event, GpuError, GpuInfo, Stream, Until};
-use crate::mem::{Region, RegionSlice};
+use crate::gpu::{Event, Gpu, GpuError, GpuInfo, Stream, Until};
+use crate::mem::{MemKind, Region, RegionSlice};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A stream of the simulated driver: a thread that does what it is given, in order. When the last handle
 /// is dropped, what was given is still done.
 pub struct FakeStream {
     shared: Arc<Shared>,
     ordinal: usize,
+    /// Among the streams of the device.
+    number: usize,
     queue: Queue,
 }
 
 impl FakeStream {
     pub(super) fn new(shared: Arc<Shared>, ordinal: usize) -> Result<Self, GpuError> {
-        let queue = Queue::start(format!("fake-gpu{ordinal}-user"), Arc::clone(&shared.faults))?;
-        Ok(Self { shared, ordinal, queue })
+        let device = shared.device("stream", ordinal)?;
+        let number = device.turn.fetch_add(1, Ordering::Relaxed);
+        let standstill = Arc::clone(&device.standstill);
+        let queue = Queue::start(format!("fake-gpu{ordinal}-user"), Arc::clone(&shared.faults), standstill)?;
+        Ok(Self { shared, ordinal, number, queue })
     }
 
     /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to device
@@ -50,6 +56,22 @@ impl FakeStream {
 }
 
 impl Stream for FakeStream {
+    fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+        Ok(self.shared.gpu("stream", self.ordinal)?)
+    }
+
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        let (copy, event) = self.shared.gpu("copy", self.ordinal)?.checked(dst, src, len)?;
+        self.queue.give(copy.map_or_else(|promise| Job::Record(promise), Job::Copy))?;
+        count(&self.shared.faults.counts.copies);
+        Ok(event)
+    }
+
     fn record(&self) -> Result<Event, GpuError> {
         let (promise, event) = Promise::new();
         self.queue.give(Job::Record(promise))?;
@@ -73,18 +95,16 @@ impl Stream for FakeStream {
         })
     }
 
-    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<(), GpuError> {
+    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
         let word = self.word("wait_value64", word.cast_mut())?;
-        self.launch(move |_| {
-            let there = |held: u64| match until {
-                Until::Equal => held == value,
-                Until::Reached => held.wrapping_sub(value).cast_signed() >= 0,
-            };
-            while !there(word.load()) {
-                std::thread::sleep(std::time::Duration::from_micros(20));
-            }
-            Ok(())
-        })
+        let begin = || {
+            self.queue.give(Job::Hold(word, value, until))?;
+            self.record()
+        };
+        if self.shared.faults.takes_all_waits() {
+            return begin();
+        }
+        self.shared.device("wait_value64", self.ordinal)?.waits.arm(self.number, begin)
     }
 }
 

@@ -1,0 +1,189 @@
+//! Streams that wait for words: how many may at a time, and what has to wait until none does.
+//!
+//! A stream that waits takes up one of the context's connections to the device, of which the driver has as many as
+//! `CUDA_DEVICE_MAX_CONNECTIONS` says. When all are taken nothing moves any more, the copies included that would have
+//! released them; priorities do not help (measured on driver 580). So there is a bound, and whoever would go beyond it is
+//! told so. And while one stream waits, freeing memory, unlocking it, and closing what another process shares block until
+//! it is released: called by whoever makes progress, they would block for ever. So they are put off.
+
+use super::{Event, GpuError};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// The variable that says how many connections a context has.
+pub(super) const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// Connections where the variable is not set.
+const DEFAULT_CONNECTIONS: usize = 8;
+
+/// What is put off.
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The waits of one context.
+pub(super) struct Waits {
+    /// Streams that may wait at a time.
+    most: usize,
+    /// Streams that wait, or did when they were last asked, each with what fires when it is past its last wait. Held while a
+    /// wait is given to a stream, which may block, so nobody else waits for it.
+    waiting: Mutex<Vec<(usize, Event)>>,
+    put_off: Mutex<Vec<Task>>,
+}
+
+/// Forgets streams that have gone on. Work that failed waits for nothing.
+fn forget_released(waiting: &mut Vec<(usize, Event)>) {
+    waiting.retain(|(_, past)| past.query() == Ok(false));
+}
+
+/// Connections of a context, as the driver reads the variable when it is initialised.
+pub(super) fn connections() -> usize {
+    let said = std::env::var(CONNECTIONS).ok().and_then(|text| text.trim().parse().ok());
+    said.unwrap_or(DEFAULT_CONNECTIONS).clamp(1, 32)
+}
+
+impl Waits {
+    /// Two connections are left to copies and kernels, but one stream may wait wherever there are two.
+    pub(super) fn over(connections: usize) -> Self {
+        let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
+        Self { most, waiting: Mutex::default(), put_off: Mutex::default() }
+    }
+
+    /// Has a stream wait: `begin` gives it the wait, and tells of the event behind it. A stream counts once, however often
+    /// it waits, from when the wait is given to it until it is past it.
+    ///
+    /// # Errors
+    /// Too many others wait, and `begin` was not called; or what `begin` says.
+    pub(super) fn arm(
+        &self,
+        stream: usize,
+        begin: impl FnOnce() -> Result<Event, GpuError>,
+    ) -> Result<Event, GpuError> {
+        // Held until the wait is counted: nothing that the wait would block is begun meanwhile.
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !waiting.iter().any(|(other, _)| *other == stream) && waiting.len() >= self.most {
+            forget_released(&mut waiting);
+            if waiting.len() >= self.most {
+                return Err(self.too_many());
+            }
+        }
+        let past = begin()?;
+        match waiting.iter_mut().find(|(other, _)| *other == stream) {
+            Some((_, last)) => *last = past.clone(),
+            None => waiting.push((stream, past.clone())),
+        }
+        Ok(past)
+    }
+
+    /// Does what would block while a stream waits: now, or as soon as it is found that none does.
+    pub(super) fn when_none(&self, task: impl FnOnce() + Send + 'static) {
+        self.put_off().push(Box::new(task));
+        self.catch_up();
+    }
+
+    /// Does what was put off, if no stream waits any more.
+    pub(super) fn catch_up(&self) {
+        if self.put_off().is_empty() {
+            return;
+        }
+        // Somebody gives a wait to a stream at this moment, or does what was put off.
+        let mut waiting = match self.waiting.try_lock() {
+            Ok(waiting) => waiting,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        forget_released(&mut waiting);
+        if waiting.is_empty() {
+            let tasks = std::mem::take(&mut *self.put_off());
+            for task in tasks {
+                task();
+            }
+        }
+    }
+
+    fn put_off(&self) -> MutexGuard<'_, Vec<Task>> {
+        self.put_off.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn too_many(&self) -> GpuError {
+        let most = self.most;
+        GpuError {
+            call: "cuStreamWaitValue64",
+            code: TOO_MANY_WAITING,
+            name: "TOO_MANY_WAITING",
+            hint: format!(
+                "{most} other streams of this context wait already, and when all its connections are taken by streams that \
+                 wait nothing moves any more: let some go on first, give their work to fewer streams, or set {CONNECTIONS} \
+                 to {most} + 3 or more (at most 32) before CUDA is initialised"
+            ),
+        }
+    }
+}
+
+/// Not a driver's: a stream more may not wait.
+const TOO_MANY_WAITING: i32 = -4;
+
+impl fmt::Debug for Waits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Waits(at most {}, {} put off)", self.most, self.put_off().len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::EventState;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    #[derive(Default)]
+    struct Flag(AtomicBool);
+
+    impl EventState for Flag {
+        fn query(&self) -> Result<bool, GpuError> {
+            Ok(self.0.load(Ordering::SeqCst))
+        }
+
+        fn wait(&self) -> Result<(), GpuError> {
+            Ok(())
+        }
+    }
+
+    fn armed(waits: &Waits, stream: usize) -> Result<Arc<Flag>, GpuError> {
+        let flag = Arc::new(Flag::default());
+        waits.arm(stream, || Ok(Event::new(flag.clone()))).map(|_| flag)
+    }
+
+    #[test]
+    fn rule_a_as_many_streams_wait_as_leave_connections_to_others() {
+        for (connections, most) in [(1, 0), (2, 1), (3, 1), (4, 2), (8, 6), (32, 30)] {
+            let waits = Waits::over(connections);
+            let flags: Vec<_> = (0..most).map(|stream| armed(&waits, stream).unwrap()).collect();
+            let refused = armed(&waits, 99).unwrap_err();
+            assert_eq!(refused.name, "TOO_MANY_WAITING", "{connections} connections");
+            assert!(refused.hint.contains(CONNECTIONS), "{refused}");
+            let Some(first) = flags.first() else { continue };
+            armed(&waits, 0).expect("a stream counts once");
+            first.0.store(true, Ordering::SeqCst);
+            assert!(armed(&waits, 99).is_err(), "it is past its first wait only");
+        }
+    }
+
+    #[test]
+    fn rule_b_what_would_block_is_put_off_until_no_stream_waits() {
+        let (waits, done) = (Waits::over(8), Arc::new(AtomicU32::new(0)));
+        let free = || {
+            let done = done.clone();
+            waits.when_none(move || drop(done.fetch_add(1, Ordering::SeqCst)));
+        };
+        free();
+        assert_eq!(done.load(Ordering::SeqCst), 1);
+        let (one, other) = (armed(&waits, 1).unwrap(), armed(&waits, 2).unwrap());
+        free();
+        one.0.store(true, Ordering::SeqCst);
+        waits.catch_up();
+        assert_eq!(done.load(Ordering::SeqCst), 1, "the other waits");
+        other.0.store(true, Ordering::SeqCst);
+        waits.catch_up();
+        assert_eq!(done.load(Ordering::SeqCst), 2);
+    }
+}
