@@ -13,7 +13,8 @@
 //! | [`transports`] | what moves the bytes: loopback, shared memory (a crate of its own) |
 //! | `progress` | polls devices, and carries out what the events ask for |
 //! | [`matching`] | which message is for which receive |
-//! | [`comp`] | completion objects: handler, queue, counter, synchronizer, your own |
+//! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
+//! | `streams` | what streams of GPUs wait for |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
 //! | [`buffer`], [`packet`] | what operations hold, and what messages land in |
 //! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
@@ -72,6 +73,7 @@ mod protocol;
 pub mod region;
 mod runtime;
 pub mod settings;
+mod streams;
 mod wait;
 
 pub use carrack_transports as transports;
@@ -79,7 +81,7 @@ pub use carrack_transports as transports;
 pub use buffer::{Buffer, SendBuffer};
 pub use carrack_transports::mem::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
-pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, Synchronizer};
+pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer};
 pub use device::{Device, DeviceBuilder};
 pub use error::{
     AwaitError, CollectiveError, GroupError, OpError, PostError, ProgressError, RegisterError, ResourceError,

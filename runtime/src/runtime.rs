@@ -17,6 +17,7 @@ use crate::post::Retries;
 use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
+use crate::streams::Streams;
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
 use carrack_transports::cuda_ipc::{self, CudaIpc};
 use carrack_transports::fork::Owner;
@@ -73,6 +74,8 @@ pub(crate) struct Inner {
     pub(crate) staging: Arc<Staging>,
     /// Words of GPUs that are being changed for peers.
     pub(crate) words: Words,
+    /// What streams of GPUs wait for.
+    pub(crate) streams: Streams,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
@@ -162,6 +165,7 @@ impl RuntimeBuilder {
             sleepers,
             exposures: Exposures::default(),
             staging: Arc::default(),
+            streams: Streams::default(),
             boards: Boards::new(Rank(rank), size),
             bootstrap,
         };
@@ -389,9 +393,22 @@ impl Inner {
     ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
         self.down().entry(rank).or_insert_with(|| cause.clone());
         self.boards.wake();
+        self.streams.gone(rank, cause);
         let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
         let error = || OpError::PeerDown { rank, cause: cause.clone() };
         receives.map(|receive| receive.into_status(error())).collect()
+    }
+
+    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there has to be a link.
+    #[cold]
+    pub(crate) fn listen_to(&self, rank: Rank) {
+        let device = &self.default_device().0;
+        if let Some(route) = device.route(rank)
+            && route.linked().is_none()
+            && let Err(error) = route.link(self, device)
+        {
+            tracing::debug!(%error, rank = rank.0, "no link to a rank that is waited for");
+        }
     }
 
     #[inline]
@@ -423,6 +440,8 @@ impl Drop for Inner {
             return;
         }
         self.exposures.end();
+        // First: copies on streams end only when these go on.
+        self.streams.end();
         let devices = std::mem::take(&mut *self.devices_mut());
         let mut ended = Vec::new();
         for device in &devices {

@@ -1,14 +1,15 @@
 //! Completion objects: where the end of an operation is announced.
 //!
 //! Any object goes with any operation, on either side. [`Handler`] calls a function, [`CompQueue`] keeps
-//! statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of them; a type of
-//! your own implements [`Completion`].
+//! statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of them, a [`StreamCounter`] is
+//! waited for by streams of GPUs; a type of your own implements [`Completion`].
 
 mod counter;
 mod handler;
 mod queue;
 mod registry;
 mod status;
+mod stream_counter;
 mod synchronizer;
 
 pub use counter::Counter;
@@ -16,6 +17,8 @@ pub use handler::Handler;
 pub use queue::CompQueue;
 pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
+pub(crate) use stream_counter::Counted;
+pub use stream_counter::StreamCounter;
 pub use synchronizer::Synchronizer;
 
 use crate::names::{Rank, Tag};

@@ -173,6 +173,9 @@ impl Inner {
         for (_, domain) in &self.domains {
             domain.look_after();
         }
+        for driver in &self.drivers {
+            driver.look_after();
+        }
     }
 }
 

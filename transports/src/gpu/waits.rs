@@ -135,7 +135,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-    #[derive(Default)]
+    #[derive(Debug, Default)]
     struct Flag(AtomicBool);
 
     impl EventState for Flag {
@@ -173,7 +173,9 @@ mod tests {
         let (waits, done) = (Waits::over(8), Arc::new(AtomicU32::new(0)));
         let free = || {
             let done = done.clone();
-            waits.when_none(move || drop(done.fetch_add(1, Ordering::SeqCst)));
+            waits.when_none(move || {
+                done.fetch_add(1, Ordering::SeqCst);
+            });
         };
         free();
         assert_eq!(done.load(Ordering::SeqCst), 1);

@@ -6,7 +6,7 @@
 //! fault that LCI has, and that a fake GPU's memory turns into a crash of our own tests).
 
 use super::{MemKind, MemMut, MemRef};
-use crate::gpu::{Event, GpuError};
+use crate::gpu::{Event, GpuError, Stream};
 
 /// How a copy went.
 #[derive(Debug)]
@@ -80,6 +80,32 @@ pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError
     }
     // SAFETY: passed on from the caller.
     unsafe { copy_by_engine(dst, src) }
+}
+
+/// As [`copy`], on a stream: behind the work that it was given, and before the work that it is given later.
+///
+/// # Errors
+/// As [`copy`]; and [`CopyError::Unknown`] when no side is memory of a GPU, or a side is host memory that no engine reaches.
+///
+/// # Safety
+/// As [`copy`].
+pub unsafe fn copy_on(stream: &dyn Stream, dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
+    let (to, from) = (dst.place.kind(), src.place.kind());
+    if src.len > dst.len {
+        return Err(CopyError::TooLong { len: src.len, room: dst.len });
+    }
+    if !goes_on_a_stream(to, from) {
+        return Err(CopyError::Unknown { dst: to, src: from });
+    }
+    // SAFETY: the views promise valid ranges of the kinds given; the caller keeps them until the event.
+    let started = unsafe { stream.copy((dst.ptr, to), (src.ptr, from), src.len) };
+    started.map(Copied::Pending).map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
+}
+
+/// Whether a copy can be given to a stream: an engine reaches both sides by itself, and has to reach one.
+pub fn goes_on_a_stream(dst: MemKind, src: MemKind) -> bool {
+    let reached = |kind| matches!(kind, MemKind::Device(_) | MemKind::Pinned);
+    reached(dst) && reached(src) && !(dst.is_host() && src.is_host())
 }
 
 /// Copies all of `src` to the start of `dst`, and waits for an engine if one is needed.

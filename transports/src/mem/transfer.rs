@@ -1,7 +1,8 @@
 //! A copy that takes time, holding both of its ends until it is over.
 
-use super::{Buffer, Copied, CopyError, copy};
-use crate::gpu::Event;
+use super::copy::{copy, copy_on};
+use super::{Buffer, Copied, CopyError, MemMut, MemRef};
+use crate::gpu::{Event, Stream};
 
 /// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
 /// while an engine is at work; dropping it early waits for the engine.
@@ -47,10 +48,28 @@ impl Transfer {
     /// # Errors
     /// As [`start`](Self::start); and when the source ends before that.
     #[allow(clippy::result_large_err, reason = "as above")]
-    pub fn start_part(
+    pub fn start_part(dst: (Buffer, usize), src: (Buffer, usize), len: usize) -> Result<Self, Refused> {
+        // SAFETY: the event is waited for before the buffers go.
+        Self::start_by(dst, src, len, |dst, src| unsafe { copy(dst, src) })
+    }
+
+    /// As `start`, on a stream: behind the work that it was given, and before the work that it is given later.
+    ///
+    /// # Errors
+    /// As `start`; and when there is a side that the engine of a stream does not reach.
+    #[allow(clippy::result_large_err, reason = "as above")]
+    pub fn start_on(stream: &dyn Stream, dst: Buffer, src: Buffer) -> Result<Self, Refused> {
+        let len = src.len();
+        // SAFETY: as in `start_part`.
+        Self::start_by((dst, 0), (src, 0), len, |dst, src| unsafe { copy_on(stream, dst, src) })
+    }
+
+    #[allow(clippy::result_large_err, reason = "as above")]
+    fn start_by(
         (mut dst, to): (Buffer, usize),
         (src, from): (Buffer, usize),
         len: usize,
+        copy: impl FnOnce(MemMut<'_>, MemRef<'_>) -> Result<Copied, CopyError>,
     ) -> Result<Self, Refused> {
         // Bytes held in place move when this value moves: give them an address that stays.
         let src = match src {
@@ -62,9 +81,9 @@ impl Transfer {
             (Buffer::Small(_), _) => Err(CopyError::TooLong { len, room: 0 }),
             (_, len) if len > there => Err(CopyError::TooLong { len, room: there }),
             (dst, len) => match dst.view_mut() {
-                // SAFETY: `Self` owns both buffers, whose bytes do not move with it, and its `Drop`
-                // waits for the event; so both ranges outlive the engine's work.
-                Some(all) => unsafe { copy(all.part(to, usize::MAX), src.view().part(from, len)) },
+                // Both ranges outlive the engine's work: `Self` owns both buffers, whose bytes do not move with it, and its
+                // `Drop` waits for the event.
+                Some(all) => copy(all.part(to, usize::MAX), src.view().part(from, len)),
                 None => Err(CopyError::TooLong { len, room: 0 }),
             },
         };
@@ -98,6 +117,12 @@ impl Transfer {
     pub fn into_buffers(mut self) -> (Buffer, Buffer) {
         self.settle();
         (std::mem::take(&mut self.dst), std::mem::take(&mut self.src))
+    }
+
+    /// Lets go of a copy that may never end, on a stream that waits for something: its buffers stay as they are for good, as
+    /// an engine may still come to them.
+    pub fn abandon(self) {
+        std::mem::forget(self);
     }
 
     fn settle(&mut self) {

@@ -1,6 +1,7 @@
 //! Events of the driver: our own, used again and again, and those that processes share.
 
-use super::error::{INVALID_HANDLE, because, released};
+use super::driver::{CudaDriver, Shared};
+use super::error::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, because, released};
 use super::home::Home;
 use super::lane::Copying;
 use super::stream::stream_of;
@@ -84,6 +85,59 @@ impl EventState for Fired {
     }
 }
 
+impl CudaDriver {
+    /// An event that the program has: a `CUevent` or `cudaEvent_t`, as a number. It is not destroyed with this. Every answer
+    /// is about its last record: it has fired as long as there is none, and recorded anew it stands for the new record, also
+    /// for operations that were ordered after it before and have not begun.
+    ///
+    /// # Safety
+    /// It is an event, and stays one until this and all that was ordered after it are gone.
+    ///
+    /// # Errors
+    /// Nobody has initialised CUDA, so that there is no event.
+    pub unsafe fn event_from_raw(&self, raw: usize) -> Result<Event, GpuError> {
+        let shared = self.ready("cuEventQuery")?;
+        Ok(Event::new(Arc::new(UserEvent { shared, raw: EventHandle(raw) })))
+    }
+}
+
+/// An event of the program's.
+struct UserEvent {
+    shared: &'static Shared,
+    raw: EventHandle,
+}
+
+impl UserEvent {
+    /// Asks; once more within a context, where a driver wants one and this thread has none.
+    fn ask(&self, call: impl Fn() -> Result<(), GpuError>) -> Result<(), GpuError> {
+        match call() {
+            Err(error) if error.code == INVALID_CONTEXT => {
+                let gpu = self.shared.gpus()?.first().ok_or(error)?;
+                let home = gpu.home()?;
+                let _current = home.context.enter()?;
+                call()
+            }
+            answer => answer,
+        }
+    }
+}
+
+impl EventState for UserEvent {
+    fn query(&self) -> Result<bool, GpuError> {
+        // SAFETY: the promise that `event_from_raw` was given.
+        match self.ask(|| unsafe { self.shared.calls.event_query(self.raw) }) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        // SAFETY: as above.
+        self.ask(|| unsafe { self.shared.calls.event_synchronize(self.raw) })
+    }
+}
+
 /// Has a stream wait for one of our events, by the driver's event behind it; does nothing where there is nothing to wait for.
 pub(super) fn with_raw(
     event: &Event,
@@ -98,6 +152,9 @@ pub(super) fn with_raw(
     }
     if let Some(shared) = state.downcast_ref::<LastRecord>() {
         return shared.0.living().and_then(wait_for);
+    }
+    if let Some(user) = state.downcast_ref::<UserEvent>() {
+        return wait_for(user.raw);
     }
     if state.is::<Fired>() {
         return Ok(());

@@ -1,0 +1,189 @@
+//! A number that grows, and that streams wait for.
+
+use super::{AsCompletion, Completion, Status};
+use crate::error::OpError;
+use crate::names::Rank;
+use crate::runtime::{Inner, Runtime};
+use carrack_transports::gpu::words::Word;
+use carrack_transports::gpu::{Gpu, GpuError, Stream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Counts operations that succeeded, in a word that streams of GPUs wait for: so that a kernel begins when what it needs has
+/// come, and nobody on the host waits for it. Registered, it counts what other ranks signal.
+///
+/// The count is raised by progress, of whatever thread; so some thread has to make it, or the runtime's own
+/// (`CARRACK_PROGRESS=thread`).
+///
+/// # When it cannot come any more
+/// An operation that failed *poisons* the counter: all streams that wait for it go on, now and later, whatever the
+/// count; [`error`](Self::error) tells the first failure. So does the end of a rank while a stream waits: of any rank, or of
+/// those that it was told to [`watch`](Self::watch). And so does the end of the runtime. What is behind the wait then runs on
+/// data that have not come: a kernel can look at the word, at [`device_addr`](Self::device_addr), which has the bit
+/// [`POISON`](Self::POISON) set.
+///
+/// # Rules against deadlock
+/// - A stream that waits takes up one of the context's connections to its GPU. As many as `CUDA_DEVICE_MAX_CONNECTIONS` says
+///   (8, if it is not set) are two more than may wait at a time; [`wait_on`](Self::wait_on) refuses one more. Streams
+///   that wait for events of waiting streams are not known to it.
+/// - Calls of CUDA that wait for all of a context block while a stream of it waits: `cudaFree`, `cudaFreeHost`,
+///   `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a module. Whoever makes progress must not call
+///   them meanwhile, and other threads may. The runtime puts its own off.
+/// - A kernel that takes up the whole GPU and waits for what only later work can bring waits for ever, as in any CUDA
+///   program.
+#[derive(Clone)]
+pub struct StreamCounter {
+    counted: Arc<Counted>,
+    object: Arc<dyn Completion>,
+}
+
+/// What stands behind a [`StreamCounter`].
+pub(crate) struct Counted {
+    word: Word,
+    /// The first failure.
+    error: Mutex<Option<OpError>>,
+    /// The highest count that a stream was to wait for.
+    awaited: AtomicU64,
+    /// Whose end poisons it; anybody's, if there are none.
+    watched: Mutex<Vec<Rank>>,
+    runtime: Weak<Inner>,
+}
+
+impl Counted {
+    fn fail(&self, error: OpError) {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.word.poison();
+    }
+
+    fn count(&self) -> u64 {
+        self.word.get() & !Word::POISON
+    }
+
+    /// Whether the end of a rank matters.
+    pub(crate) fn hears_of(&self, rank: Rank) -> bool {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.is_empty() || watched.contains(&rank)
+    }
+
+    /// Nothing more will come: streams that wait for more are let go.
+    pub(crate) fn give_up(&self, error: impl FnOnce() -> OpError) {
+        if self.awaited.load(Ordering::SeqCst) > self.count() {
+            self.fail(error());
+        }
+    }
+
+    /// Whether what a stream is about to wait for cannot come any more.
+    fn is_over(&self) -> Option<OpError> {
+        let Some(runtime) = self.runtime.upgrade() else { return Some(OpError::Closed) };
+        let down = runtime.down();
+        let (rank, cause) = down.iter().find(|(rank, _)| self.hears_of(**rank))?;
+        Some(OpError::PeerDown { rank: *rank, cause: cause.clone() })
+    }
+}
+
+impl Completion for Counted {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        match status.error {
+            None => self.word.raise(),
+            Some(error) => self.fail(*error),
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a counter that streams wait for".into()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Nobody can raise it any more.
+        if self.awaited.load(Ordering::SeqCst) > self.count() {
+            self.word.poison();
+        }
+    }
+}
+
+impl StreamCounter {
+    /// The bit that poison sets in the word: above all counts.
+    pub const POISON: u64 = Word::POISON;
+
+    /// At zero, for streams of `gpu`, and of other GPUs of its driver.
+    ///
+    /// # Errors
+    /// The driver has no pinned memory.
+    pub fn new(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<Self, GpuError> {
+        let streams = &runtime.0.streams;
+        let counted = Arc::new(Counted {
+            word: streams.words(gpu).word()?,
+            error: Mutex::default(),
+            awaited: AtomicU64::new(0),
+            watched: Mutex::default(),
+            runtime: Arc::downgrade(&runtime.0),
+        });
+        streams.add(&counted);
+        Ok(Self { object: counted.clone(), counted })
+    }
+
+    /// Lets work that `stream` is given later begin only when the count has reached `count`. Never blocks, but where the
+    /// stream itself has no room (some thousand operations).
+    ///
+    /// # Errors
+    /// `TOO_MANY_WAITING`: as many streams of the context wait as may; nothing was given to the stream. `INVALID_VALUE`: the
+    /// count is no number of operations. And the driver's own.
+    pub fn wait_on(&self, stream: &Arc<dyn Stream>, count: u64) -> Result<(), GpuError> {
+        if count >= Self::POISON {
+            let hint = format!("{count} operations: a count is less than {}", Self::POISON);
+            return Err(GpuError { call: "wait_on", code: 1, name: "INVALID_VALUE", hint });
+        }
+        let Counted { word, awaited, .. } = &*self.counted;
+        // Before the look at who has ended: whoever ends looks here afterwards.
+        awaited.fetch_max(count, Ordering::SeqCst);
+        if self.counted.count() < count
+            && let Some(error) = self.counted.is_over()
+        {
+            self.counted.fail(error);
+        }
+        word.hold(&**stream, count)
+    }
+
+    /// Has the end of `rank` poison it, and of those ranks only that are watched. Without any, the end of each rank does, so
+    /// that no stream waits for ever. May be called for several.
+    pub fn watch(&self, rank: Rank) {
+        self.counted.watched.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
+        if let Some(runtime) = self.counted.runtime.upgrade() {
+            runtime.listen_to(rank);
+        }
+    }
+
+    /// Operations that succeeded.
+    pub fn value(&self) -> u64 {
+        self.counted.count()
+    }
+
+    /// The first failure, if it was poisoned. Streams that waited have gone on regardless.
+    pub fn error(&self) -> Option<OpError> {
+        self.counted.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where the word is: 8 bytes that kernels of all devices of the driver can read, and nobody else may write. Valid while
+    /// there is a handle to the counter.
+    pub fn device_addr(&self) -> usize {
+        self.counted.word.addr()
+    }
+}
+
+impl AsCompletion for StreamCounter {
+    fn as_completion(&self) -> &Arc<dyn Completion> {
+        &self.object
+    }
+}
+
+impl std::fmt::Debug for StreamCounter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.error() {
+            None => write!(f, "StreamCounter({})", self.value()),
+            Some(error) => write!(f, "StreamCounter({}, poisoned: {error})", self.value()),
+        }
+    }
+}
