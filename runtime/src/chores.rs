@@ -25,6 +25,8 @@ pub(crate) enum Chore {
     Helps = 1 << 10,
     /// Large messages on their way onto a GPU.
     Inflows = 1 << 11,
+    /// What waits for events and streams of the user's.
+    Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
     /// Of the whole runtime: deadlines.

@@ -10,6 +10,7 @@ use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::hold::{Deaf, Holds};
 use crate::peer::route::{Linked, Route};
+use crate::post::Ordered;
 use crate::progress::{Deferred, InLine, Landing};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit};
@@ -59,6 +60,8 @@ pub(crate) struct DeviceInner {
     /// Active messages on their way into `pool`, where that is memory of a GPU.
     pub(crate) line: Waiting<VecDeque<InLine>>,
     pub(crate) deferred: Waiting<VecDeque<Deferred>>,
+    /// What waits for events and streams of the user's.
+    pub(crate) ordered: Waiting<Ordered>,
     /// What of all this is not empty.
     pub(crate) chores: Chores,
     closed: AtomicBool,
@@ -198,6 +201,7 @@ impl DeviceInner {
             landing_turn: AtomicUsize::new(0),
             line: Waiting::for_progress(&chores, Chore::Line),
             deferred: Waiting::for_progress(&chores, Chore::Deferred),
+            ordered: Waiting::for_progress(&chores, Chore::Ordered),
             chores,
             closed: AtomicBool::new(false),
             owner: Owner::this_process(),
@@ -234,11 +238,27 @@ impl DeviceInner {
         reason = "the error is the operation that did not fit; not the hot path"
     )]
     pub(crate) fn park(&self, route: &Route, parked: Parked, limit: usize) -> Result<(), Parked> {
+        self.park_at(route, parked, limit, VecDeque::len)
+    }
+
+    /// The same, at a place in the backlog.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the error is the operation that did not fit; not the hot path"
+    )]
+    fn park_at(
+        &self,
+        route: &Route,
+        parked: Parked,
+        limit: usize,
+        place: impl FnOnce(&VecDeque<Parked>) -> usize,
+    ) -> Result<(), Parked> {
         let mut backlog = route.backlog();
         if backlog.len() >= limit {
             return Err(parked);
         }
-        backlog.push_back(parked);
+        let at = place(&backlog);
+        backlog.insert(at, parked);
         route.set_waiting(backlog.len());
         if backlog.len() == 1 {
             let mut busy = self.busy.lock();
@@ -287,8 +307,11 @@ impl DeviceInner {
             size: payload.as_slice().len(),
             stage: Stage::Ready(Buffer::Small(payload)),
         };
-        // Without a limit, so never refused.
-        let _ = self.park(route, parked, usize::MAX);
+        // Before what waits for an event of the user's: what that waits for may need this to come. Without a limit, so never
+        // refused.
+        let _ = self.park_at(route, parked, usize::MAX, |backlog| {
+            backlog.iter().position(Parked::is_held_by_user).unwrap_or(backlog.len())
+        });
     }
 
     /// Whether anything waits that no descriptor tells of.

@@ -5,7 +5,7 @@ use crate::names::{Rank, RemoteComp};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
-use carrack_transports::mem::{AllocError, AtomicError, CopyError, Freed, RawError};
+use carrack_transports::mem::{AllocError, AtomicError, CopyError, Freed, GpuUuid, MemKind, RawError};
 
 /// A runtime could not start: fix the environment.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +115,29 @@ pub enum PostError {
     /// A list of buffers holds something that cannot be gathered.
     #[error("a list of buffers cannot hold {0}: send it as a message of its own")]
     Pieces(&'static str),
+    /// A list of buffers is gathered before the event that it is ordered after.
+    #[error(
+        "a list of buffers is gathered when it is posted, and cannot be sent in the order of an event or stream: send one buffer"
+    )]
+    OrderedPieces,
+    /// The event or stream of an operation cannot be used.
+    #[error("the event or stream that the operation is ordered by cannot be used: {0}")]
+    Stream(GpuError),
+    /// The stream is in another GPU than the memory.
+    #[error(
+        "the stream is in GPU {stream}, and the buffer is {memory} memory: give a stream of that GPU, or order the operation by .after(&stream.record()?)"
+    )]
+    OtherGpu {
+        /// The stream's GPU.
+        stream: GpuUuid,
+        /// The buffer's memory.
+        memory: MemKind,
+    },
+    /// A message between ranks of this process, in the order of a stream.
+    #[error(
+        "{0} is of this very process, and the other side of the message could stand behind it on the same stream: order it by .after(&stream.record()?), and have the stream wait for a StreamCounter once both sides are posted"
+    )]
+    OwnStream(Rank),
     /// There is no memory to gather a list of buffers in.
     #[error("there is no host memory for the {0} bytes of a list of buffers")]
     NoMemory(usize),
@@ -215,6 +238,9 @@ pub enum OpError {
     /// The event that the operation waited for failed.
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
+    /// It was to begin when an event had fired, and was refused then.
+    #[error("it could not begin when its event had fired: {0}")]
+    Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
     #[error("the peer could not take the message in; its own log says why")]
     Refused,
@@ -264,6 +290,18 @@ impl OpError {
                 tracing::error!(error = %other, rank = rank.0, "a link refused what the plan had found possible");
                 Self::Closed
             }
+        }
+    }
+
+    /// Of an operation that is posted only now.
+    pub(crate) fn of_post(error: PostError, rank: Rank) -> Self {
+        match error {
+            PostError::PeerDown { rank, cause } => Self::PeerDown { rank, cause },
+            PostError::Stale(rank) => Self::Stale(rank),
+            PostError::TimedOut(_) => Self::TimedOut(rank),
+            PostError::Closed => Self::Closed,
+            PostError::Memory(error) => Self::Copy(error),
+            other => Self::Begin(Box::new(other)),
         }
     }
 

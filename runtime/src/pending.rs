@@ -180,6 +180,7 @@ impl DeviceInner {
                 });
             }
         }
+        self.list_ordered(list);
         self.bulk.list_pending(list);
         let in_line = self.line.lock();
         for landing in self.landing.lock().iter().chain(in_line.iter().filter_map(InLine::landing)) {
@@ -208,6 +209,7 @@ impl DeviceInner {
             && self.landing.is_empty()
             && self.line.is_empty()
             && self.deferred.is_empty()
+            && !self.orders_sent()
             && self.outstanding.is_empty()
     }
 }

@@ -13,11 +13,11 @@ use crate::names::{Rank, RemoteComp};
 use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
-use crate::post::Retries;
+use crate::post::{Retries, end_copies};
 use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
-use crate::streams::Streams;
+use crate::streams::{Here, Streams};
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
 use carrack_transports::cuda_ipc::{self, CudaIpc};
 use carrack_transports::fork::Owner;
@@ -76,6 +76,8 @@ pub(crate) struct Inner {
     pub(crate) words: Words,
     /// What streams of GPUs wait for.
     pub(crate) streams: Streams,
+    /// This rank among those of this process.
+    pub(crate) here: Here,
     // Last: whatever else ends may still have something to say to the launcher.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
@@ -166,6 +168,7 @@ impl RuntimeBuilder {
             exposures: Exposures::default(),
             staging: Arc::default(),
             streams: Streams::default(),
+            here: Here::enter(*bootstrap.job().as_bytes(), Rank(rank)),
             boards: Boards::new(Rank(rank), size),
             bootstrap,
         };
@@ -355,6 +358,13 @@ impl Runtime {
     }
 }
 
+impl Runtime {
+    /// A handle for a moment.
+    pub(crate) fn of(inner: Arc<Inner>) -> Self {
+        Self(inner, None)
+    }
+}
+
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Runtime({} of {})", self.0.rank, self.0.size)
@@ -394,9 +404,14 @@ impl Inner {
         self.down().entry(rank).or_insert_with(|| cause.clone());
         self.boards.wake();
         self.streams.gone(rank, cause);
-        let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
         let error = || OpError::PeerDown { rank, cause: cause.clone() };
-        receives.map(|receive| receive.into_status(error())).collect()
+        let devices = self.devices().clone();
+        // First those that are not in an engine yet.
+        let mut ended: Vec<_> =
+            devices.iter().flat_map(|device| device.0.fail_ordered(rank, &error)).collect();
+        let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
+        ended.extend(receives.map(|receive| receive.into_status(error())));
+        ended
     }
 
     /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there has to be a link.
@@ -443,9 +458,12 @@ impl Drop for Inner {
         // First: copies on streams end only when these go on.
         self.streams.end();
         let devices = std::mem::take(&mut *self.devices_mut());
-        let mut ended = Vec::new();
+        let (mut ended, mut copies) = (Vec::new(), Vec::new());
         for device in &devices {
             ended.extend(device.0.close());
+            let (ordered, on_streams) = device.0.end_ordered();
+            ended.extend(ordered);
+            copies.extend(on_streams);
             // Before the landings are looked at: a message that has met its receive may become one.
             let deferred = std::mem::take(&mut *device.0.deferred.lock());
             ended.extend(deferred.into_iter().filter_map(|deferred| deferred.into_status(self, &device.0)));
@@ -465,6 +483,8 @@ impl Drop for Inner {
             // A full object cannot be waited for any more.
             let _ = signal(comp.as_ref(), status);
         }
+        // Last: what these streams wait for has been let go now.
+        end_copies(copies);
         // A rank that unwinds has not ended in order, and the launcher is right to say so.
         if !std::thread::panicking()
             && let Err(error) = self.bootstrap.finish()

@@ -2,11 +2,14 @@
 
 use crate::comp::Counted;
 use crate::error::OpError;
+use crate::matching::Ticket;
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::gpu::words::Words;
 use carrack_transports::mem::GpuUuid;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The words of a runtime, and the counters that are made of them.
@@ -15,6 +18,10 @@ pub(crate) struct Streams {
     words: Mutex<Vec<(GpuUuid, Arc<Words>)>>,
     /// Looked at when a rank ends, or this one.
     counters: Mutex<Vec<Weak<Counted>>>,
+    /// Operations that have waited for events, to tell them apart.
+    numbers: AtomicU64,
+    /// Receives that have a number: what names them since they were posted.
+    names: Mutex<HashMap<u64, Option<Ticket>>>,
 }
 
 impl Streams {
@@ -50,10 +57,68 @@ impl Streams {
         }
     }
 
+    /// A number for an operation that waits, higher than those before.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A receive has a number, until it is forgotten.
+    pub(crate) fn name(&self, number: u64) {
+        lock(&self.names).insert(number, None);
+    }
+
+    /// It has been posted; unless it was over before this was told.
+    pub(crate) fn rename(&self, number: u64, ticket: Option<Ticket>) {
+        if let Some(name) = lock(&self.names).get_mut(&number) {
+            *name = ticket;
+        }
+    }
+
+    /// What names it since it was posted.
+    pub(crate) fn renamed(&self, number: u64) -> Option<Ticket> {
+        *lock(&self.names).get(&number)?
+    }
+
+    /// It is over.
+    pub(crate) fn forget(&self, number: u64) {
+        lock(&self.names).remove(&number);
+    }
+
     /// This rank ends.
     pub(crate) fn end(&self) {
         for counter in self.living() {
             counter.give_up(|| OpError::Closed);
+        }
+    }
+}
+
+/// Ranks of this very process, each with the secret of its job.
+static HERE: Mutex<Vec<([u8; 16], Rank)>> = Mutex::new(Vec::new());
+
+/// A rank of this process, while it lives.
+pub(crate) struct Here {
+    job: [u8; 16],
+    rank: Rank,
+}
+
+impl Here {
+    pub(crate) fn enter(job: [u8; 16], rank: Rank) -> Self {
+        lock(&HERE).push((job, rank));
+        Self { job, rank }
+    }
+
+    /// Whether a rank of the same job is of this process: it can stand on a stream of its own before, or behind, what it
+    /// exchanges with this one.
+    pub(crate) fn has(&self, rank: Rank) -> bool {
+        lock(&HERE).contains(&(self.job, rank))
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        let mut here = lock(&HERE);
+        if let Some(at) = here.iter().position(|other| *other == (self.job, self.rank)) {
+            here.swap_remove(at);
         }
     }
 }

@@ -62,6 +62,14 @@ impl Moving {
         }
     }
 
+    /// As [`Transfer::abandon`].
+    pub(crate) fn abandon(self) {
+        match self {
+            Self::Engine(transfer) => transfer.abandon(),
+            Self::Through(through) => std::mem::forget(through),
+        }
+    }
+
     /// Gives back target and source, in this order; waits for an engine that is at them.
     pub(crate) fn into_buffers(self) -> (Buffer, Buffer) {
         match self {

@@ -57,6 +57,27 @@ pub struct Ticket {
     stamp: u64,
 }
 
+impl Ticket {
+    /// The mark of a receive that waits for an event: engines give out no such numbers.
+    const PARKED: u64 = 1 << 63;
+
+    /// Of a receive that waits for an event, and has a number of its own for so long.
+    pub(crate) fn of_parked(
+        engine: &MatchingEngine,
+        policy: Matching,
+        rank: Rank,
+        tag: Tag,
+        number: u64,
+    ) -> Self {
+        Self { engine: engine.index(), key: Key::new(policy, rank, tag), stamp: number | Self::PARKED }
+    }
+
+    /// The number, if it is one of those.
+    pub(crate) fn parked(&self) -> Option<u64> {
+        (self.stamp & Self::PARKED != 0).then_some(self.stamp & !Self::PARKED)
+    }
+}
+
 /// A message that waits for its receive, as a probe sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Envelope {

@@ -1,10 +1,12 @@
 //! Looking at messages without receiving them, and taking back receives.
 
 use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
+use crate::comp::{Completion, Status};
 use crate::error::{OpError, PostError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::progress::{SignalError, signal};
-use crate::runtime::Runtime;
+use crate::runtime::{Inner, Runtime};
+use std::sync::Arc;
 
 /// A look for a message that waits. Made by [`Runtime::probe`].
 #[must_use = "nothing is looked at until `call`"]
@@ -28,14 +30,13 @@ impl Runtime {
 
     /// Takes a receive back that has not met its message. Then its completion object is told, with
     /// [`OpError::Cancelled`] and the buffer in the status; it is told of nothing else. Returns whether that is so; if not, the
-    /// receive has met its message, or has ended otherwise, and its completion object is or was told of that.
+    /// receive has met its message, or has ended otherwise, and its completion object is or was told of that. One that waits
+    /// for an event is taken back as well, but at the very moment when it begins.
     ///
     /// # Errors
     /// The completion object has panicked.
     pub fn cancel(&self, ticket: &Ticket) -> Result<bool, ProgressError> {
-        let engine = self.0.engines.get(ticket.engine);
-        let Some(receive) = engine.and_then(|engine| engine.withdraw(ticket)) else { return Ok(false) };
-        let (comp, status) = receive.into_status(OpError::Cancelled);
+        let Some((comp, status)) = self.0.take_back(ticket) else { return Ok(false) };
         match signal(comp.as_ref(), status) {
             Ok(()) => {}
             Err(SignalError::Full(comp, status)) => self.0.default_device().0.defer_status(comp, *status),
@@ -43,6 +44,24 @@ impl Runtime {
         }
         self.0.sleepers.wake();
         Ok(true)
+    }
+}
+
+impl Inner {
+    /// Takes a receive out, wherever it waits.
+    fn take_back(&self, ticket: &Ticket) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+        let mut ticket = *ticket;
+        if let Some(number) = ticket.parked() {
+            let devices = self.devices().clone();
+            let parked = devices.iter().find_map(|device| device.0.cancel_ordered(number));
+            if parked.is_some() {
+                return parked;
+            }
+            // It has been posted meanwhile.
+            ticket = self.streams.renamed(number)?;
+        }
+        let receive = self.engines.get(ticket.engine)?.withdraw(&ticket)?;
+        Some(receive.into_status(OpError::Cancelled))
     }
 }
 

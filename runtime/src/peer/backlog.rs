@@ -87,6 +87,11 @@ impl Parked {
         }
     }
 
+    /// Whether it waits for an event of the user's.
+    pub(crate) fn is_held_by_user(&self) -> bool {
+        matches!(self.stage, Stage::After(..))
+    }
+
     /// Whether no engine is at it.
     pub(crate) fn is_idle(&self) -> bool {
         !matches!(self.stage, Stage::Staging(..))

@@ -1,7 +1,7 @@
 //! Active messages.
 
 use super::PostAm;
-use super::options::{Kind, Outcome, Post, Sending, Sends, Tells};
+use super::options::{Kind, Outcome, Post, Sending, Tells};
 use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
@@ -26,12 +26,6 @@ impl Runtime {
         comp: RemoteComp,
     ) -> PostAm<'a> {
         Post::new(self, rank, Tag::default(), Am { comp, sending: Sending::of(buffer) })
-    }
-}
-
-impl<'a> Sends<'a> for Am<'a> {
-    fn sending(&mut self) -> &mut Sending<'a> {
-        &mut self.sending
     }
 }
 
@@ -63,8 +57,11 @@ impl Post<'_, Am<'_>> {
         if let Some(called) = self.in_pieces() {
             return called;
         }
-        let outgoing = Outgoing::of(self, header)?;
-        transmit(&outgoing, &mut self.kind.sending)
+        let order = self.order.take();
+        let outcome = Outgoing::of(self, order.as_deref(), header)
+            .and_then(|outgoing| transmit(&outgoing, &mut self.kind.sending));
+        self.order = order;
+        outcome
     }
 }
 

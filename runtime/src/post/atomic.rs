@@ -20,18 +20,24 @@ use std::sync::Arc;
 
 /// What an atomic operation is made of.
 pub struct Atomic<'a> {
-    place: Place<'a>,
-    operation: Operation,
+    pub(super) place: Place<'a>,
+    pub(super) operation: Operation,
 }
 
 #[derive(Clone, Copy)]
-enum Operation {
+pub(super) enum Operation {
     FetchAdd(u64),
     CompareSwap { expected: u64, new: u64 },
 }
 
 /// What a flush is made of: nothing but its rank.
 pub struct ToFlush(());
+
+impl ToFlush {
+    pub(super) fn new() -> Self {
+        Self(())
+    }
+}
 
 impl Runtime {
     /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. What the word held is
@@ -59,7 +65,7 @@ impl Runtime {
     /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the device before
     /// have ended and are visible there.
     pub fn post_flush(&self, rank: Rank) -> PostFlush<'_> {
-        Post::new(self, rank, Tag::default(), ToFlush(()))
+        Post::new(self, rank, Tag::default(), ToFlush::new())
     }
 }
 
@@ -73,12 +79,15 @@ impl Post<'_, Atomic<'_>> {
     fn call_atomic(&mut self) -> Result<Outcome, PostError> {
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
-        let at_once = || this.ends_at_once(&this.kind.place, MemKind::Host);
-        let begun = this.begin_or_wait(waits, at_once, |comp| this.begin(comp))?;
+        let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, MemKind::Host);
+        let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {
+            None => this.begin(comp),
+            Some(order) => this.begin_in_order(order, comp),
+        })?;
         self.outcome(begun)
     }
 
-    fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+    pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
         let Atomic { place, operation } = &self.kind;
         let mapped = self.remote(place, 8, None)?;
         if let Some((region, offset)) = mapped
@@ -136,16 +145,24 @@ impl Post<'_, ToFlush> {
         }
         let waits = this.comp.is_none() || !this.allow.posted;
         let device = this.device_inner();
-        let bulk = &device.bulk;
-        let at_once = || !device.has_memory_operations(this.rank, bulk.now());
-        let begun = this.begin_or_wait(waits, at_once, |comp| {
-            let before = bulk.now();
-            if !device.has_memory_operations(this.rank, before) {
-                return Ok(this.over(0, Buffer::Empty));
-            }
-            bulk.flush(&this.runtime.0, Flush { before, operation: this.outstanding(0, comp) });
-            Ok(Begun::UnderWay)
+        // What waits for an event is to end before this as well.
+        let is_ordered = || this.order.is_some() || device.orders_memory(this.rank);
+        let at_once = || !is_ordered() && !device.has_memory_operations(this.rank, device.bulk.now());
+        let begun = this.begin_or_wait(waits, at_once, |comp| match is_ordered() {
+            true => this.begin_in_order(this.order.as_deref(), comp),
+            false => Ok(this.begin_flush(comp)),
         })?;
         self.outcome(begun)
+    }
+
+    pub(super) fn begin_flush(&self, comp: Option<&Arc<dyn Completion>>) -> Begun {
+        let device = self.device_inner();
+        let bulk = &device.bulk;
+        let before = bulk.now();
+        if !device.has_memory_operations(self.rank, before) {
+            return self.over(0, Buffer::Empty);
+        }
+        bulk.flush(&self.runtime.0, Flush { before, operation: self.outstanding(0, comp) });
+        Begun::UnderWay
     }
 }

@@ -13,6 +13,9 @@ mod am;
 mod atomic;
 mod operation;
 mod options;
+mod order;
+mod ordered;
+mod park;
 mod pieces;
 mod recv;
 mod rma;
@@ -22,6 +25,8 @@ mod transmit;
 pub use operation::Operation;
 pub(crate) use operation::Retries;
 pub use options::{Outcome, Path, Post, RetryReason};
+pub(crate) use ordered::Ordered;
+pub(crate) use park::end_copies;
 
 /// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).
 pub type PostAm<'a> = Post<'a, am::Am<'a>>;

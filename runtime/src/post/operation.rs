@@ -88,8 +88,8 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
 impl<K: Kind> Post<'_, K> {
     /// As `call`, with another completion object for this once.
     fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
-        let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, deadline, kind } =
-            self;
+        let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, .. } = self;
+        let Self { deadline, order, kind, .. } = self;
         let mut post = Post {
             runtime,
             rank,
@@ -101,12 +101,24 @@ impl<K: Kind> Post<'_, K> {
             allow: Allow { retry: false, ..Allow::ALL },
             required,
             deadline,
+            order,
             kind,
         };
         let outcome = K::post(&mut post);
-        let kind = post.kind;
-        let back =
-            Self { runtime, rank, tag, device, comp: own, user_context, allow, required, deadline, kind };
+        let Post { order, kind, .. } = post;
+        let back = Self {
+            runtime,
+            rank,
+            tag,
+            device,
+            comp: own,
+            user_context,
+            allow,
+            required,
+            deadline,
+            order,
+            kind,
+        };
         (back, outcome)
     }
 }

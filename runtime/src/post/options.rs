@@ -1,5 +1,6 @@
 //! What all operations have in common.
 
+use super::order::Order;
 use crate::buffer::SendBuffer;
 use crate::comp::{AsCompletion, Completion, Status};
 use crate::deadline::Deadline;
@@ -9,7 +10,6 @@ use crate::matching::{Matching, MatchingEngine, Ticket};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Busy;
-use carrack_transports::gpu::Event;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,6 +110,8 @@ pub struct Post<'a, K> {
     pub(super) allow: Allow,
     pub(super) required: Option<Path>,
     pub(super) deadline: Deadline,
+    /// What it is ordered after, if anything.
+    pub(super) order: Option<Box<Order>>,
     pub(super) kind: K,
 }
 
@@ -183,21 +185,6 @@ impl<'a, K: Matches<'a>> Post<'a, K> {
     }
 }
 
-/// A kind of operation that sends a message.
-pub trait Sends<'a>: Kind {
-    /// What it sends, and when.
-    #[doc(hidden)]
-    fn sending(&mut self) -> &mut Sending<'a>;
-}
-
-impl<'a, K: Sends<'a>> Post<'a, K> {
-    /// Sends only once `event` has fired: after the kernel that writes the buffer, say.
-    pub fn after(mut self, event: &Event) -> Self {
-        self.kind.sending().after = Some(event.clone());
-        self
-    }
-}
-
 /// Which outcomes the caller can do with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allow {
@@ -219,20 +206,19 @@ pub struct Match<'a> {
 }
 
 /// Options of operations that send.
-pub struct Sending<'a> {
+pub(super) struct Sending<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<SendBuffer<'a>>,
-    pub(super) after: Option<Event>,
 }
 
 impl<'a> Sending<'a> {
     pub(super) fn of(buffer: impl Into<SendBuffer<'a>>) -> Self {
-        Self { buffer: Some(buffer.into()), after: None }
+        Self { buffer: Some(buffer.into()) }
     }
 
     /// Itself, and leaves a spent one.
     pub(super) fn take(&mut self) -> Self {
-        Self { buffer: self.buffer.take(), after: self.after.take() }
+        Self { buffer: self.buffer.take() }
     }
 }
 
@@ -248,6 +234,7 @@ impl<'a, K> Post<'a, K> {
             allow: Allow::ALL,
             required: None,
             deadline: Deadline::NEVER,
+            order: None,
             kind,
         }
     }

@@ -160,6 +160,10 @@ impl<K: Carries> Post<'_, K> {
     fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
         let mut list = take_list(self.kind.held());
         let is_sent = K::Held::IS_SENT;
+        if is_sent && self.order.is_some() {
+            *self.kind.held() = Some(K::Held::of(list.into()));
+            return Err(PostError::OrderedPieces);
+        }
         let whole = match gather(&mut list, is_sent) {
             Ok(whole) => whole,
             Err(error) => {
@@ -184,6 +188,7 @@ impl<K: Carries> Post<'_, K> {
             allow,
             required: self.required,
             deadline: self.deadline,
+            order: self.order.clone(),
             kind: self.kind.take(),
         };
         match K::post(&mut post) {

@@ -16,9 +16,9 @@ use crate::runtime::Runtime;
 /// What a receive is made of.
 pub struct Recv<'a> {
     /// `None` once it was posted.
-    buffer: Option<Buffer>,
-    matching: Match<'a>,
-    ticket: Option<Ticket>,
+    pub(super) buffer: Option<Buffer>,
+    pub(super) matching: Match<'a>,
+    pub(super) ticket: Option<Ticket>,
 }
 
 impl Runtime {
@@ -63,6 +63,13 @@ impl Post<'_, Recv<'_>> {
     }
 
     fn post(&mut self) -> Result<Outcome, PostError> {
+        let Some(order) = self.order.take() else { return self.post_now() };
+        let outcome = self.post_in_order(&order);
+        self.order = Some(order);
+        outcome
+    }
+
+    pub(super) fn post_now(&mut self) -> Result<Outcome, PostError> {
         let device = self.device_inner();
         if device.is_closed() {
             return Err(device.why_closed());
@@ -152,7 +159,7 @@ impl Post<'_, Recv<'_>> {
     }
 
     /// What names this receive to [`Runtime::cancel`], once it was `Posted`: if it waits for its message, or did
-    /// when it was posted. There is none while nothing was posted, or if the message was there already.
+    /// when it was posted, or for an event. There is none while nothing was posted, or if the message was there already.
     pub fn ticket(&self) -> Option<Ticket> {
         self.kind.ticket
     }
@@ -184,10 +191,12 @@ impl Post<'_, Recv<'_>> {
             allow: super::options::Allow::ALL,
             required: self.required,
             deadline: self.deadline,
+            order: self.order.take(),
             kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching, ticket: None },
         };
         let outcome = inner.post();
         self.kind.buffer = inner.kind.buffer.take();
+        self.order = inner.order.take();
         let status = match outcome? {
             Outcome::Done(status) => status,
             Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,

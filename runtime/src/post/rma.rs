@@ -17,23 +17,23 @@ use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
-use carrack_transports::gpu::Gpu;
-use carrack_transports::mem::MemKind;
+use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
+use carrack_transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
 
 /// What a put is made of.
 pub struct Put<'a> {
     /// `None` once it was posted.
-    buffer: Option<SendBuffer<'a>>,
-    place: Place<'a>,
+    pub(super) buffer: Option<SendBuffer<'a>>,
+    pub(super) place: Place<'a>,
 }
 
 /// What a get is made of.
 pub struct Get<'a> {
     /// `None` once it was posted.
-    buffer: Option<Buffer>,
-    place: Place<'a>,
+    pub(super) buffer: Option<Buffer>,
+    pub(super) place: Place<'a>,
 }
 
 /// Where in another rank's memory, and whom there to tell.
@@ -158,17 +158,23 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Copies between two buffers of which a GPU's engine has to touch one. The error comes with the caller's buffer.
+    /// Copies between two buffers of which a GPU's engine has to touch one, in the order of a stream or as soon as it can. The
+    /// error comes with the caller's buffer.
     #[allow(clippy::result_large_err, reason = "not the hot path")]
-    fn transfer(
+    pub(super) fn transfer(
         &self,
         place: &Place<'_>,
         (dst, src): (Buffer, Buffer),
         gives_source: bool,
         comp: Option<&Arc<dyn Completion>>,
+        stream: Option<&Arc<dyn Stream>>,
     ) -> Result<Begun, (PostError, Buffer)> {
         let size = src.len();
-        match Moving::start(dst, src, &self.runtime.0.staging) {
+        let started = match stream {
+            Some(stream) => Transfer::start_on(&**stream, dst, src).map(Moving::Engine),
+            None => Moving::start(dst, src, &self.runtime.0.staging),
+        };
+        match started {
             Ok(transfer) => {
                 let Outstanding { rank, tag, user_context, comp, .. } = self.outstanding(size, comp);
                 let signal = place.signal;
@@ -184,7 +190,10 @@ impl<K> Post<'_, K> {
                     name: self.device_inner().bulk.now(),
                     fetched: None,
                 };
-                self.device_inner().add_landing(landing);
+                match stream {
+                    Some(stream) => self.device_inner().add_copy(&self.runtime.0, stream, landing),
+                    None => self.device_inner().add_landing(landing),
+                }
                 Ok(Begun::UnderWay)
             }
             Err(refused) => {
@@ -259,13 +268,16 @@ impl Post<'_, Put<'_>> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
         let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
-        let at_once = || this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(!this.allow.posted, at_once, |comp| this.begin(&mut buffer, comp));
+        let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
+        let begun = this.begin_or_wait(!this.allow.posted, at_once, |comp| match &this.order {
+            None => this.begin(&mut buffer, comp),
+            Some(order) => this.begin_in_order(order, &mut buffer, comp),
+        });
         self.kind.buffer = buffer;
         self.outcome(begun?)
     }
 
-    fn begin(
+    pub(super) fn begin(
         &self,
         given: &mut Option<SendBuffer<'_>>,
         comp: Option<&Arc<dyn Completion>>,
@@ -290,16 +302,9 @@ impl Post<'_, Put<'_>> {
                 return Ok(Begun::Busy);
             }
         }
-        let borrowed = match buffer {
-            SendBuffer::Borrowed(bytes) => Some(*bytes),
-            SendBuffer::Owned(_) => None,
-        };
-        let owned = match borrowed {
-            Some(bytes) => own(device, bytes),
-            None => take(given),
-        };
+        let (owned, borrowed) = own_or_take(device, given);
         if let Some(slice) = remote.and_then(|(region, at)| region.slice(at, size)) {
-            return self.transfer(place, (Buffer::Region(slice), owned), true, comp).map_err(
+            return self.transfer(place, (Buffer::Region(slice), owned), true, comp, None).map_err(
                 |(error, buffer)| {
                     *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
                     error
@@ -341,6 +346,17 @@ impl<K> Post<'_, K> {
     }
 }
 
+/// The buffer, or a copy of borrowed bytes, which then come as well, to be given back.
+pub(super) fn own_or_take<'a>(
+    device: &DeviceInner,
+    given: &mut Option<SendBuffer<'a>>,
+) -> (Buffer, Option<&'a [u8]>) {
+    match given {
+        Some(SendBuffer::Borrowed(bytes)) => (own(device, bytes), Some(*bytes)),
+        _ => (take(given), None),
+    }
+}
+
 /// The buffer goes into the status; borrowed bytes stay, and the operation can be called again.
 fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
     match given.take() {
@@ -373,13 +389,16 @@ impl Post<'_, Get<'_>> {
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
         let kind = buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
-        let at_once = || this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(waits, at_once, |comp| this.begin(&mut buffer, comp));
+        let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
+        let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {
+            None => this.begin(&mut buffer, comp),
+            Some(order) => this.begin_in_order(order, &mut buffer, comp),
+        });
         self.kind.buffer = buffer;
         self.outcome(begun?)
     }
 
-    fn begin(
+    pub(super) fn begin(
         &self,
         given: &mut Option<Buffer>,
         comp: Option<&Arc<dyn Completion>>,
@@ -419,7 +438,7 @@ impl Post<'_, Get<'_>> {
         }
         let buffer = given.take().unwrap_or_default();
         let source = region.slice(at, size).map_or(Buffer::Empty, Buffer::Region);
-        self.transfer(place, (buffer, source), false, comp).map_err(|(error, buffer)| {
+        self.transfer(place, (buffer, source), false, comp, None).map_err(|(error, buffer)| {
             *given = Some(buffer);
             error
         })

@@ -1,7 +1,7 @@
 //! Messages that are matched.
 
 use super::PostSend;
-use super::options::{Kind, Match, Matches, Outcome, Post, Sending, Sends};
+use super::options::{Kind, Match, Matches, Outcome, Post, Sending};
 use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
@@ -29,12 +29,6 @@ impl Runtime {
 impl<'a> Matches<'a> for Send<'a> {
     fn matching(&mut self) -> &mut Match<'a> {
         &mut self.matching
-    }
-}
-
-impl<'a> Sends<'a> for Send<'a> {
-    fn sending(&mut self) -> &mut Sending<'a> {
-        &mut self.sending
     }
 }
 
@@ -68,11 +62,17 @@ impl Post<'_, Send<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
+        if let Some(order) = &self.order {
+            order.check_peer(&self.runtime.0, self.rank)?;
+        }
         if let Some(called) = self.in_pieces() {
             return called;
         }
-        let outgoing = Outgoing::of(self, header)?;
-        transmit(&outgoing, &mut self.kind.sending)
+        let order = self.order.take();
+        let outcome = Outgoing::of(self, order.as_deref(), header)
+            .and_then(|outgoing| transmit(&outgoing, &mut self.kind.sending));
+        self.order = order;
+        outcome
     }
 }
 

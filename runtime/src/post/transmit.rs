@@ -1,6 +1,7 @@
 //! The way of a message that is sent.
 
 use super::options::{Allow, Outcome, Path, Post, RetryReason, Sending};
+use super::order::Order;
 use super::recv::{defer_if_full, step, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
@@ -32,11 +33,16 @@ pub(super) struct Outgoing<'a> {
     allow: Allow,
     required: Option<Path>,
     deadline: Deadline,
+    order: Option<&'a Order>,
 }
 
 impl<'a> Outgoing<'a> {
     #[inline]
-    pub(super) fn of<K>(post: &Post<'a, K>, header: Header) -> Result<Self, PostError> {
+    pub(super) fn of<K>(
+        post: &Post<'a, K>,
+        order: Option<&'a Order>,
+        header: Header,
+    ) -> Result<Self, PostError> {
         post.check_rank()?;
         post.check_deadline()?;
         let device = post.device_inner();
@@ -53,6 +59,7 @@ impl<'a> Outgoing<'a> {
             allow: post.allow,
             required: post.required,
             deadline: post.deadline,
+            order,
         })
     }
 
@@ -79,10 +86,7 @@ pub(super) fn transmit_short<K>(
     header: Header,
 ) -> Option<Outcome> {
     let Some(SendBuffer::Borrowed(bytes)) = &sending.buffer else { return None };
-    if post.allow != Allow::ALL
-        || post.required.is_some()
-        || sending.after.is_some()
-        || post.deadline.is_some()
+    if post.allow != Allow::ALL || post.required.is_some() || post.order.is_some() || post.deadline.is_some()
     {
         return None;
     }
@@ -172,7 +176,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
             None => Ok(Attempt::Busy(RetryReason::Backlog)),
         };
     }
-    if sending.after.is_some() {
+    if out.order.is_some() {
         return Ok(Attempt::Park);
     }
     let is_send = Message::is_send(out.header);
@@ -315,6 +319,18 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
     if let Some(cause) = out.route.down() {
         return Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() });
     }
+    let given = sending.buffer.as_ref().ok_or(PostError::Spent)?;
+    let mut comp = out.comp.cloned();
+    let mut event = None;
+    if let Some(order) = out.order {
+        order.check_memory(given.kind())?;
+        // Before the stream is made to wait.
+        if out.route.waiting() >= limit {
+            return backlog_is_full(out, limit);
+        }
+        let (first, released) = order.begin(&out.runtime.0, out.comp)?;
+        (event, comp) = (Some(first), released);
+    }
     let buffer = sending.buffer.take().ok_or(PostError::Spent)?;
     let borrowed = match &buffer {
         SendBuffer::Borrowed(bytes) => Some(*bytes),
@@ -325,7 +341,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         SendBuffer::Borrowed(bytes) => own(out.device, bytes),
         SendBuffer::Owned(buffer) => buffer,
     };
-    let stage = match sending.after.take() {
+    let stage = match event {
         Some(event) => Stage::After(event, owned),
         None => Stage::Ready(owned),
     };
@@ -334,7 +350,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         rank: out.rank,
         tag: out.tag,
         user_context: out.user_context,
-        comp: out.comp.cloned(),
+        comp,
         deadline: out.deadline,
         size,
         stage,
@@ -347,19 +363,24 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
             Ok(Outcome::Posted)
         }
         Err(parked) => {
-            let (event, owned) = match parked.stage {
-                Stage::After(event, buffer) => (Some(event), buffer),
-                Stage::Ready(buffer) | Stage::Over(buffer) | Stage::Staged(_, buffer) => (None, buffer),
-                Stage::Staging(transfer, _block) => (None, transfer.into_buffers().1),
+            let owned = match parked.stage {
+                Stage::After(_, buffer)
+                | Stage::Ready(buffer)
+                | Stage::Over(buffer)
+                | Stage::Staged(_, buffer) => buffer,
+                Stage::Staging(transfer, _block) => transfer.into_buffers().1,
             };
-            sending.after = event;
             sending.buffer = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));
-            if out.allow.retry {
-                return Ok(Outcome::Retry(RetryReason::Backlog));
-            }
-            Err(PostError::BacklogFull { rank: out.rank, limit })
+            backlog_is_full(out, limit)
         }
     }
+}
+
+fn backlog_is_full(out: &Outgoing<'_>, limit: usize) -> Result<Outcome, PostError> {
+    if out.allow.retry {
+        return Ok(Outcome::Retry(RetryReason::Backlog));
+    }
+    Err(PostError::BacklogFull { rank: out.rank, limit })
 }
 
 /// A copy of borrowed bytes: in place, in a packet, or on the heap.

@@ -24,6 +24,7 @@ impl Pass<'_> {
         }
         let devices = self.inner.devices().clone();
         for device in &devices {
+            ended.extend(device.0.expire_ordered(now, left));
             ended.extend(device.0.expire_backlogs(now, left));
             ended.extend(device.0.bulk.expire_arriving(now, left));
             ended.extend(device.0.bulk.expire_outgoing(now, left));

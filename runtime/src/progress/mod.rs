@@ -239,6 +239,9 @@ impl Pass<'_> {
         if chores.has(Chore::Landings) {
             self.move_landings();
         }
+        if chores.has(Chore::Ordered) {
+            self.move_ordered();
+        }
         if chores.has(Chore::Streams) {
             self.move_streams();
         }

@@ -83,25 +83,30 @@ impl Pass<'_> {
             }
             self.device.landing.set_count(landings.len());
         }
-        for mut landing in ended {
-            self.moved = true;
-            let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
-            if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
-                let message = Message::Signal { comp, tag: landing.tag };
-                self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
-            }
-            if let Some((token, from, deadline)) = landing.fetched.take() {
-                if outcome.is_ok() && from.region().is_none() {
-                    // It was withdrawn meanwhile: what was found there need not be the message.
-                    self.device.ask_again(self.inner, landing, token, deadline);
-                    continue;
-                }
-                let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
-                self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
-            }
-            let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
-            self.signal_or_defer(comp.as_ref(), status);
+        for landing in ended {
+            self.landed(landing);
         }
+    }
+
+    /// A copy is over.
+    pub(crate) fn landed(&mut self, mut landing: Landing) {
+        self.moved = true;
+        let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
+        if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
+            let message = Message::Signal { comp, tag: landing.tag };
+            self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
+        }
+        if let Some((token, from, deadline)) = landing.fetched.take() {
+            if outcome.is_ok() && from.region().is_none() {
+                // It was withdrawn meanwhile: what was found there need not be the message.
+                self.device.ask_again(self.inner, landing, token, deadline);
+                return;
+            }
+            let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
+            self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
+        }
+        let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
+        self.signal_or_defer(comp.as_ref(), status);
     }
 
     #[cold]
@@ -119,6 +124,8 @@ impl Pass<'_> {
         let failed =
             self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
         ended.extend(failed);
+        let error = || OpError::PeerDown { rank, cause: cause.clone() };
+        ended.extend(self.device.fail_ordered(rank, &error));
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();

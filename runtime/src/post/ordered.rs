@@ -1,0 +1,326 @@
+//! Operations that wait for an event before they begin, and copies on streams of the user's.
+//!
+//! What belongs to one stream stands in one line, since a stream does its work in order: of a line the first is asked for.
+//! All others are asked for each, from the newest on: where one event comes before another, and the later is found fired,
+//! the earlier is found fired after that. So receives that wait for events of one stream are posted in their order.
+
+use super::atomic::{Atomic, Operation};
+use super::options::{Allow, Kind, Match, Outcome, Path, Post};
+use super::recv::Recv;
+use super::rma::{Get, Place, Put};
+use crate::buffer::{Buffer, SendBuffer};
+use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
+use crate::device::Device;
+use crate::error::OpError;
+use crate::matching::{Matching, MatchingEngine, Ticket};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::progress::Landing;
+use crate::region::Rmr;
+use crate::runtime::{Inner, Runtime};
+use carrack_transports::gpu::{Event, Stream};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// How an operation ended, and whom to tell.
+pub(super) type Ended = (Option<Arc<dyn Completion>>, Status);
+
+/// An operation that has not begun.
+pub(crate) struct Later {
+    pub(super) ready: Event,
+    pub(super) runtime: Weak<Inner>,
+    pub(super) said: Said,
+    pub(super) what: What,
+}
+
+/// What all operations have said of themselves.
+pub(super) struct Said {
+    pub(super) rank: Rank,
+    pub(super) tag: Tag,
+    pub(super) user_context: UserContext,
+    pub(super) comp: Option<Arc<dyn Completion>>,
+    pub(super) required: Option<Path>,
+    pub(super) deadline: Deadline,
+}
+
+/// What it is.
+pub(super) enum What {
+    Put(Buffer, Remote),
+    Get(Buffer, Remote),
+    Atomic(Operation, Remote),
+    Flush,
+    Recv(Buffer, Matching, MatchingEngine),
+}
+
+/// As `Place`, with a handle of its own.
+pub(super) struct Remote {
+    rmr: Rmr,
+    offset: u64,
+    signal: Option<RemoteComp>,
+}
+
+impl Remote {
+    pub(super) fn of(place: &Place<'_>) -> Self {
+        Self { rmr: place.rmr.clone(), offset: place.offset, signal: place.signal }
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place { rmr: &self.rmr, offset: self.offset, signal: self.signal }
+    }
+}
+
+impl What {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Put(..) => "put",
+            Self::Get(..) => "get",
+            Self::Atomic(..) => "atomic operation",
+            Self::Flush => "flush",
+            Self::Recv(..) => "receive",
+        }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Put(buffer, _) | Self::Get(buffer, _) | Self::Recv(buffer, ..) => buffer.len(),
+            Self::Atomic(..) => 8,
+            Self::Flush => 0,
+        }
+    }
+
+    pub(super) fn sort(&self) -> Sort {
+        match self {
+            Self::Put(..) | Self::Get(..) | Self::Atomic(..) => Sort::Memory,
+            Self::Flush => Sort::Flush,
+            Self::Recv(..) => Sort::Receive,
+        }
+    }
+
+    pub(super) fn into_buffer(self) -> Buffer {
+        match self {
+            Self::Put(buffer, _) | Self::Get(buffer, _) | Self::Recv(buffer, ..) => buffer,
+            Self::Atomic(..) | Self::Flush => Buffer::Empty,
+        }
+    }
+}
+
+/// What waits.
+pub(super) enum Waits {
+    /// For its event; nothing while it is begun.
+    Later(Option<Box<Later>>),
+    /// For a stream's copy.
+    Copy(Box<Landing>),
+}
+
+pub(super) struct Entry {
+    /// Grows in the order of posting.
+    pub(super) number: u64,
+    pub(super) rank: Rank,
+    pub(super) sort: Sort,
+    pub(super) waits: Waits,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sort {
+    Memory,
+    Flush,
+    Receive,
+}
+
+/// What belongs to one stream.
+struct Line {
+    stream: Arc<dyn Stream>,
+    entries: VecDeque<Entry>,
+}
+
+/// Everything of a device that waits for events and streams of the user's.
+#[derive(Default)]
+pub(crate) struct Ordered {
+    lines: Vec<Line>,
+    others: VecDeque<Entry>,
+}
+
+impl Ordered {
+    pub(super) fn len(&self) -> usize {
+        self.others.len() + self.lines.iter().map(|line| line.entries.len()).sum::<usize>()
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.lines.iter().flat_map(|line| &line.entries).chain(&self.others)
+    }
+
+    pub(super) fn entry(&mut self, number: u64) -> Option<&mut Entry> {
+        let lines = self.lines.iter_mut().flat_map(|line| &mut line.entries);
+        lines.chain(&mut self.others).find(|entry| entry.number == number)
+    }
+
+    pub(super) fn push(&mut self, stream: Option<&Arc<dyn Stream>>, entry: Entry) {
+        let Some(stream) = stream else { return self.others.push_back(entry) };
+        match self.lines.iter_mut().find(|line| Arc::ptr_eq(&line.stream, stream)) {
+            Some(line) => line.entries.push_back(entry),
+            None => self.lines.push(Line { stream: stream.clone(), entries: VecDeque::from([entry]) }),
+        }
+    }
+
+    /// Takes out what is meant, in the order of posting.
+    pub(super) fn remove(&mut self, mut is_meant: impl FnMut(&Entry) -> bool) -> Vec<Entry> {
+        let mut removed = Vec::new();
+        let lines = self.lines.iter_mut().map(|line| &mut line.entries);
+        for entries in lines.chain([&mut self.others]) {
+            // What stays goes round once.
+            for _ in 0..entries.len() {
+                match entries.pop_front() {
+                    Some(entry) if is_meant(&entry) => removed.push(entry),
+                    kept => entries.extend(kept),
+                }
+            }
+        }
+        self.lines.retain(|line| !line.entries.is_empty());
+        removed.sort_by_key(|entry| entry.number);
+        removed
+    }
+
+    /// Whether operations on a rank's memory wait that were posted before.
+    pub(super) fn has_memory(&self, rank: Rank, before: u64) -> bool {
+        let is_one =
+            |entry: &Entry| entry.sort == Sort::Memory && entry.rank == rank && entry.number < before;
+        self.entries().any(is_one)
+    }
+
+    /// Takes out copies that are done, and the operations whose turn has come; both in the order of posting.
+    pub(super) fn ready(&mut self) -> (Vec<Landing>, Vec<(u64, Box<Later>)>) {
+        let (mut copied, mut fired) = (Vec::new(), Vec::new());
+        for line in &mut self.lines {
+            while let Some(Entry { waits: Waits::Copy(landing), .. }) = line.entries.front_mut()
+                && landing.transfer.poll(false).is_some()
+            {
+                if let Some(Entry { waits: Waits::Copy(landing), .. }) = line.entries.pop_front() {
+                    copied.push(*landing);
+                }
+            }
+            fired.extend(line.entries.front().filter(|entry| entry.has_fired()).map(Entry::name));
+        }
+        self.lines.retain(|line| !line.entries.is_empty());
+        let others = self.others.iter().rev();
+        fired.extend(others.filter(|entry| entry.has_fired()).map(Entry::name));
+        // A flush begins when nothing of what it waits for has still to begin.
+        fired.retain(|(number, rank, sort)| *sort != Sort::Flush || !self.has_memory(*rank, *number));
+        fired.sort_unstable_by_key(|(number, ..)| *number);
+        let begin = fired.into_iter().filter_map(|(number, ..)| match &mut self.entry(number)?.waits {
+            Waits::Later(later) => later.take().map(|later| (number, later)),
+            Waits::Copy(_) => None,
+        });
+        let begin = begin.collect();
+        (copied, begin)
+    }
+}
+
+impl Entry {
+    /// Whether it can begin; an event that failed counts.
+    fn has_fired(&self) -> bool {
+        match &self.waits {
+            Waits::Later(Some(later)) => later.ready.query() != Ok(false),
+            Waits::Later(None) | Waits::Copy(_) => false,
+        }
+    }
+
+    fn name(&self) -> (u64, Rank, Sort) {
+        (self.number, self.rank, self.sort)
+    }
+}
+
+/// What the begin of an operation came to.
+pub(super) enum Start {
+    UnderWay(Option<Ticket>),
+    Over(Ended),
+    /// Not now.
+    Again(Box<Later>),
+}
+
+impl Said {
+    fn post<'a, K>(&'a self, runtime: &'a Runtime, device: &'a Device, kind: K) -> Post<'a, K> {
+        Post {
+            runtime,
+            rank: self.rank,
+            tag: self.tag,
+            device: Some(device),
+            comp: self.comp.as_ref(),
+            user_context: self.user_context,
+            allow: Allow::ALL,
+            required: self.required,
+            deadline: self.deadline,
+            order: None,
+            kind,
+        }
+    }
+}
+
+impl Later {
+    pub(super) fn end(self, error: OpError) -> Ended {
+        let Said { rank, tag, user_context, comp, .. } = self.said;
+        let size = match &self.what {
+            What::Recv(..) => 0,
+            what => what.size(),
+        };
+        let (buffer, error) = (self.what.into_buffer(), Some(Box::new(error)));
+        (comp, Status { rank, tag, size, user_context, buffer, error })
+    }
+
+    /// Its event has fired, or failed.
+    pub(super) fn begin(self: Box<Self>, device: &Device) -> Start {
+        if let Err(error) = self.ready.query() {
+            return Start::Over(self.end(OpError::Event(error)));
+        }
+        let Some(inner) = self.runtime.upgrade() else { return Start::Over(self.end(OpError::Closed)) };
+        let runtime = Runtime::of(inner);
+        let Self { ready, runtime: weak, said, what } = *self;
+        let mut ticket = None;
+        let (outcome, what) = match what {
+            What::Put(buffer, remote) => {
+                let kind = Put { buffer: Some(SendBuffer::Owned(buffer)), place: remote.place() };
+                let mut post = said.post(&runtime, device, kind);
+                let outcome = Put::post(&mut post);
+                let left = match post.kind.buffer {
+                    Some(SendBuffer::Owned(buffer)) => buffer,
+                    _ => Buffer::Empty,
+                };
+                (outcome, What::Put(left, remote))
+            }
+            What::Get(buffer, remote) => {
+                let mut post =
+                    said.post(&runtime, device, Get { buffer: Some(buffer), place: remote.place() });
+                let outcome = Get::post(&mut post);
+                let left = post.kind.buffer.unwrap_or_default();
+                (outcome, What::Get(left, remote))
+            }
+            What::Atomic(operation, remote) => {
+                let mut post = said.post(&runtime, device, Atomic { place: remote.place(), operation });
+                (Atomic::post(&mut post), What::Atomic(operation, remote))
+            }
+            What::Flush => {
+                let post = said.post(&runtime, device, super::atomic::ToFlush::new());
+                let begun = post.begin_flush(said.comp.as_ref());
+                (post.outcome(begun), What::Flush)
+            }
+            What::Recv(buffer, policy, engine) => {
+                let matching = Match { policy, engine: Some(&engine) };
+                let mut post =
+                    said.post(&runtime, device, Recv { buffer: Some(buffer), matching, ticket: None });
+                let outcome = Recv::post(&mut post);
+                ticket = post.kind.ticket;
+                let left = post.kind.buffer.unwrap_or_default();
+                (outcome, What::Recv(left, policy, engine))
+            }
+        };
+        match outcome {
+            Ok(Outcome::Done(status)) => Start::Over((said.comp, status)),
+            Ok(Outcome::Posted) => Start::UnderWay(ticket),
+            Ok(Outcome::Retry(_)) => Start::Again(Box::new(Self { ready, runtime: weak, said, what })),
+            Err(error) => {
+                let rank = said.rank;
+                let later = Self { ready, runtime: weak, said, what };
+                Start::Over(later.end(OpError::of_post(error, rank)))
+            }
+        }
+    }
+}

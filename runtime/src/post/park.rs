@@ -1,0 +1,425 @@
+//! How operations come to wait for events and streams, and how they go on.
+
+use super::atomic::Atomic;
+use super::options::{Match, Outcome, Post};
+use super::order::{Order, Renamed};
+use super::ordered::{Ended, Entry, Later, Remote, Said, Sort, Start, Waits, What};
+use super::recv::Recv;
+use super::rma::{Begun, Get, Put, own_or_take};
+use crate::buffer::{Buffer, SendBuffer};
+use crate::comp::{Completion, Status};
+use crate::deadline::{Deadline, Deadlines};
+use crate::device::DeviceInner;
+use crate::error::{OpError, PostError};
+use crate::matching::{Engines, Ticket};
+use crate::names::Rank;
+use crate::pending::PendingOp;
+use crate::progress::{Deferred, Landing, Pass, signal};
+use crate::runtime::Inner;
+use carrack_transports::gpu::Stream;
+use carrack_transports::mem::copy::goes_on_a_stream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a rank that ends waits for copies on streams of the user's, which may wait for anything.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl<K> Post<'_, K> {
+    /// Whether as much waits as may.
+    fn is_full(&self) -> bool {
+        self.device_inner().ordered.count() as usize >= self.runtime.0.settings.offers()
+    }
+
+    /// Has it wait. What it is comes back with the error.
+    #[allow(clippy::result_large_err, reason = "not the hot path")]
+    fn park(
+        &self,
+        order: &Order,
+        what: What,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<(), (PostError, What)> {
+        let number = self.runtime.0.streams.number();
+        self.park_as(number, order, what, comp)
+    }
+
+    #[allow(clippy::result_large_err, reason = "not the hot path")]
+    fn park_as(
+        &self,
+        number: u64,
+        order: &Order,
+        what: What,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<(), (PostError, What)> {
+        let inner = &self.runtime.0;
+        let (ready, comp) = match order.begin(inner, comp) {
+            Ok(begun) => begun,
+            Err(error) => return Err((error, what)),
+        };
+        let (rank, deadline, sort) = (self.rank, self.deadline, what.sort());
+        let (tag, user_context, required) = (self.tag, self.user_context, self.required);
+        let said = Said { rank, tag, user_context, comp, required, deadline };
+        let later = Later { ready, runtime: Arc::downgrade(inner), said, what };
+        let device = self.device_inner();
+        let waits = Waits::Later(Some(Box::new(later)));
+        device.push_ordered(order.stream(), Entry { number, rank, sort, waits });
+        inner.deadlines.note(deadline);
+        device.end_ordered_if_gone(inner, rank);
+        Ok(())
+    }
+}
+
+impl Post<'_, Put<'_>> {
+    /// Begins it in its order.
+    #[cold]
+    pub(super) fn begin_in_order(
+        &self,
+        order: &Order,
+        given: &mut Option<SendBuffer<'_>>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        if order.is_over()? {
+            return self.begin(given, comp);
+        }
+        let place = &self.kind.place;
+        let buffer = given.as_ref().ok_or(PostError::Spent)?;
+        let (kind, size) = (buffer.kind(), buffer.len());
+        order.check_memory(kind)?;
+        let gpu = order.gpu()?;
+        let remote = self.remote(place, size as u64, buffer.gpu().or(gpu.as_ref()))?;
+        if let (Some(stream), Some((region, at))) = (order.only_stream(), remote)
+            && size > 0
+            && goes_on_a_stream(region.kind(), kind)
+            && let Some(slice) = region.slice(at, size)
+            && let Some(SendBuffer::Owned(buffer)) = given.take()
+        {
+            let ends = (Buffer::Region(slice), buffer);
+            return self.transfer(place, ends, true, comp, Some(stream)).map_err(|(error, buffer)| {
+                *given = Some(SendBuffer::Owned(buffer));
+                error
+            });
+        }
+        if self.is_full() {
+            return Ok(Begun::Busy);
+        }
+        let (buffer, borrowed) = own_or_take(self.device_inner(), given);
+        match self.park(order, What::Put(buffer, Remote::of(place)), comp) {
+            Ok(()) => Ok(Begun::UnderWay),
+            Err((error, what)) => {
+                let back = SendBuffer::Owned(what.into_buffer());
+                *given = Some(borrowed.map_or(back, SendBuffer::Borrowed));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Post<'_, Get<'_>> {
+    /// Begins it in its order.
+    #[cold]
+    pub(super) fn begin_in_order(
+        &self,
+        order: &Order,
+        given: &mut Option<Buffer>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        if order.is_over()? {
+            return self.begin(given, comp);
+        }
+        let place = &self.kind.place;
+        let buffer = given.as_mut().ok_or(PostError::Spent)?;
+        let (kind, size) = (buffer.kind(), buffer.len());
+        if buffer.view_mut().is_none() {
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        order.check_memory(kind)?;
+        let gpu = order.gpu()?;
+        let remote = self.remote(place, size as u64, buffer.gpu().or(gpu.as_ref()))?;
+        if let (Some(stream), Some((region, at))) = (order.only_stream(), remote)
+            && size > 0
+            && goes_on_a_stream(kind, region.kind())
+            && let Some(slice) = region.slice(at, size)
+        {
+            let ends = (given.take().unwrap_or_default(), Buffer::Region(slice));
+            return self.transfer(place, ends, false, comp, Some(stream)).map_err(|(error, buffer)| {
+                *given = Some(buffer);
+                error
+            });
+        }
+        if self.is_full() {
+            return Ok(Begun::Busy);
+        }
+        let buffer = given.take().unwrap_or_default();
+        match self.park(order, What::Get(buffer, Remote::of(place)), comp) {
+            Ok(()) => Ok(Begun::UnderWay),
+            Err((error, what)) => {
+                *given = Some(what.into_buffer());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Post<'_, Atomic<'_>> {
+    /// Begins it in its order.
+    #[cold]
+    pub(super) fn begin_in_order(
+        &self,
+        order: &Order,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        if order.is_over()? {
+            return self.begin(comp);
+        }
+        let Atomic { place, operation } = &self.kind;
+        self.remote(place, 8, None)?;
+        if self.is_full() {
+            return Ok(Begun::Busy);
+        }
+        let parked = self.park(order, What::Atomic(*operation, Remote::of(place)), comp);
+        parked.map(|()| Begun::UnderWay).map_err(|(error, _)| error)
+    }
+}
+
+impl Post<'_, super::atomic::ToFlush> {
+    /// Begins it in its order, and behind all operations on the rank's memory that have not begun.
+    #[cold]
+    pub(super) fn begin_in_order(
+        &self,
+        order: Option<&Order>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        if self.is_full() {
+            return Ok(Begun::Busy);
+        }
+        let parked = self.park(order.unwrap_or(&Order::default()), What::Flush, comp);
+        parked.map(|()| Begun::UnderWay).map_err(|(error, _)| error)
+    }
+}
+
+impl Post<'_, Recv<'_>> {
+    /// Posts it in its order.
+    #[cold]
+    pub(super) fn post_in_order(&mut self, order: &Order) -> Result<Outcome, PostError> {
+        let (rank, runtime, device) = (self.rank, &self.runtime.0, self.device_inner());
+        if device.is_closed() {
+            return Err(device.why_closed());
+        }
+        self.check_deadline()?;
+        let policy = self.kind.matching.policy.narrowed(rank, self.tag);
+        if policy.looks_at_rank() {
+            self.check_rank()?;
+            order.check_peer(runtime, rank)?;
+        }
+        if order.is_over()? {
+            return self.post_now();
+        }
+        let buffer = self.kind.buffer.as_mut().ok_or(PostError::Spent)?;
+        if buffer.view_mut().is_none() {
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        order.check_memory(buffer.kind())?;
+        if self.is_full() {
+            return self.outcome(Begun::Busy);
+        }
+        let Match { engine, .. } = self.kind.matching;
+        let engine = engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT)).clone();
+        let number = runtime.streams.number();
+        let ticket = Ticket::of_parked(&engine, policy, rank, self.tag, number);
+        let renamed = Renamed::of(self.comp.cloned(), number, runtime);
+        let buffer = self.kind.buffer.take().unwrap_or_default();
+        match self.park_as(number, order, What::Recv(buffer, policy, engine), Some(&renamed)) {
+            Ok(()) => {
+                self.kind.ticket = Some(ticket);
+                if policy.looks_at_rank() {
+                    runtime.listen_to(rank);
+                }
+                Ok(Outcome::Posted)
+            }
+            Err((error, what)) => {
+                self.kind.buffer = Some(what.into_buffer());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl DeviceInner {
+    fn push_ordered(&self, stream: Option<&Arc<dyn Stream>>, entry: Entry) {
+        let mut ordered = self.ordered.lock();
+        ordered.push(stream, entry);
+        self.ordered.set_count(ordered.len());
+    }
+
+    /// A copy on a stream of the user's is under way.
+    pub(super) fn add_copy(&self, runtime: &Inner, stream: &Arc<dyn Stream>, landing: Landing) {
+        let (number, rank) = (runtime.streams.number(), landing.rank);
+        let waits = Waits::Copy(Box::new(landing));
+        self.push_ordered(Some(stream), Entry { number, rank, sort: Sort::Memory, waits });
+    }
+
+    /// Whether operations on a rank's memory have still to begin, or are copies on streams.
+    pub(super) fn orders_memory(&self, rank: Rank) -> bool {
+        !self.ordered.is_empty() && self.ordered.lock().has_memory(rank, u64::MAX)
+    }
+
+    /// Takes out operations that have not begun.
+    fn take_later(&self, mut is_meant: impl FnMut(&Entry, &Later) -> bool) -> Vec<Later> {
+        if self.ordered.is_empty() {
+            return Vec::new();
+        }
+        let mut ordered = self.ordered.lock();
+        let taken = ordered.remove(|entry| match &entry.waits {
+            Waits::Later(Some(later)) => is_meant(entry, later),
+            Waits::Later(None) | Waits::Copy(_) => false,
+        });
+        self.ordered.set_count(ordered.len());
+        let later = taken.into_iter().filter_map(|entry| match entry.waits {
+            Waits::Later(later) => later.map(|later| *later),
+            Waits::Copy(_) => None,
+        });
+        later.collect()
+    }
+
+    /// Ends what waits for a rank that is gone. What has to be told.
+    #[cold]
+    pub(crate) fn fail_ordered(&self, rank: Rank, error: &dyn Fn() -> OpError) -> Vec<Ended> {
+        let meant = self.take_later(|entry, _| entry.rank == rank);
+        meant.into_iter().map(|later| later.end(error())).collect()
+    }
+
+    /// After something was parked: whoever found the rank gone may have looked before.
+    fn end_ordered_if_gone(&self, runtime: &Inner, rank: Rank) {
+        let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
+        let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
+        let ended = self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() });
+        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
+        let mut deferred = self.deferred.lock();
+        deferred.extend(told);
+        self.deferred.set_count(deferred.len());
+    }
+
+    /// Takes out what is late.
+    pub(crate) fn expire_ordered(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
+        let late = self.take_later(|_, later| {
+            let is_late = later.said.deadline.has_passed(now);
+            if !is_late {
+                left.note(later.said.deadline);
+            }
+            is_late
+        });
+        late.into_iter()
+            .map(|later| {
+                let rank = later.said.rank;
+                later.end(OpError::TimedOut(rank))
+            })
+            .collect()
+    }
+
+    /// Takes a receive out that has not been posted.
+    pub(crate) fn cancel_ordered(&self, number: u64) -> Option<Ended> {
+        let later = self.take_later(|entry, _| entry.number == number).pop()?;
+        Some(later.end(OpError::Cancelled))
+    }
+
+    /// The runtime ends: what has not begun, and the copies that streams still have.
+    pub(crate) fn end_ordered(&self) -> (Vec<Ended>, Vec<Landing>) {
+        let later = self.take_later(|_, _| true);
+        let ended = later.into_iter().map(|later| later.end(OpError::Closed)).collect();
+        let mut ordered = self.ordered.lock();
+        let copies = ordered.remove(|_| true).into_iter().filter_map(|entry| match entry.waits {
+            Waits::Copy(landing) => Some(*landing),
+            Waits::Later(_) => None,
+        });
+        let copies = copies.collect();
+        self.ordered.set_count(0);
+        (ended, copies)
+    }
+
+    /// What waits, but for receives.
+    pub(crate) fn orders_sent(&self) -> bool {
+        !self.ordered.is_empty() && self.ordered.lock().entries().any(|entry| entry.sort != Sort::Receive)
+    }
+
+    pub(crate) fn list_ordered(&self, list: &mut dyn FnMut(PendingOp)) {
+        for entry in self.ordered.lock().entries() {
+            let (what, rank, tag, size, waits_for) = match &entry.waits {
+                Waits::Later(None) => continue,
+                Waits::Later(Some(later)) => {
+                    let waits_for = match entry.sort {
+                        Sort::Flush => "what was posted before it, and was to begin after an event",
+                        Sort::Memory | Sort::Receive => "the event that it was ordered after",
+                    };
+                    let said = &later.said;
+                    (later.what.name(), said.rank, said.tag, later.what.size(), waits_for)
+                }
+                Waits::Copy(landing) => (
+                    "copy on a stream",
+                    landing.rank,
+                    landing.tag,
+                    landing.size,
+                    "the stream to come to its end",
+                ),
+            };
+            list(PendingOp { what, rank, tag, size: size as u64, waits_for: waits_for.into() });
+        }
+    }
+}
+
+/// Copies on streams at the end of the runtime: those are waited for a moment, and what does not end keeps its memory.
+#[cold]
+pub(crate) fn end_copies(copies: Vec<Landing>) {
+    let until = Instant::now() + PATIENCE;
+    for mut landing in copies {
+        while landing.transfer.poll(false).is_none() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let (comp, status) = if landing.transfer.poll(false).is_some() {
+            landing.into_status(OpError::Closed)
+        } else {
+            let Landing { transfer, comp, rank, tag, size, user_context, .. } = landing;
+            tracing::warn!(%rank, size, "a copy on a stream has not ended: its memory stays for the stream");
+            transfer.abandon();
+            let error = Some(Box::new(OpError::Closed));
+            (comp, Status { rank, tag, size, user_context, buffer: Buffer::Empty, error })
+        };
+        // A full object cannot be waited for any more.
+        let _ = signal(comp.as_ref(), status);
+    }
+}
+
+impl Pass<'_> {
+    /// Moves on what waits for events and streams of the user's.
+    #[cold]
+    pub(crate) fn move_ordered(&mut self) {
+        let Some(mut ordered) = self.device.ordered.try_lock() else { return };
+        let (copied, begin) = ordered.ready();
+        self.device.ordered.set_count(ordered.len());
+        drop(ordered);
+        for landing in copied {
+            self.landed(landing);
+        }
+        if begin.is_empty() {
+            return;
+        }
+        let device = self.inner.devices().get(self.device.index as usize).cloned();
+        let Some(device) = device else { return };
+        for (number, later) in begin {
+            let rank = later.said.rank;
+            match later.begin(&device) {
+                Start::Again(later) => {
+                    if let Some(entry) = self.device.ordered.lock().entry(number) {
+                        entry.waits = Waits::Later(Some(later));
+                    }
+                    self.device.end_ordered_if_gone(self.inner, rank);
+                    continue;
+                }
+                Start::UnderWay(ticket) => self.inner.streams.rename(number, ticket),
+                Start::Over((comp, status)) => self.signal_or_defer(comp.as_ref(), status),
+            }
+            self.moved = true;
+            let mut ordered = self.device.ordered.lock();
+            ordered.remove(|entry| entry.number == number);
+            self.device.ordered.set_count(ordered.len());
+        }
+    }
+}
