@@ -119,20 +119,17 @@ fn a_simulated_device_stands_still_when_waiting_streams_take_up_all_connections(
 fn rule_b_what_is_freed_while_a_stream_waits_is_freed_when_none_does() {
     let ground = Ground::new("rule b");
     let Ground { ranks, gpu, driver, .. } = &ground;
-    let brake = ground.brake();
-    let stream = ground.held(&brake);
-    let mut addresses = Vec::new();
-    for flavour in [Flavour::Plain, Flavour::Pinned, Flavour::Managed] {
-        let region = gpu.allocate(5000, flavour).unwrap();
-        addresses.push(region.addr());
-        drop(region);
-    }
+    let flavours = [Flavour::Plain, Flavour::Pinned, Flavour::Managed];
+    let regions = flavours.map(|flavour| gpu.allocate(5000, flavour).unwrap());
     let host = Region::host(3 * 4096);
     let page = host.addr().next_multiple_of(4096);
     // SAFETY: the region outlives the registration, which ends below.
     let registration = unsafe { gpu.register_host(page as *mut u8, 4096) }.unwrap();
-    addresses.push(page);
-    drop(registration);
+    let mut addresses = vec![page];
+    addresses.extend(regions.iter().map(Region::addr));
+    let brake = ground.brake();
+    let stream = ground.held(&brake);
+    drop((regions, registration));
     for _ in 0..3 {
         driver.look_after();
         assert!(addresses.iter().all(|addr| ground.is_allocated(*addr)), "it would have blocked");

@@ -7,7 +7,8 @@ use crate::names::Rank;
 use crate::runtime::Inner;
 use carrack_transports::gpu::words::Gate;
 use carrack_transports::gpu::{Event, EventState, Gpu, GpuError, Stream};
-use carrack_transports::mem::MemKind;
+use carrack_transports::mem::copy::goes_on_a_stream;
+use carrack_transports::mem::{MemKind, Region};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// What an operation is ordered after, and what after it.
@@ -59,11 +60,6 @@ impl Order {
         Ok(self.stream.is_none() && All(self.after.clone()).query().map_err(PostError::Stream)?)
     }
 
-    /// The stream, where it is all that there is to the order.
-    pub(super) fn only_stream(&self) -> Option<&Arc<dyn Stream>> {
-        self.stream.as_ref().filter(|_| self.after.is_empty())
-    }
-
     pub(super) fn stream(&self) -> Option<&Arc<dyn Stream>> {
         self.stream.as_ref()
     }
@@ -79,6 +75,14 @@ impl Order {
             (Some(stream), Some(owner)) if stream != owner => Err(PostError::OtherGpu { stream, memory }),
             _ => Ok(()),
         }
+    }
+
+    /// The stream, where a copy between these two can be given to it: it is all that there is to the order, and its engine
+    /// reaches both.
+    pub(super) fn stream_for(&self, region: &Region, buffer: MemKind) -> Option<&Arc<dyn Stream>> {
+        let stream = self.stream.as_ref().filter(|_| self.after.is_empty())?;
+        let is_reached = goes_on_a_stream(region.kind(), buffer) && stream.gpu().ok()?.reaches_region(region);
+        is_reached.then_some(stream)
     }
 
     /// Whether a message from or to a rank can be matched in the order of the stream.

@@ -17,7 +17,6 @@ use crate::pending::PendingOp;
 use crate::progress::{Deferred, Landing, Pass, signal};
 use crate::runtime::Inner;
 use carrack_transports::gpu::Stream;
-use carrack_transports::mem::copy::goes_on_a_stream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -86,9 +85,9 @@ impl Post<'_, Put<'_>> {
         order.check_memory(kind)?;
         let gpu = order.gpu()?;
         let remote = self.remote(place, size as u64, buffer.gpu().or(gpu.as_ref()))?;
-        if let (Some(stream), Some((region, at))) = (order.only_stream(), remote)
+        if let Some((region, at)) = remote
             && size > 0
-            && goes_on_a_stream(region.kind(), kind)
+            && let Some(stream) = order.stream_for(region, kind)
             && let Some(slice) = region.slice(at, size)
             && let Some(SendBuffer::Owned(buffer)) = given.take()
         {
@@ -134,9 +133,9 @@ impl Post<'_, Get<'_>> {
         order.check_memory(kind)?;
         let gpu = order.gpu()?;
         let remote = self.remote(place, size as u64, buffer.gpu().or(gpu.as_ref()))?;
-        if let (Some(stream), Some((region, at))) = (order.only_stream(), remote)
+        if let Some((region, at)) = remote
             && size > 0
-            && goes_on_a_stream(kind, region.kind())
+            && let Some(stream) = order.stream_for(region, kind)
             && let Some(slice) = region.slice(at, size)
         {
             let ends = (given.take().unwrap_or_default(), Buffer::Region(slice));

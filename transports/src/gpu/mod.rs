@@ -203,6 +203,12 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Why not.
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError>;
 
+    /// Whether this device's engine reaches a region as it was allocated or opened in this process: memory of another
+    /// process is opened for one device.
+    fn reaches_region(&self, region: &Region) -> bool {
+        region.gpu().is_some_and(|gpu| gpu.info().uuid == self.info().uuid)
+    }
+
     /// What this device can do with the memory of `peer`, for reports.
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
         Err(GpuError::unsupported("peer", format!("nothing is known of a link to {peer}")))

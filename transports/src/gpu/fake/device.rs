@@ -181,6 +181,11 @@ impl Gpu for FakeGpu {
         self.shared.reaches("reaches", self.ordinal, peer)
     }
 
+    /// What was opened for one simulated device is open for all.
+    fn reaches_region(&self, region: &Region) -> bool {
+        region.kind().gpu().is_none_or(|owner| self.reaches(owner).is_ok())
+    }
+
     fn export(&self, region: &Region, form: HandleForm) -> Result<Handle, GpuError> {
         ipc::export(&self.shared, self.ordinal, region, form)
     }
