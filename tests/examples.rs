@@ -57,6 +57,16 @@ fn processes_that_exchange_rows_with_their_neighbours_compute_what_one_does_alon
 }
 
 #[test]
+fn processes_pass_blocks_round_a_ring_of_gpus_in_the_order_of_streams() {
+    for ranks in [1, 2, 3] {
+        let lines = run("stream_ordered", ranks);
+        let right =
+            lines.iter().filter(|line| line.contains("200 steps of 1 MiB") && line.contains("all right"));
+        assert_eq!(right.count() as u32, ranks, "{lines:?}");
+    }
+}
+
+#[test]
 fn four_processes_await_each_others_blocks_and_sums() {
     for ranks in [1, 4] {
         let lines = run("futures", ranks);

@@ -83,6 +83,14 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     let mut put = ranks[0].post_put(Rank(1), vec![5; 64], &rmr, 0).on_stream(&streams[waiting]).comp(&done);
     let refused = put.call();
     assert!(matches!(&refused, Err(PostError::Stream(why)) if why.name == "TOO_MANY_WAITING"), "{refused:?}");
+    // A copy between GPU memory is the stream's own, and has none wait.
+    let mapped = gpu.allocate(100, Flavour::Plain).unwrap();
+    let registered = ranks[0].register_memory(&mapped).unwrap();
+    let (own, on_gpu) = (memory(gpu, 2, &filled(100, 8)), ranks[0].get_rmr(&registered));
+    let on = ranks[0].post_put(Rank(0), own, &on_gpu, 0).on_stream(&streams[waiting]).comp(&done).call();
+    assert!(on.unwrap().is_posted());
+    drop(done.one(ranks).ok().unwrap());
+    assert!(mapped.whole().to_vec().unwrap() == filled(100, 8));
     raise(&counter);
     streams.iter().for_each(|stream| stream.synchronize().unwrap());
     assert!(put.call().unwrap().is_posted());

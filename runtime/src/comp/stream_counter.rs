@@ -125,8 +125,10 @@ impl StreamCounter {
         Ok(Self { object: counted.clone(), counted })
     }
 
-    /// Lets work that `stream` is given later begin only when the count has reached `count`. Never blocks, but where the
-    /// stream itself has no room (some thousand operations).
+    /// Lets work that `stream` is given later begin only when the count has reached `count`.
+    ///
+    /// It does not block, unless the stream is full: CUDA's take about a thousand operations, and then have whoever gives
+    /// them more wait. So whoever makes progress keeps a stream that waits a few hundred operations ahead at most.
     ///
     /// # Errors
     /// `TOO_MANY_WAITING`: as many streams of the context wait as may; nothing was given to the stream. `INVALID_VALUE`: the

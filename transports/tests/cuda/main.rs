@@ -19,6 +19,7 @@ mod roles;
 mod streams;
 mod support;
 mod user;
+mod waits;
 
 /// Not a test by itself: what a process started by another test does.
 #[test]

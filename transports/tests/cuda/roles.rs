@@ -4,6 +4,7 @@ use crate::contexts;
 use crate::copies;
 use crate::processes;
 use crate::streams;
+use crate::waits;
 use carrack_transports::gpu::Handle;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -71,6 +72,13 @@ pub fn play() {
     let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
     match role.split(": ").collect::<Vec<_>>()[..] {
         ["beside a kernel"] => streams::beside_a_kernel(),
+        ["words"] => streams::words(),
+        ["synchronisation"] => streams::synchronisation(),
+        ["rule a"] => waits::rule_a(),
+        ["rule b"] => waits::rule_b(),
+        ["rule e"] => waits::rule_e(),
+        ["copies in order"] => waits::copies_in_order(),
+        ["event of another"] => processes::event_of_another(),
         ["destroyed context"] => contexts::in_a_destroyed_context(),
         ["freed memory"] => copies::of_freed_memory(),
         ["survivor", kind] => processes::survive(kind),

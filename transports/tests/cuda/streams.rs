@@ -1,7 +1,7 @@
 //! Streams, events, and words that streams write and wait for.
 
 use crate::roles::Other;
-use crate::support::{MIB, make, need, need_alone, payload, start};
+use crate::support::{MIB, make, need, payload, start};
 use crate::user;
 use carrack_transports::gpu::cuda::CudaStream;
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
@@ -66,7 +66,14 @@ fn word(at: usize) -> &'static AtomicU64 {
 /// Streams rule 7, the way it works: a value releases the stream, and the stream writes its own.
 #[test]
 fn a_stream_waits_for_a_word_and_writes_one_in_pinned_and_in_registered_memory() {
-    let Some((_, gpus)) = need_alone(1) else { return };
+    let Some(_) = need(1) else { return };
+    // Alone, as all that waits: it has other tests put off what they free.
+    Other::alone("words");
+}
+
+/// What the process above does.
+pub fn words() {
+    let (_, gpus) = need(1).unwrap();
     let pinned = make(&gpus[0], "pinned", 4096);
     let host = Region::host(3 * 4096);
     let page = host.addr().next_multiple_of(4096);
@@ -108,7 +115,7 @@ fn a_stream_waits_for_a_word_and_writes_one_in_pinned_and_in_registered_memory()
 /// Streams rule 1, with a kernel: in a process of its own, because a kernel that runs holds up much of the driver.
 #[test]
 fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
-    let Some(_) = need_alone(1) else { return };
+    let Some(_) = need(1) else { return };
     Other::alone("beside a kernel");
 }
 
@@ -142,7 +149,13 @@ pub fn beside_a_kernel() {
 /// No work of ours is left on the device when our events have fired: the program's own synchronisation returns.
 #[test]
 fn the_programs_synchronisation_is_not_held_up_by_what_waits_in_our_streams() {
-    let Some((_, gpus)) = need_alone(1) else { return };
+    let Some(_) = need(1) else { return };
+    Other::alone("synchronisation");
+}
+
+/// What the process above does.
+pub fn synchronisation() {
+    let (_, gpus) = need(1).unwrap();
     let stream = gpus[0].stream().unwrap();
     let pinned = make(&gpus[0], "pinned", 8);
     word(pinned.addr()).store(0, Ordering::Release);

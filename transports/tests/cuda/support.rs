@@ -3,40 +3,12 @@
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Event, Flavour, Gpu, GpuError};
 use carrack_transports::mem::{CopyError, Region};
-use std::cell::RefCell;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 pub const MIB: usize = 1 << 20;
 
-/// Tests that let a stream wait for a word of the host's are alone: a free in any other thread waits for that stream, holding locks
-/// of the driver's that the test needs before it can write the word.
-static ROOM: RwLock<()> = RwLock::new(());
-
-thread_local! {
-    /// Kept by the thread of a test to its end.
-    static PLACE: RefCell<Place> = const { RefCell::new(Place::None) };
-}
-
-enum Place {
-    None,
-    Shared { _room: RwLockReadGuard<'static, ()> },
-    Alone { _room: RwLockWriteGuard<'static, ()> },
-}
-
-/// As [`need`], for a test that no other runs beside.
-pub fn need_alone(count: usize) -> Option<(CudaDriver, Vec<Arc<dyn Gpu>>)> {
-    PLACE.set(Place::None);
-    PLACE.set(Place::Alone { _room: ROOM.write().unwrap_or_else(PoisonError::into_inner) });
-    need(count)
-}
-
 /// The driver and at least `count` devices; `None`, with the reason printed, where there are fewer.
 pub fn need(count: usize) -> Option<(CudaDriver, Vec<Arc<dyn Gpu>>)> {
-    PLACE.with_borrow_mut(|place| {
-        if matches!(place, Place::None) {
-            *place = Place::Shared { _room: ROOM.read().unwrap_or_else(PoisonError::into_inner) };
-        }
-    });
     let found = CudaDriver::initialise().and_then(|driver| Ok((driver, driver.devices()?)));
     let reason = match found {
         Ok((driver, gpus)) if gpus.len() >= count => return Some((driver, gpus)),

@@ -66,6 +66,19 @@ pub fn stream(flags: u32) -> usize {
     stream as usize
 }
 
+/// An event without a time, in the current context.
+pub fn event() -> usize {
+    let mut event = null_mut();
+    // SAFETY: the place for the answer is ours.
+    unsafe { ok(cu::cuEventCreate(&raw mut event, 2)) };
+    event as usize
+}
+
+pub fn record(event: usize, stream: usize) {
+    // SAFETY: made by `event` and `stream`, in the current context.
+    unsafe { ok(cu::cuEventRecord(event as cu::CUevent, stream as cu::CUstream)) };
+}
+
 pub fn synchronize(stream: usize) {
     // SAFETY: a stream that is alive, or a default one.
     unsafe { ok(cu::cuStreamSynchronize(stream as cu::CUstream)) };

@@ -1,0 +1,80 @@
+//! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its signal, the work that needs the block, the
+//! next put. The host gives all of it to the stream in advance, and makes progress; it waits for no GPU until the end.
+//!
+//! ```sh
+//! cargo build --release --examples
+//! cargo run --release -- run -n 2 -- stream_ordered
+//! ```
+//!
+//! Without an NVIDIA GPU it runs on simulated ones, and says so.
+
+use carrack::transports::gpu::cuda::CudaDriver;
+use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack::transports::gpu::{Driver, Flavour};
+use carrack::transports::mem::Transfer;
+use carrack::{Counter, Rank, Rmr, Runtime, StreamCounter};
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 1 << 20;
+const STEPS: u64 = 200;
+/// Steps that a stream is given in advance: it has room for some hundred operations, and then blocks whoever gives it more.
+const AHEAD: u64 = 40;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let driver: Arc<dyn Driver> = match CudaDriver::initialise() {
+        Ok(cuda) => Arc::new(cuda),
+        Err(_) => Arc::new(FakeDriver::new(FakeConfig { memory: 1 << 30, ..FakeConfig::devices(8) })?),
+    };
+    let runtime = Runtime::builder().gpu_driver(driver.clone()).start()?;
+    let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
+    let gpus = driver.devices()?;
+    let gpu = &gpus[me % gpus.len()];
+    let stream = gpu.stream()?;
+
+    // The left neighbour can be as many steps ahead as there are ranks: so many places for blocks that come.
+    let places = size + 1;
+    let window = gpu.allocate(places * BLOCK, Flavour::Plain)?;
+    let block = |at: u64| window.slice(at as usize % places * BLOCK, BLOCK).expect("a place of the window");
+    let own = gpu.allocate(BLOCK, Flavour::Plain)?;
+    own.whole().write(&vec![me as u8; BLOCK])?;
+    let (sent, arrived) = (Counter::new(), StreamCounter::new(&runtime, gpu)?);
+    let name = runtime.register_comp(&arrived)?;
+    arrived.watch(Rank(((me + size - 1) % size) as u32));
+    let registered = runtime.register_memory(&window)?;
+    let rmrs = runtime.allgather(&runtime.get_rmr(&registered).to_bytes())?;
+    let (right, rmr) = ((me + 1) % size, Rmr::from_bytes(&rmrs[(me + 1) % size])?);
+
+    let (mut host, mut work) = (Duration::ZERO, Vec::new());
+    for step in 0..STEPS {
+        let began = Instant::now();
+        let at = (step as usize % places * BLOCK) as u64;
+        let put = runtime.post_put(Rank(right as u32), own.whole(), &rmr, at).remote_comp(name);
+        let outcome = put.on_stream(&stream).comp(&sent).allow_retry(false).call()?;
+        assert!(outcome.is_posted());
+        arrived.wait_on(&stream, step + 1)?;
+        host += began.elapsed();
+        // Here a kernel would make the next block of the one that has come.
+        let next = Transfer::start_on(&*stream, own.whole().into(), block(step).into());
+        work.push(next.map_err(|refused| refused.cause)?);
+        runtime.progress()?;
+        runtime.wait(|| sent.get() + AHEAD > step)?;
+    }
+    let over = stream.record()?;
+    while sent.get() < STEPS || !over.query()? {
+        runtime.progress()?;
+    }
+    if let Some(error) = arrived.error() {
+        return Err(error.into());
+    }
+    // After so many steps the block comes from so many places to the left.
+    let from = (me + size * STEPS as usize - STEPS as usize) % size;
+    assert!(own.whole().to_vec()?.iter().all(|&byte| byte == from as u8), "not the block of rank {from}");
+    let (kind, step) = (driver.name(), host.as_secs_f64() * 1e6 / STEPS as f64);
+    println!(
+        "rank {me}: {STEPS} steps of 1 MiB on {kind}, all right; {step:.1} us of the host's time a step"
+    );
+    runtime.barrier()?;
+    Ok(())
+}
