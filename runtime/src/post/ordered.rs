@@ -230,11 +230,12 @@ impl Entry {
 }
 
 /// What the begin of an operation came to.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum Start {
     UnderWay(Option<Ticket>),
     Over(Ended),
     /// Not now.
-    Again(Box<Later>),
+    Again(Later),
 }
 
 impl Said {
@@ -267,13 +268,13 @@ impl Later {
     }
 
     /// Its event has fired, or failed.
-    pub(super) fn begin(self: Box<Self>, device: &Device) -> Start {
+    pub(super) fn begin(self, device: &Device) -> Start {
         if let Err(error) = self.ready.query() {
             return Start::Over(self.end(OpError::Event(error)));
         }
         let Some(inner) = self.runtime.upgrade() else { return Start::Over(self.end(OpError::Closed)) };
         let runtime = Runtime::of(inner);
-        let Self { ready, runtime: weak, said, what } = *self;
+        let Self { ready, runtime: weak, said, what } = self;
         let mut ticket = None;
         let (outcome, what) = match what {
             What::Put(buffer, remote) => {
@@ -315,7 +316,7 @@ impl Later {
         match outcome {
             Ok(Outcome::Done(status)) => Start::Over((said.comp, status)),
             Ok(Outcome::Posted) => Start::UnderWay(ticket),
-            Ok(Outcome::Retry(_)) => Start::Again(Box::new(Self { ready, runtime: weak, said, what })),
+            Ok(Outcome::Retry(_)) => Start::Again(Self { ready, runtime: weak, said, what }),
             Err(error) => {
                 let rank = said.rank;
                 let later = Self { ready, runtime: weak, said, what };

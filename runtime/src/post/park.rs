@@ -407,7 +407,7 @@ impl Pass<'_> {
             match later.begin(&device) {
                 Start::Again(later) => {
                     if let Some(entry) = self.device.ordered.lock().entry(number) {
-                        entry.waits = Waits::Later(Some(later));
+                        entry.waits = Waits::Later(Some(Box::new(later)));
                     }
                     self.device.end_ordered_if_gone(self.inner, rank);
                     continue;

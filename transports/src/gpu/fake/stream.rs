@@ -67,7 +67,7 @@ impl Stream for FakeStream {
         len: usize,
     ) -> Result<Event, GpuError> {
         let (copy, event) = self.shared.gpu("copy", self.ordinal)?.checked(dst, src, len)?;
-        self.queue.give(copy.map_or_else(|promise| Job::Record(promise), Job::Copy))?;
+        self.queue.give(copy.map_or_else(Job::Record, Job::Copy))?;
         count(&self.shared.faults.counts.copies);
         Ok(event)
     }
