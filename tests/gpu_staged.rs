@@ -44,6 +44,14 @@ fn atomic_operations_of_several_ranks_on_one_word_are_one_after_the_other_whatev
 }
 
 #[test]
+fn managed_memory_is_refused_by_name() {
+    let _watchdog = Watchdog::over("managed");
+    for ipc in [0, 1] {
+        Ranks::start("managed", 2, &[ipc]).succeed();
+    }
+}
+
+#[test]
 fn a_message_longer_than_its_receive_is_an_error_and_writes_nothing() {
     let _watchdog = Watchdog::over("truncated");
     for ipc in [0, 1] {
@@ -118,6 +126,7 @@ fn a_rank_in_its_role() {
     match role.name.as_str() {
         "matrix" => matrix::every_pair(&role),
         "words" => matrix::words(&role),
+        "managed" => matrix::managed(&role),
         "truncated" => matrix::truncated(&role),
         "killed" => endings::killed(&role),
         "held" => endings::held(&role),

@@ -5,7 +5,7 @@ use crate::support::words::{fill, wrong};
 use crate::{BLOCK, gpus, over, received, sent, settings};
 use carrack::region::AtomicError;
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::transports::mem::{Region, RegionSlice};
+use carrack::transports::mem::{CopyError, Region, RegionSlice};
 use carrack::{CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag};
 use std::sync::Arc;
 
@@ -310,4 +310,46 @@ pub(crate) fn truncated(role: &Role) {
         }
     }
     role.meet("over", &runtime, 0..2);
+}
+
+/// Managed memory moves while it is used: nobody touches it, and whoever asks is told so by name.
+pub(crate) fn managed(role: &Role) {
+    let runtime = role.runtime(settings(role.words[0] == 1));
+    let region = gpus(&runtime)[0].allocate(BLOCK, Flavour::Managed).unwrap();
+    let mr = runtime.register_memory(&region).unwrap();
+    role.tells("managed", &runtime.get_rmr(&mr).to_bytes());
+    if role.rank == 0 {
+        let rmr = Rmr::from_bytes(&role.told("managed", 1)).unwrap();
+        let is_named = |ended: Result<Status, PostError>| {
+            let error = ended.unwrap().error.expect("it is refused");
+            assert!(matches!(*error, OpError::Managed(Rank(1))), "{error}");
+        };
+        is_named(over(&runtime, |done| runtime.post_put(Rank(1), vec![1; 9], &rmr, 0).comp(done).call()));
+        is_named(over(&runtime, |done| runtime.post_get(Rank(1), vec![1; 9], &rmr, 0).comp(done).call()));
+        is_named(over(&runtime, |done| runtime.post_fetch_add(Rank(1), &rmr, 0, 1).comp(done).call()));
+        for len in [9, BLOCK] {
+            let part = || region.slice(0, len).unwrap();
+            let put = runtime.post_put(Rank(1), part(), &rmr, 0).call();
+            assert!(matches!(put, Err(PostError::Memory(CopyError::Managed { .. }))), "{put:?}");
+            let sent = sent(&runtime, 1, part(), 1).unwrap();
+            assert!(
+                matches!(sent.error.as_deref(), Some(OpError::Copy(CopyError::Managed { .. }))),
+                "{sent:?}"
+            );
+        }
+        for len in [9, BLOCK] {
+            drop(sent(&runtime, 1, vec![1; len], 2).unwrap());
+        }
+    } else {
+        for len in [9, BLOCK] {
+            let got = received(&runtime, 0, region.slice(0, len).unwrap(), 2).unwrap();
+            assert!(
+                matches!(got.error.as_deref(), Some(OpError::Copy(CopyError::Managed { .. }))),
+                "{got:?}"
+            );
+        }
+    }
+    role.meet("over", &runtime, 0..2);
+    assert!(runtime.pending().operations.is_empty(), "{}", runtime.pending());
+    drop(mr);
 }
