@@ -345,3 +345,27 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
     counter.wait_on(&stream, 1).unwrap();
     stream.synchronize().unwrap();
 }
+
+/// What a stream waits for may depend on an answer of this rank's, to a rank that has a message coming behind that stream.
+#[test]
+fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_event() {
+    let ground = Ground::new("control");
+    let Ground { ranks, .. } = &ground;
+    let (brake, left, came) = (ground.brake(), Sink::keeping(), Sink::keeping());
+    let stream = ground.held(&brake);
+    let event = stream.record().unwrap();
+    // Memory that nobody else maps: its owner answers.
+    let region = Region::host(64);
+    let mr = ranks[0].register_memory(&region).unwrap();
+    let rmr = ranks[0].get_rmr(&mr);
+    for tag in 1..3 {
+        let send = ranks[0].post_send(Rank(1), vec![1; 9], Tag(tag)).after(&event).comp(&left);
+        assert!(send.allow_retry(false).call().unwrap().is_posted());
+    }
+    let mut add = ranks[1].post_fetch_add(Rank(0), &rmr, 8, 5).comp(&came);
+    sent(ranks, || add.call());
+    assert_eq!(came.one(ranks).value(), Some(0));
+    assert_eq!((left.count(), is_past(&event)), (0, false));
+    brake.let_go();
+    until(ranks, || left.count() == 2);
+}

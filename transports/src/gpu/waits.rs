@@ -8,7 +8,7 @@
 
 use super::{Event, GpuError};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// The variable that says how many connections a context has.
 pub(super) const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -19,14 +19,22 @@ const DEFAULT_CONNECTIONS: usize = 8;
 /// What is put off.
 type Task = Box<dyn FnOnce() + Send>;
 
+/// What is put off while a stream of any context waits: memory may be mapped in several, by peer access or because it is
+/// pinned for all.
+#[derive(Default)]
+pub(super) struct PutOff {
+    contexts: Mutex<Vec<Weak<Waits>>>,
+    tasks: Mutex<Vec<Task>>,
+}
+
 /// The waits of one context.
 pub(super) struct Waits {
     /// Streams that may wait at a time.
     most: usize,
+    put_off: Arc<PutOff>,
     /// Streams that wait, or did when they were last asked, each with what fires when it is past its last wait. Held while a
     /// wait is given to a stream, which may block, so nobody else waits for it.
     waiting: Mutex<Vec<(usize, Event)>>,
-    put_off: Mutex<Vec<Task>>,
 }
 
 /// Forgets streams that have gone on. Work that failed waits for nothing.
@@ -42,9 +50,14 @@ pub(super) fn connections() -> usize {
 
 impl Waits {
     /// Two connections are left to copies and kernels, but one stream may wait wherever there are two.
-    pub(super) fn over(connections: usize) -> Self {
+    pub(super) fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
-        Self { most, waiting: Mutex::default(), put_off: Mutex::default() }
+        let waits = Arc::new(Self { most, put_off: put_off.clone(), waiting: Mutex::default() });
+        let mut contexts = lock(&put_off.contexts);
+        contexts.retain(|other| other.strong_count() > 0);
+        contexts.push(Arc::downgrade(&waits));
+        drop(contexts);
+        waits
     }
 
     /// Has a stream wait: `begin` gives it the wait, and tells of the event behind it. A stream counts once, however often
@@ -58,7 +71,7 @@ impl Waits {
         begin: impl FnOnce() -> Result<Event, GpuError>,
     ) -> Result<Event, GpuError> {
         // Held until the wait is counted: nothing that the wait would block is begun meanwhile.
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         if !waiting.iter().any(|(other, _)| *other == stream) && waiting.len() >= self.most {
             forget_released(&mut waiting);
             if waiting.len() >= self.most {
@@ -75,32 +88,13 @@ impl Waits {
 
     /// Does what would block while a stream waits: now, or as soon as it is found that none does.
     pub(super) fn when_none(&self, task: impl FnOnce() + Send + 'static) {
-        self.put_off().push(Box::new(task));
-        self.catch_up();
+        lock(&self.put_off.tasks).push(Box::new(task));
+        self.put_off.catch_up();
     }
 
     /// Does what was put off, if no stream waits any more.
     pub(super) fn catch_up(&self) {
-        if self.put_off().is_empty() {
-            return;
-        }
-        // Somebody gives a wait to a stream at this moment, or does what was put off.
-        let mut waiting = match self.waiting.try_lock() {
-            Ok(waiting) => waiting,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        forget_released(&mut waiting);
-        if waiting.is_empty() {
-            let tasks = std::mem::take(&mut *self.put_off());
-            for task in tasks {
-                task();
-            }
-        }
-    }
-
-    fn put_off(&self) -> MutexGuard<'_, Vec<Task>> {
-        self.put_off.lock().unwrap_or_else(PoisonError::into_inner)
+        self.put_off.catch_up();
     }
 
     #[cold]
@@ -119,12 +113,51 @@ impl Waits {
     }
 }
 
+impl PutOff {
+    /// Does what was put off, if no stream waits any more.
+    pub(super) fn catch_up(&self) {
+        if lock(&self.tasks).is_empty() {
+            return;
+        }
+        let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
+        let mut held = Vec::with_capacity(contexts.len());
+        for context in &contexts {
+            // Held until all is done, so that nobody waits meanwhile.
+            let mut waiting = match context.waiting.try_lock() {
+                Ok(waiting) => waiting,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Somebody gives a wait to a stream at this moment, or does what was put off.
+                Err(TryLockError::WouldBlock) => return,
+            };
+            forget_released(&mut waiting);
+            if !waiting.is_empty() {
+                return;
+            }
+            held.push(waiting);
+        }
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        for task in tasks {
+            task();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Not a driver's: a stream more may not wait.
 const TOO_MANY_WAITING: i32 = -4;
 
 impl fmt::Debug for Waits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Waits(at most {}, {} put off)", self.most, self.put_off().len())
+        write!(f, "Waits(at most {})", self.most)
+    }
+}
+
+impl fmt::Debug for PutOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PutOff({})", lock(&self.tasks).len())
     }
 }
 
@@ -132,7 +165,6 @@ impl fmt::Debug for Waits {
 mod tests {
     use super::*;
     use crate::gpu::EventState;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[derive(Debug, Default)]
@@ -156,7 +188,7 @@ mod tests {
     #[test]
     fn rule_a_as_many_streams_wait_as_leave_connections_to_others() {
         for (connections, most) in [(1, 0), (2, 1), (3, 1), (4, 2), (8, 6), (32, 30)] {
-            let waits = Waits::over(connections);
+            let waits = Waits::over(connections, &Arc::default());
             let flags: Vec<_> = (0..most).map(|stream| armed(&waits, stream).unwrap()).collect();
             let refused = armed(&waits, 99).unwrap_err();
             assert_eq!(refused.name, "TOO_MANY_WAITING", "{connections} connections");
@@ -170,7 +202,8 @@ mod tests {
 
     #[test]
     fn rule_b_what_would_block_is_put_off_until_no_stream_waits() {
-        let (waits, done) = (Waits::over(8), Arc::new(AtomicU32::new(0)));
+        let (put_off, done) = (Arc::<PutOff>::default(), Arc::new(AtomicU32::new(0)));
+        let (waits, another) = (Waits::over(8, &put_off), Waits::over(8, &put_off));
         let free = || {
             let done = done.clone();
             waits.when_none(move || {
@@ -179,7 +212,8 @@ mod tests {
         };
         free();
         assert_eq!(done.load(Ordering::SeqCst), 1);
-        let (one, other) = (armed(&waits, 1).unwrap(), armed(&waits, 2).unwrap());
+        // The other in another context.
+        let (one, other) = (armed(&waits, 1).unwrap(), armed(&another, 2).unwrap());
         free();
         one.0.store(true, Ordering::SeqCst);
         waits.catch_up();

@@ -49,7 +49,7 @@ impl CudaGpu {
         context: ContextHandle,
     ) -> Result<Arc<Self>, GpuError> {
         let context = Context::adopted(shared.calls, context, gpu.device)?;
-        let home = Home::new(context, shared.gpus()?.len(), shared.connections);
+        let home = Home::new(context, shared.gpus()?.len(), shared.waits());
         Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Arc::new(home))))
     }
 
@@ -85,15 +85,8 @@ impl CudaGpu {
             return Ok(Arc::clone(home));
         }
         let context = Context::primary(self.shared.calls, self.device)?;
-        let home = Arc::new(Home::new(context, self.shared.gpus()?.len(), self.shared.connections));
+        let home = Arc::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
         Ok(Arc::clone(self.home.get_or_init(|| home)))
-    }
-
-    /// Does what was put off while streams waited.
-    pub(super) fn catch_up(&self) {
-        if let Some(home) = self.home.get() {
-            home.waits.catch_up();
-        }
     }
 
     /// Whether a context of this device is its primary one.

@@ -9,7 +9,7 @@ use super::ipc::Opened;
 use super::links::Links;
 use super::sys::{ContextHandle, Device};
 use super::{library, pointer};
-use crate::gpu::waits;
+use crate::gpu::waits::{self, PutOff, Waits};
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
 use crate::mem::{AllocId, GpuUuid};
 use std::collections::HashMap;
@@ -83,6 +83,7 @@ impl CudaDriver {
                 attributes: AtomicUsize::new(pointer::ALL),
                 links: OnceLock::new(),
                 connections: waits::connections(),
+                put_off: Arc::default(),
             };
             Ok(&*Box::leak(Box::new(shared)))
         };
@@ -124,10 +125,7 @@ impl Driver for CudaDriver {
 
     fn look_after(&self) {
         let Some(Ok(shared)) = self.0.opened.get() else { return };
-        let foreign: Vec<_> = lock(&shared.foreign).values().map(|(_, gpu)| Arc::clone(gpu)).collect();
-        for gpu in shared.gpus.get().into_iter().flatten().chain(&foreign) {
-            gpu.catch_up();
-        }
+        shared.put_off.catch_up();
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
@@ -171,7 +169,9 @@ pub(super) struct Shared {
     /// Opened when a report asks.
     links: OnceLock<Option<Links>>,
     /// From a context to its device, as the environment says.
-    pub(super) connections: usize,
+    connections: usize,
+    /// What would block while a stream waits.
+    put_off: Arc<PutOff>,
 }
 
 impl Shared {
@@ -181,6 +181,11 @@ impl Shared {
             Err(error) if error.code == STUB_LIBRARY => Err(library::stub(&self.calls.path)),
             other => other,
         }
+    }
+
+    /// For the streams of one more context.
+    pub(super) fn waits(&self) -> Arc<Waits> {
+        Waits::over(self.connections, &self.put_off)
     }
 
     /// Whether somebody has called `cuInit`. The driver says so without being initialised by the question.

@@ -19,21 +19,20 @@ pub(super) struct Home {
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
     /// Streams that wait for words here.
-    pub(super) waits: Waits,
+    pub(super) waits: Arc<Waits>,
     /// Held while one of the above is made: none is made twice.
     setup: Mutex<()>,
     pub(super) context: Context,
 }
 
 impl Home {
-    /// `connections`: how many the driver has to the device.
-    pub(super) fn new(context: Context, devices: usize, connections: usize) -> Self {
+    pub(super) fn new(context: Context, devices: usize, waits: Arc<Waits>) -> Self {
         Self {
             lanes: std::array::from_fn(|_| Lane::new()),
             events: Mutex::default(),
             pool: OnceLock::new(),
             peers: Peers::new(devices),
-            waits: Waits::over(connections),
+            waits,
             setup: Mutex::default(),
             context,
         }

@@ -11,7 +11,7 @@ use super::memory::{Alias, GRANULE, Window};
 use super::pinned::Pinned;
 use super::standstill::Standstill;
 use super::table::{Entry, Origin, Table};
-use crate::gpu::waits::Waits;
+use crate::gpu::waits::{PutOff, Waits};
 use crate::gpu::{Forms, GpuError, GpuInfo, HandleForm};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use rustix::fs::fstat;
@@ -41,7 +41,7 @@ pub(super) struct Device {
     pub(super) streams: [Mutex<Option<Queue>>; INTERNAL_STREAMS],
     pub(super) turn: AtomicUsize,
     /// Streams that wait for words, as the library counts them; and as the device feels them.
-    pub(super) waits: Waits,
+    pub(super) waits: Arc<Waits>,
     pub(super) standstill: Arc<Standstill>,
 }
 
@@ -54,6 +54,8 @@ pub(super) struct Shared {
     pub(super) table: Mutex<Table>,
     pub(super) pinned: Pinned,
     pub(super) next_id: AtomicU64,
+    /// What would block while a stream waits.
+    pub(super) put_off: Arc<PutOff>,
 }
 
 /// What is known of an address.
@@ -88,6 +90,7 @@ impl Shared {
         for &(one, other) in &config.no_peer {
             faults.refuse_peer(config.uuid(one), config.uuid(other), true);
         }
+        let put_off = Arc::<PutOff>::default();
         let visible = config.visible()?;
         let mut devices = Vec::with_capacity(visible.len());
         for (ordinal, &physical) in visible.iter().enumerate() {
@@ -99,13 +102,13 @@ impl Shared {
                 handle: Mutex::new(Weak::new()),
                 streams: [const { Mutex::new(None) }; INTERNAL_STREAMS],
                 turn: AtomicUsize::new(0),
-                waits: Waits::over(config.connections),
+                waits: Waits::over(config.connections, &put_off),
                 standstill: Arc::new(Standstill::over(config.connections)),
             });
         }
         let table = Mutex::new(Table::new(devices.iter().map(|device| device.window.range())));
         let (opened, pinned) = (Opened::default(), Pinned::default());
-        Ok(Self { devices, faults, opened, table, pinned, next_id: AtomicU64::new(1) })
+        Ok(Self { devices, faults, opened, table, pinned, next_id: AtomicU64::new(1), put_off })
     }
 
     /// The device of an ordinal.
