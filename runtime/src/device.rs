@@ -238,27 +238,11 @@ impl DeviceInner {
         reason = "the error is the operation that did not fit; not the hot path"
     )]
     pub(crate) fn park(&self, route: &Route, parked: Parked, limit: usize) -> Result<(), Parked> {
-        self.park_at(route, parked, limit, VecDeque::len)
-    }
-
-    /// The same, at a place in the backlog.
-    #[allow(
-        clippy::result_large_err,
-        reason = "the error is the operation that did not fit; not the hot path"
-    )]
-    fn park_at(
-        &self,
-        route: &Route,
-        parked: Parked,
-        limit: usize,
-        place: impl FnOnce(&VecDeque<Parked>) -> usize,
-    ) -> Result<(), Parked> {
         let mut backlog = route.backlog();
         if backlog.len() >= limit {
             return Err(parked);
         }
-        let at = place(&backlog);
-        backlog.insert(at, parked);
+        backlog.push_back(parked);
         route.set_waiting(backlog.len());
         if backlog.len() == 1 {
             let mut busy = self.busy.lock();
@@ -307,11 +291,8 @@ impl DeviceInner {
             size: payload.as_slice().len(),
             stage: Stage::Ready(Buffer::Small(payload)),
         };
-        // Before what waits for an event of the user's: what that waits for may need this to come. Without a limit, so never
-        // refused.
-        let _ = self.park_at(route, parked, usize::MAX, |backlog| {
-            backlog.iter().position(Parked::is_held_by_user).unwrap_or(backlog.len())
-        });
+        // Without a limit, so never refused.
+        let _ = self.park(route, parked, usize::MAX);
     }
 
     /// Whether anything waits that no descriptor tells of.

@@ -92,6 +92,11 @@ impl Parked {
         matches!(self.stage, Stage::After(..))
     }
 
+    /// Whether it is one of the runtime's own messages.
+    pub(crate) fn is_of_runtime(&self) -> bool {
+        Message::decode(self.header).is_ok_and(Message::is_bulk)
+    }
+
     /// Whether no engine is at it.
     pub(crate) fn is_idle(&self) -> bool {
         !matches!(self.stage, Stage::Staging(..))

@@ -4,7 +4,7 @@ use super::{Landing, Pass};
 use crate::bulk::wire::{Verdict, word};
 use crate::error::OpError;
 use crate::names::Rank;
-use crate::peer::backlog::Step;
+use crate::peer::backlog::{Parked, Step};
 use crate::protocol::header::Message;
 use carrack_transports::contract::DownCause;
 use std::collections::VecDeque;
@@ -48,6 +48,14 @@ impl Pass<'_> {
                 while let Some(front) = backlog.front_mut() {
                     let step = front.step(self.inner, self.device, linked);
                     if matches!(step, Step::Waits) {
+                        // What the event of a message of the user's waits for may need what the runtime has to say.
+                        if front.is_held_by_user()
+                            && let Some(at) = backlog.iter().position(Parked::is_of_runtime)
+                            && let Some(own) = backlog.remove(at)
+                        {
+                            backlog.push_front(own);
+                            continue;
+                        }
                         break;
                     }
                     let Some(parked) = backlog.pop_front() else { break };
