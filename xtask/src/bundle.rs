@@ -93,6 +93,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let folder = options.dir.clone().unwrap_or_else(|| workspace.target.join("bundle"));
     let tests = tests(&workspace)?;
+    // Before the build, which takes minutes: the tree may be another one then.
+    let about = serde_json::to_string_pretty(&about(&workspace)?).unwrap_or_default() + "\n";
     let can_strip = slim::can_strip();
     let programs = build(&workspace, &tests, can_strip)?;
     begin(&folder)?;
@@ -102,7 +104,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         let size = if can_strip { slim::strip(from, &to) } else { slim::copy(from, &to) }?;
         sizes.insert(below.clone(), size);
     }
-    let about = serde_json::to_string_pretty(&about(&workspace)?).unwrap_or_default() + "\n";
     for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
         let path = folder.join(name);
         fs::write(&path, text).map_err(TaskError::file(&path))?;
