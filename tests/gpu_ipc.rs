@@ -21,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(100);
 const FLAVOURS: [Flavour; 2] = [Flavour::Plain, Flavour::Shareable];
 const LEN: usize = 3 << 20;
 
+/// gpu.md, legacy IPC rule 1.
 #[test]
 fn every_pair_of_kinds_is_put_and_got_by_the_copy_engine() {
     let _watchdog = Watchdog::over("kinds");
@@ -37,12 +38,14 @@ fn messages_go_from_gpu_to_gpu_and_their_memory_is_kept_by_nobody() {
     }
 }
 
+/// gpu.md, legacy IPC rule 5.
 #[test]
 fn a_registration_that_has_ended_is_noticed_and_its_memory_freed_when_nobody_has_it_mapped() {
     let _watchdog = Watchdog::over("ended");
     Ranks::start("ended", 2, &[]).succeed();
 }
 
+/// gpu.md, life and death rule 1.
 #[test]
 fn an_importer_that_is_killed_holds_nothing_up_and_an_exporter_that_is_killed_hurts_nobody() {
     let _watchdog = Watchdog::over("killed");

@@ -31,6 +31,7 @@ fn memory_that_is_freed_and_allocated_again_a_thousand_times_is_never_reached_th
     Ranks::start("again", 2, &[1000, 0]).succeed();
 }
 
+/// gpu.md, VMM rule 6.
 #[test]
 fn an_allocator_that_tells_of_what_it_frees_may_free_it_when_it_is_told_so() {
     let _watchdog = Watchdog::over("told");
@@ -67,6 +68,7 @@ fn an_owner_that_is_asked_for_memory_that_was_freed_says_that_it_is_not_there() 
     Ranks::start("by_owner", 2, &[]).succeed();
 }
 
+/// gpu.md, VMM rule 5; legacy IPC rule 6.
 #[test]
 fn what_peers_have_mapped_of_memory_that_was_freed_without_a_word_is_closed() {
     let _watchdog = Watchdog::over("unsaid");

@@ -494,7 +494,7 @@ fn large(me: &Me) {
         // Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here again.
         match status.error.as_deref() {
             None => {}
-            Some(OpError::PeerDown { rank: VICTIM, .. } | OpError::Transfer { rank: VICTIM, .. }) => {}
+            Some(OpError::PeerDown { rank: VICTIM, .. }) => {}
             Some(error) => panic!("{error}"),
         }
         assert_eq!(status.buffer.len(), LEN);

@@ -270,6 +270,7 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
     drop(registered);
 }
 
+/// gpu.md, streams rule 2.
 fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;
@@ -310,6 +311,7 @@ fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
     }
 }
 
+/// gpu.md, life and death rule 3.
 fn an_event_that_fails_fails_the_message_once<J: Job>() {
     if is_for_simulated_only("a kernel that crashes would take the context with it") {
         return;

@@ -178,6 +178,7 @@ fn a_stream_works_in_order_streams_run_side_by_side_and_wait_for_each_other_acro
     assert_eq!(region.whole().to_vec().unwrap(), [2, 20, 0, 0]);
 }
 
+/// gpu.md, streams rule 1.
 #[test]
 fn the_library_copies_go_on_while_a_stream_of_the_user_is_busy() {
     let driver = driver(1);
@@ -193,6 +194,7 @@ fn the_library_copies_go_on_while_a_stream_of_the_user_is_busy() {
     stream.synchronize().unwrap();
 }
 
+/// gpu.md, life and death rule 3: an error of the user's own work is told, and is nobody else's.
 #[test]
 fn a_kernel_that_panics_or_touches_foreign_memory_fails_all_later_events_of_its_stream_only() {
     let driver = driver(2);

@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// gpu.md, legacy IPC rules 3 and 8.
 #[test]
 fn each_flavour_is_exported_in_its_own_form_only() {
     let driver = driver(2);
@@ -42,6 +43,7 @@ fn a_descriptor_that_lies_about_its_length_is_refused() {
     }
 }
 
+/// gpu.md, legacy IPC rule 9.
 #[test]
 fn memory_of_another_process_is_read_and_written_under_a_permuted_order_of_devices() {
     for (form, word) in [(HandleForm::Bytes, "bytes"), (HandleForm::Fd, "fd"), (HandleForm::Pool, "pool")] {
@@ -88,6 +90,7 @@ fn memory_of_another_process_is_read_and_written_under_a_permuted_order_of_devic
     }
 }
 
+/// gpu.md, legacy IPC rule 4.
 #[test]
 fn a_handle_opened_twice_is_one_mapping_that_goes_with_the_last() {
     let other = Other::start("export bytes 1000 7");
@@ -107,6 +110,7 @@ fn a_handle_opened_twice_is_one_mapping_that_goes_with_the_last() {
     assert_ne!(gpu.open(&handle).unwrap().id(), id, "opened anew, it is another buffer");
 }
 
+/// gpu.md, life and death rule 1; legacy IPC rule 10: whoever is not to be found may be in another pid namespace.
 #[test]
 fn an_importer_goes_on_when_the_exporter_is_killed() {
     for word in ["bytes", "fd"] {
@@ -125,7 +129,9 @@ fn an_importer_goes_on_when_the_exporter_is_killed() {
         region.whole().write(&payload(100_000, 10)).unwrap();
         assert_eq!(region.whole().to_vec().unwrap(), payload(100_000, 10));
         if word == "bytes" {
-            assert_eq!(gpu.open(&handle).unwrap_err().code, 400, "nobody is there to open it from");
+            let gone = gpu.open(&handle).unwrap_err();
+            assert_eq!(gone.code, 400, "nobody is there to open it from");
+            assert!(gone.hint.contains("pid namespace"), "{gone}");
         }
     }
 }

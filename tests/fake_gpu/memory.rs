@@ -16,6 +16,7 @@ fn a_load_or_store_of_the_cpu_to_device_memory_ends_the_process() {
     }
 }
 
+/// gpu.md, VMM rule 1.
 #[test]
 fn an_address_is_classified_by_the_allocation_that_it_lies_in() {
     let driver = driver(2);
@@ -42,6 +43,7 @@ fn an_address_is_classified_by_the_allocation_that_it_lies_in() {
     assert_eq!(what(base), None, "freed");
 }
 
+/// gpu.md, legacy IPC rule 6.
 #[test]
 fn an_address_that_is_used_again_has_another_buffer_id_and_other_contents() {
     let driver = driver(1);
@@ -64,6 +66,7 @@ fn an_address_that_is_used_again_has_another_buffer_id_and_other_contents() {
     assert!(fourth.whole().to_vec().unwrap().iter().all(|&byte| byte == 0));
 }
 
+/// gpu.md, legacy IPC rule 2.
 #[test]
 fn memory_runs_out_by_blocks_of_2_mib_and_comes_back() {
     let config = FakeConfig { memory: 5 * MIB, ..FakeConfig::devices(1) };
@@ -144,6 +147,7 @@ fn managed_memory_is_named_and_never_copied() {
     }
 }
 
+/// gpu.md, VMM rule 2.
 #[test]
 fn a_range_is_walked_by_its_extents_and_may_not_leave_them() {
     let driver = driver(1);
@@ -161,8 +165,16 @@ fn a_range_is_walked_by_its_extents_and_may_not_leave_them() {
     assert_eq!(ids(one.addr() + 5, 4 * MIB).unwrap_err().code, 1, "beyond the second");
     assert_eq!(ids(one.addr() - 1, 2).unwrap_err().code, 1, "before the first");
     assert_eq!(ids(0x1000, 10).unwrap(), [], "host memory");
+    // A handle would stand for the first only.
+    let base = std::ptr::NonNull::new(one.addr() as *mut u8).unwrap();
+    // SAFETY: both stay until the test is over.
+    let both =
+        unsafe { Region::from_parts(base, 4 * MIB, one.kind(), one.id(), one.gpu().cloned(), Box::new(())) };
+    let why = gpu.export(&both, HandleForm::Fd).unwrap_err();
+    assert!(why.hint.contains("several handles"), "{why}");
 }
 
+/// gpu.md, life and death rule 2.
 #[test]
 fn a_region_keeps_what_it_needs_of_a_driver_that_is_gone() {
     let driver = driver(2);

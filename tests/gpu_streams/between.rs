@@ -14,6 +14,7 @@ use carrack::{
 };
 use std::sync::Arc;
 
+/// gpu.md, streams rule 8.
 #[test]
 fn kernels_puts_signals_and_kernels_follow_each_other_round_a_ring_without_the_host() {
     let _watchdog = Watchdog::over("ring");

@@ -1,5 +1,6 @@
 //! Machines that lack something: the runtime does without it, or says what is missing.
 
+use crate::support::kernel;
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
@@ -119,7 +120,7 @@ fn a_kernel_that_gives_no_shared_memory_is_named_as_the_reason() {
     Ranks::start("no_memory", 2, &[]).succeed();
 }
 
-/// The system calls that this thread is refused from now on, with EPERM.
+/// Takes system calls away from this thread.
 fn refuse(which: usize) {
     let copies = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
     let refused = match which as u64 {
@@ -132,26 +133,7 @@ fn refuse(which: usize) {
         MEMORY => vec![libc::SYS_memfd_create],
         _ => return,
     };
-    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    // The system call's number is the first word of what the filter sees.
-    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
-    for call in refused {
-        filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1));
-        filter.push(step(
-            libc::BPF_RET | libc::BPF_K,
-            libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(),
-            0,
-            0,
-        ));
-    }
-    filter.push(step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls read what they are given, which is there; the second takes rights away from this
-    // thread, and those that it starts, only.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-    }
+    kernel::refuses(&refused);
 }
 
 /// Without shared memory there is no way to another process, and within one there is.

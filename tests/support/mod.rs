@@ -4,8 +4,10 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite is a program of its own, and uses a part of this")]
 
 pub mod folder;
+pub mod gpu_ranks;
 pub mod gpus;
 pub mod guard;
+pub mod kernel;
 pub mod pairwise;
 pub mod ranks;
 pub mod sink;

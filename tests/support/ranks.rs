@@ -50,6 +50,26 @@ impl Ranks {
 
     /// As `start`, each under a command that executes what follows it.
     pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
+        Self::start_with(wrapper, |_| None, role, size, words)
+    }
+
+    /// As `start`, each with a variable of its own.
+    pub fn start_each<'a>(
+        variable: impl Fn(u32) -> (&'a str, &'a str),
+        role: &str,
+        size: u32,
+        words: &[u64],
+    ) -> Self {
+        Self::start_with(&[], |rank| Some(variable(rank)), role, size, words)
+    }
+
+    fn start_with<'a>(
+        wrapper: &[&str],
+        variable: impl Fn(u32) -> Option<(&'a str, &'a str)>,
+        role: &str,
+        size: u32,
+        words: &[u64],
+    ) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let folder = scratch().join(format!("carrack-ranks-{}-{number}", std::process::id()));
@@ -70,6 +90,7 @@ impl Ranks {
                 .args(["--exact", ROLE_TEST, "--nocapture", "--test-threads=1"])
                 .env(ROLE, format!("{role} {rank} {size}{words}"))
                 .env(FOLDER, &folder)
+                .envs(variable(rank))
                 .stdout(Stdio::null())
                 .spawn()
                 .unwrap()

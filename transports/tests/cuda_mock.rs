@@ -2,8 +2,10 @@
 //! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
 
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{Driver, Flavour, HandleForm, Stream, Until};
-use carrack_transports::mem::{Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError};
+use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, Stream, Until};
+use carrack_transports::mem::{
+    AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError,
+};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -73,6 +75,7 @@ fn a_driver_that_is_too_old_is_told_so() {
     assert!(why.hint.contains("10.2") && why.hint.contains("update"), "{why}");
 }
 
+/// gpu.md, streams rule 6.
 #[test]
 fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
     let library = mock("inits", "-DMOCK");
@@ -140,6 +143,59 @@ fn copies_use_a_few_streams_and_events_again_and_again() {
     assert!(freed.unwrap_err().hint.contains("freed already"));
 }
 
+/// gpu.md, legacy IPC rules 4 and 7.
+#[test]
+fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for() {
+    let library = mock("opens", "-DMOCK");
+    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let handle = |id| Handle {
+        gpu: GpuUuid([9; 16]),
+        id: AllocId(id),
+        len: 2 << 20,
+        offset: 0,
+        key: HandleKey::Bytes([0; 64]),
+    };
+    let (one, other) = (gpu.open(&handle(1)).unwrap(), gpu.open(&handle(1)).unwrap());
+    assert_eq!(one.addr(), other.addr());
+    assert_eq!((word(&library, "mock_opens"), word(&library, "mock_open")), (1, 1));
+    drop(one);
+    assert_eq!(word(&library, "mock_open"), 1, "somebody has it");
+    drop(other);
+    assert_eq!(word(&library, "mock_open"), 0);
+    // The same bytes, which the exporter has given out again for another allocation.
+    drop(gpu.open(&handle(2)).unwrap());
+    assert_eq!((word(&library, "mock_opens"), word(&library, "mock_open")), (2, 0));
+    assert_eq!(word(&library, "mock_depth"), 0, "the caller's context is restored");
+}
+
+/// gpu.md, legacy IPC rules 3, 9 and 10: what the driver's code may mean is said, because the code alone does not tell.
+#[test]
+fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
+    let library = mock("refusals", "-DMOCK");
+    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let refused = |code: u8| {
+        let (mut bytes, id) = ([0; 64], AllocId(1));
+        bytes[0] = code;
+        let handle =
+            Handle { gpu: GpuUuid([9; 16]), id, len: 2 << 20, offset: 0, key: HandleKey::Bytes(bytes) };
+        gpu.open(&handle).map(drop).unwrap_err()
+    };
+    let why = refused(1);
+    assert_eq!((why.code, why.name), (1, "INVALID_VALUE"));
+    for cause in ["freed", "pid namespaces", "MIG instances"] {
+        assert!(why.hint.contains(cause), "{cause}: {why}");
+    }
+    let own = refused(201);
+    assert!(own.name == "INVALID_CONTEXT" && own.hint.contains("the pointer itself"), "{own}");
+    let apart = refused(217);
+    assert_eq!(
+        (apart.name, &*apart.hint),
+        ("PEER_ACCESS_UNSUPPORTED", "the two devices have no peer access")
+    );
+    assert_eq!(word(&library, "mock_depth"), 0, "the caller's context is restored");
+}
+
+/// gpu.md, life and death rule 2.
 #[test]
 fn what_is_dropped_after_the_driver_has_gone_is_dropped_quietly() {
     let library = mock("gone", "-DMOCK");

@@ -181,21 +181,20 @@ impl Pass<'_> {
     fn not_pulled(&mut self, pull: Pull, why: PeerMemoryError) {
         self.moved = true;
         let Pull { from, size, target, offer, .. } = pull;
-        match why {
+        let error = match why {
             PeerMemoryError::Refused(why) => {
                 if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
                     linked.refuse_peer_memory(why);
                 }
-                self.device.ask_for_parts(self.inner, offer.token, (from, size, target));
+                return self.device.ask_for_parts(self.inner, offer.token, (from, size, target));
             }
-            PeerMemoryError::Failed(why) => {
-                let message = Message::Finish { token: offer.token };
-                self.device.control(self.inner, from, message, Verdict::Failed.encode());
-                let error = OpError::Transfer { rank: from, why };
-                if let Some((comp, status)) = target.fail(from, size, error) {
-                    self.signal_or_defer(comp.as_ref(), status);
-                }
-            }
+            PeerMemoryError::Gone(cause) => OpError::PeerDown { rank: from, cause },
+            PeerMemoryError::Failed(why) => OpError::Transfer { rank: from, why },
+        };
+        let message = Message::Finish { token: offer.token };
+        self.device.control(self.inner, from, message, Verdict::Failed.encode());
+        if let Some((comp, status)) = target.fail(from, size, error) {
+            self.signal_or_defer(comp.as_ref(), status);
         }
     }
 

@@ -17,6 +17,7 @@ use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
+use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{MemKind, Transfer};
@@ -115,13 +116,9 @@ impl<K> Post<'_, K> {
         };
         if let Some(required) = self.required.map(Path::name)
             && transport != Some(required)
+            && (transport.is_some() || required == cuda_ipc::NAME)
         {
-            let chosen = transport.unwrap_or("none so far");
-            let why = match imported {
-                Some(_) => format!("the memory is reached by {chosen}"),
-                None => format!("its owner moves the bytes, since the memory cannot be mapped: {why}"),
-            };
-            return Err(PostError::Path { rank, chosen, required, why });
+            return Err(other_path(rank, transport, required, why));
         }
         let Some(imported) = imported else { return Ok(None) };
         let region = imported.region().ok_or(PostError::Stale(rank))?;
@@ -220,6 +217,22 @@ impl<K> Post<'_, K> {
             }
         })
     }
+}
+
+/// The memory is reached by another path than the one that was demanded, and why.
+#[cold]
+fn other_path(
+    rank: Rank,
+    transport: Option<&'static str>,
+    required: &'static str,
+    unmapped: &str,
+) -> PostError {
+    let chosen = transport.unwrap_or("a link that is not up yet");
+    let why = match unmapped {
+        "" => format!("the memory is reached by {chosen}"),
+        why => format!("the memory is not mapped here: {why}"),
+    };
+    PostError::Path { rank, chosen, required, why }
 }
 
 impl<K> Post<'_, K> {

@@ -281,7 +281,7 @@ impl<'a> Lane<'a> {
     fn fails(&mut self, at: usize, error: &OpError) {
         let peer = &mut self.peers[at];
         let named = match error {
-            OpError::PeerDown { rank, .. } | OpError::Transfer { rank, .. } => *rank == peer.rank,
+            OpError::PeerDown { rank, .. } => *rank == peer.rank,
             _ => false,
         };
         assert!(named && self.at.victim == Some(peer.rank), "{}: {error}", peer.rank);

@@ -1,5 +1,6 @@
 //! A peer's memory, reached through the kernel.
 
+use super::DownCause;
 use crate::mem::{MemMut, MemRef};
 use crate::sync::Split;
 
@@ -44,7 +45,10 @@ pub enum PeerMemoryError {
     /// It never will be: the kernel does not allow it, or does not know how. Nothing was copied.
     #[error("cross-memory copies are refused: {0}")]
     Refused(String),
-    /// This once: an address that is not mapped, or a process that is gone.
+    /// Its process has ended, or has closed its device: none of the bytes count.
+    #[error("there was nobody to copy from or to: {0}")]
+    Gone(DownCause),
+    /// This once: an address that is not mapped.
     #[error("a cross-memory copy failed: {0}")]
     Failed(String),
 }

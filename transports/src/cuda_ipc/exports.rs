@@ -1,5 +1,6 @@
 //! Allocations of this process that others map.
 
+use super::desk::Desk;
 use super::key::Key;
 use super::ledger::Ledger;
 use crate::contract::Exported;
@@ -8,14 +9,14 @@ use crate::mem::{AllocId, GpuUuid, Keeper, MemKind, Region, WeakRegion};
 use crate::shm;
 use std::any::Any;
 use std::collections::HashMap;
-use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// The forms that importers survive the exporter's death with, in the order in which they are tried.
 pub(super) const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
 
 /// An allocation that is exported: once, for all its regions.
-struct Allocation {
+pub(super) struct Allocation {
     handle: Handle,
     /// Where it begins.
     base: usize,
@@ -24,9 +25,18 @@ struct Allocation {
     ledger: Ledger,
 }
 
+impl Allocation {
+    /// The descriptor that belongs to its handle, if one does.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.handle.fd()
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Exports {
     all: Mutex<HashMap<(GpuUuid, AllocId), Weak<Allocation>>>,
+    /// Opened with the first handle that has a descriptor. `None`: there can be none, and descriptors are fetched.
+    desk: OnceLock<Option<Desk>>,
 }
 
 /// What regions have owned that nobody here has any more, and others may still have mapped: freed when they have not,
@@ -59,9 +69,13 @@ impl Exports {
         let ledger = shm::export::export_shared(share)?;
         // Ended by the registration, which has to look at the ledger afterwards.
         let (pid, simulated, len) = (std::process::id(), gpu.info().simulated, region.len() as u64);
-        let fd = allocation.handle.fd().map(|fd| fd.as_raw_fd().cast_unsigned());
+        let fd = allocation.fd().map(|fd| fd.as_raw_fd().cast_unsigned());
+        let desk = fd.and_then(|_| self.desk()).map(|desk| {
+            desk.offer(allocation.inode, &allocation);
+            desk.address()
+        });
         let offset = region.addr() - allocation.base;
-        let key = Key { ledger, pid, fd, simulated, len, handle: allocation.handle.encode_at(offset) };
+        let key = Key { ledger, pid, fd, desk, simulated, len, handle: allocation.handle.encode_at(offset) };
         let mut own = lock(&OWN);
         own.retain(|(_, region)| !region.is_gone());
         let name = (allocation.inode, offset, len);
@@ -84,6 +98,13 @@ impl Exports {
         processes.sort_unstable();
         processes.dedup();
         processes
+    }
+
+    fn desk(&self) -> Option<&Desk> {
+        let open = || {
+            Desk::open().inspect_err(|why| tracing::info!(why, "descriptors are fetched, or not had")).ok()
+        };
+        self.desk.get_or_init(open).as_ref()
     }
 
     /// The allocation that a region lies in, as it was exported before or is now.
@@ -156,4 +177,17 @@ impl Drop for Registration {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::gpu::HandleKey;
+
+    /// As if it were VMM memory.
+    pub(in super::super) fn shareable() -> Allocation {
+        let key = HandleKey::Fd(std::fs::File::open("/dev/null").unwrap().into());
+        let handle = Handle { gpu: GpuUuid([1; 16]), id: AllocId(1), len: 1, offset: 0, key };
+        Allocation { handle, base: 0, inode: 7, ledger: Ledger::new().unwrap() }
+    }
 }

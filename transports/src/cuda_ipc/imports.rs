@@ -107,7 +107,7 @@ impl Imports {
         if !ledger.stands(epoch) {
             return Err("its registration has ended".into());
         }
-        let handle = key.handle()?;
+        let handle = key.handle(inode)?;
         if !FORMS.contains(&handle.form()) {
             return Err(format!(
                 "memory in the form {:?} is not mapped: it goes with its owner",

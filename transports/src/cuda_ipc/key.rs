@@ -1,5 +1,6 @@
 //! What an importer is told.
 
+use super::desk::{self, Address};
 use crate::contract::WireKey;
 use crate::gpu::Handle;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
@@ -13,6 +14,8 @@ pub(super) struct Key {
     pub(super) pid: u32,
     /// The descriptor's number, where the handle has one.
     pub(super) fd: Option<u32>,
+    /// Where the descriptor is handed out, if it is.
+    pub(super) desk: Option<Address>,
     /// Whether the device is simulated: a real driver does not open its handles, nor the other way round.
     pub(super) simulated: bool,
     /// Bytes of the region, which begins where the handle says.
@@ -22,13 +25,16 @@ pub(super) struct Key {
 }
 
 const NO_FD: u32 = u32::MAX;
+const NO_DESK: Address = [0; 24];
 
 impl Key {
     pub(super) fn encode(&self) -> WireKey {
         let numbers = [self.pid, self.fd.unwrap_or(NO_FD), u32::from(self.simulated)];
-        let mut bytes = Vec::with_capacity(20 + Handle::WIRE + self.ledger.0.len());
+        let desk = self.desk.unwrap_or(NO_DESK);
+        let mut bytes = Vec::with_capacity(20 + desk.len() + Handle::WIRE + self.ledger.0.len());
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(self.len.to_le_bytes());
+        bytes.extend(desk);
         bytes.extend(self.handle);
         bytes.extend(&self.ledger.0);
         WireKey(bytes)
@@ -43,20 +49,31 @@ impl Key {
         };
         let (pid, fd, simulated) = (number()?, number()?, number()?);
         let (len, rest) = rest.split_first_chunk::<8>()?;
+        let (desk, rest) = rest.split_first_chunk()?;
         let (handle, ledger) = rest.split_first_chunk::<{ Handle::WIRE }>()?;
         Some(Self {
             ledger: WireKey(ledger.to_vec()),
             pid,
             fd: Some(fd).filter(|&fd| fd != NO_FD),
+            desk: Some(*desk).filter(|desk| *desk != NO_DESK),
             simulated: simulated == 1,
             len: u64::from_le_bytes(*len),
             handle: *handle,
         })
     }
 
-    /// The handle, with its descriptor.
-    pub(super) fn handle(&self) -> Result<Handle, String> {
-        let fd = self.fd.map(|fd| fetch(self.pid, fd)).transpose()?;
+    /// The handle, with its descriptor: fetched where the kernel lets us, which disturbs nobody, else asked for. `inode` is that of
+    /// its ledger.
+    pub(super) fn handle(&self, inode: u64) -> Result<Handle, String> {
+        let fd = self.fd.map(|fd| {
+            fetch(self.pid, fd).or_else(|refused| {
+                let asked = self.desk.map(|desk| desk::ask(&desk, inode));
+                asked
+                    .unwrap_or_else(|| Err("nor is it handed out".into()))
+                    .map_err(|why| format!("{refused}; {why}"))
+            })
+        });
+        let fd = fd.transpose()?;
         Handle::decode(&self.handle, fd).ok_or_else(|| "its handle is damaged".into())
     }
 }
@@ -83,14 +100,15 @@ mod tests {
             ledger: WireKey(vec![3; 56]),
             pid: 77,
             fd: Some(5),
+            desk: Some([4; 24]),
             simulated: true,
             len: 1 << 40,
             handle: [9; Handle::WIRE],
         };
         assert_eq!(Key::decode(&key.encode()), Some(key.clone()));
-        let without = Key { fd: None, ..key };
+        let without = Key { fd: None, desk: None, ..key };
         assert_eq!(Key::decode(&without.encode()), Some(without));
-        assert!(Key::decode(&WireKey(vec![0; 130])).is_none());
+        assert!(Key::decode(&WireKey(vec![0; 150])).is_none());
         assert!(fetch(u32::MAX, 0).is_err() && fetch(0, 0).is_err());
         assert!(fetch(std::process::id(), 1 << 20).unwrap_err().contains("descriptor"));
     }

@@ -14,6 +14,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `ledger` | who has an allocation mapped: a page that all of them see |
+//! | `desk` | where descriptors are handed out, if nobody may fetch them |
 //! | `key` | what an importer is told, and how it finds the descriptors that belong to it |
 //! | `exports` | allocations of this process: exported once, freed when nobody has them mapped |
 //! | `imports` | allocations of others: opened once, kept for the next region |
@@ -22,6 +23,7 @@
 //! importer's context (error 226, measured on two H200s, docs/measurements.md), which plain and VMM memory
 //! survive.
 
+mod desk;
 mod exports;
 mod imports;
 mod key;

@@ -3,7 +3,7 @@
 use super::device::is_dead;
 use super::link::Outgoing;
 use super::segment::BellPage;
-use crate::contract::{PeerMemory, PeerMemoryError};
+use crate::contract::{DownCause, PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,6 +80,7 @@ impl KernelCopy {
                             "{error}; a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why"
                         )));
                     }
+                    Errno::SRCH => return Err(gone()),
                     error => return Err(PeerMemoryError::Failed(error.to_string())),
                 },
             }
@@ -90,7 +91,7 @@ impl KernelCopy {
     fn is_open(&self) -> Result<(), PeerMemoryError> {
         match self.page() {
             Some(page) if page.closed().load(Ordering::SeqCst) != 0 => {
-                Err(PeerMemoryError::Failed("it has closed its device meanwhile".into()))
+                Err(PeerMemoryError::Gone(DownCause::Closed))
             }
             _ => Ok(()),
         }
@@ -102,6 +103,10 @@ fn there(addr: u64, from: usize, len: usize) -> Result<libc::iovec, PeerMemoryEr
     let begin = usize::try_from(addr).ok().and_then(|addr| addr.checked_add(from));
     let begin = begin.ok_or_else(|| PeerMemoryError::Failed("the address overflows".into()))?;
     Ok(libc::iovec { iov_base: begin as *mut libc::c_void, iov_len: len })
+}
+
+fn gone() -> PeerMemoryError {
+    PeerMemoryError::Gone(DownCause::Gone("found while copying its memory".into()))
 }
 
 fn errno() -> Errno {
@@ -146,7 +151,7 @@ impl PeerMemory for KernelCopy {
         // A number that is used again is another process's.
         self.is_open()?;
         if self.is_gone() {
-            return Err(PeerMemoryError::Failed("its process has ended".into()));
+            return Err(gone());
         }
         self.copy(Way::There, from.as_ptr().cast_mut(), from.len(), addr)
     }
@@ -211,6 +216,17 @@ mod tests {
         }
         page.closed().store(1, Ordering::SeqCst);
         let error = this.read(there.as_ptr() as u64, MemMut::host(&mut here)).unwrap_err();
-        assert!(error.to_string().contains("closed"), "{error}");
+        assert_eq!(error, PeerMemoryError::Gone(DownCause::Closed));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_told_from_an_address_that_is_wrong() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let this = KernelCopy::of(child.id().cast_signed(), None, Weak::new());
+        match this.read(0x1000, MemMut::host(&mut [0; 10])) {
+            Err(PeerMemoryError::Refused(why)) => println!("not tested: {why}"),
+            other => assert!(matches!(other, Err(PeerMemoryError::Gone(DownCause::Gone(_)))), "{other:?}"),
+        }
     }
 }

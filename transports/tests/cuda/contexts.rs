@@ -146,7 +146,7 @@ fn the_contexts_that_we_work_in_have_sync_memops_set() {
     });
 }
 
-/// A region whose memory the user frees is a stale name, told by the buffer id (legacy IPC rule 6).
+/// Legacy IPC rule 6. A region whose memory the user frees is a stale name, told by the buffer id.
 #[test]
 fn a_stale_region_is_not_exported() {
     let Some((driver, gpus)) = need(1) else { return };

@@ -54,7 +54,7 @@ fn managed_memory_is_refused_by_name() {
     }
 }
 
-/// A region's memory that is gone under its address is the driver's error: no crash, and no fault on the device, after
+/// Life and death rule 3. A region's memory that is gone under its address is the driver's error: no crash, and no fault on the device, after
 /// which the context would be lost.
 #[test]
 fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {

@@ -1,10 +1,11 @@
 //! What an address is.
 
-use crate::support::{MIB, flavour, make, need, payload};
+use crate::support::{MIB, copy_and_check, flavour, make, need, payload};
 use crate::user;
 use carrack_transports::gpu::{Driver, Flavour, HandleForm};
 use carrack_transports::mem::{KnownMemory, MR_UNKNOWN, MemKind, RawError, Region};
 use std::collections::HashMap;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Design page, section 8; gpu.md, VMM rule 1 and legacy IPC rule 8.
@@ -110,7 +111,7 @@ fn an_address_that_is_used_again_has_another_buffer_id_a_thousand_times() {
 /// VMM rule 2: the address range of a mapping is only its first handle's.
 #[test]
 fn a_mapping_made_of_several_handles_is_walked() {
-    let Some((driver, _gpus)) = need(1) else { return };
+    let Some((driver, gpus)) = need(1) else { return };
     user::set_current(user::primary(0));
     let granule = user::Mapping::granule(0);
     let mapping = user::Mapping::new(0, 3, &[0]);
@@ -122,6 +123,19 @@ fn a_mapping_made_of_several_handles_is_walked() {
     assert_eq!(driver.extents(mapping.ptr + granule - 1, 2).unwrap().len(), 2);
     assert!(driver.extents(mapping.ptr, mapping.len + 1).is_err(), "beyond the last handle");
     assert!(extents.iter().all(|extent| extent.context.is_none()), "VMM rule 1");
+    // A handle would stand for the first only.
+    let base = NonNull::new(mapping.ptr as *mut u8).unwrap();
+    let (kind, id, gpu) = (extents[0].kind, extents[0].id, extents[0].gpu.clone());
+    // SAFETY: the mapping outlives the region.
+    let whole = unsafe { Region::from_parts(base, mapping.len, kind, id, gpu, Box::new(())) };
+    for form in HandleForm::ALL {
+        let why = gpus[0].export(&whole, form).unwrap_err();
+        assert!(why.hint.contains("made of several handles"), "{form:?}: {why}");
+    }
+    // The engine goes across their borders.
+    let near = make(&gpus[0], "plain", mapping.len);
+    copy_and_check(&*gpus[0], (&whole, 3), (&near, 5), 2 * granule + 77, 60);
+    copy_and_check(&*gpus[0], (&near, 3), (&whole, 5), 2 * granule + 77, 62);
     // As raw memory: a part of one handle has the root of that, a range over several is one of its own.
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(8), [Arc::new(driver)]);
     // SAFETY: the mapping outlives the regions.

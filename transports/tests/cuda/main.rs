@@ -9,9 +9,11 @@
 
 #![allow(unreachable_pub, reason = "the modules of one program")]
 
+mod beside;
 mod contexts;
 mod copies;
 mod figures;
+mod kernels;
 mod kinds;
 mod packets;
 mod processes;

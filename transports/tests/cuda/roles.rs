@@ -1,5 +1,6 @@
 //! The other process: this program again, in a role.
 
+use crate::beside;
 use crate::contexts;
 use crate::copies;
 use crate::processes;
@@ -71,6 +72,7 @@ pub fn play() {
     // SAFETY: standard input is the socket that `Other::start` gave, and nothing else uses it.
     let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
     match role.split(": ").collect::<Vec<_>>()[..] {
+        ["busy program"] => beside::busy_program(),
         ["beside a kernel"] => streams::beside_a_kernel(),
         ["words"] => streams::words(),
         ["synchronisation"] => streams::synchronisation(),

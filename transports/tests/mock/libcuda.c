@@ -27,7 +27,7 @@ enum {
   UNHEARD_OF = 4242
 };
 
-static int inits, retained, gone, live_events, live_streams, live_allocations;
+static int inits, retained, gone, live_events, live_streams, live_allocations, ipc_opens, ipc_open;
 static __thread void *stack[16];
 static __thread int depth;
 
@@ -42,6 +42,8 @@ int mock_events(void) { return live_events; }
 int mock_streams(void) { return live_streams; }
 int mock_allocations(void) { return live_allocations; }
 int mock_go(void) { return gone = 1; }
+int mock_opens(void) { return ipc_opens; }
+int mock_open(void) { return ipc_open; }
 
 /* Words that streams wait for; and calls that a driver would block in meanwhile. */
 static struct { size_t stream; volatile long long *word; long long value; } waits[32];
@@ -173,6 +175,23 @@ int cuMemFree_v2(size_t ptr) {
   allocations[at].ptr = NULL;
   live_allocations--;
   return 0;
+}
+
+/* Another process's memory, by a handle whose first byte is what the driver says to it. */
+struct handle { unsigned char bytes[64]; };
+
+int cuIpcOpenMemHandle_v2(size_t *ptr, struct handle handle, unsigned flags) {
+  IN_CONTEXT;
+  if (handle.bytes[0]) return handle.bytes[0];
+  ipc_opens++;
+  ipc_open++;
+  return cuMemAlloc_v2(ptr, 2 << 20);
+}
+
+int cuIpcCloseMemHandle(size_t ptr) {
+  IN_CONTEXT;
+  ipc_open--;
+  return cuMemFree_v2(ptr);
 }
 
 /* A stream counts how often it has to be asked until it has done what it was given. */

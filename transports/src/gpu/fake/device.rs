@@ -6,6 +6,7 @@ use super::event::Promise;
 use super::faults::{FailAt, Faults, count};
 use super::ipc;
 use super::lock;
+use super::several::Both;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
@@ -156,6 +157,14 @@ impl Gpu for FakeGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
+        let borders = [dst.0 as usize, src.0 as usize].map(|addr| self.shared.border(addr, len));
+        if let Some(first) = borders.into_iter().flatten().min() {
+            let (to, from) = (dst.0.wrapping_add(first), src.0.wrapping_add(first));
+            // SAFETY: two pieces of the ranges that the caller promises.
+            let (one, rest) =
+                unsafe { (self.copy(dst, src, first)?, self.copy((to, dst.1), (from, src.1), len - first)?) };
+            return Ok(Both::of(one, rest));
+        }
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         match self.checked(dst, src, len)? {
             (Ok(copy), event) => {

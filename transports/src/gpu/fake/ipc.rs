@@ -111,6 +111,13 @@ pub(super) fn export(
     if found.ordinal != ordinal {
         return Err(error("export", INVALID_VALUE, "the memory belongs to another device: ask that one"));
     }
+    if region.addr() + region.len() > found.base + found.len {
+        return Err(error(
+            "export",
+            INVALID_VALUE,
+            "the memory is made of several handles: export each extent",
+        ));
+    }
     let gpu = shared.device("export", ordinal)?.info.uuid;
     let key = match (way, form) {
         (Exportable::Bytes { fd, inode }, HandleForm::Bytes) => {

@@ -9,6 +9,7 @@
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
 //! | `shared_event` | events between processes |
+//! | `several` | copies across VMM allocations that lie one behind the other |
 //! | `memory` | memory that the CPU cannot touch: one memfd, mapped twice |
 //! | `table` | which addresses are allocated, and as what |
 //! | `shared` | what the devices of a driver have in common |
@@ -36,6 +37,7 @@ mod faults;
 mod ipc;
 mod memory;
 mod pinned;
+mod several;
 mod shared;
 mod shared_event;
 mod standstill;

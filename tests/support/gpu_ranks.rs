@@ -1,0 +1,282 @@
+//! GPUs under tests of several ranks: simulated ones here, real ones where `TEST_GPU=cuda` says so. Memory of all kinds, and
+//! operations on memory of another rank, told by the way that they went.
+
+use super::ranks::Role;
+use super::words::{fill, wrong};
+use super::{Job, OverShm, built};
+use carrack::post::Path;
+use carrack::region::{Mr, Region};
+use carrack::settings::SettingsBuilder;
+use carrack::transports::gpu::cuda::CudaDriver;
+use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack::transports::gpu::{Driver, Flavour, Gpu};
+use carrack::{Buffer, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a rank waits for anything.
+pub const PATIENCE: Duration = Duration::from_secs(100);
+
+/// Whether the devices are real.
+pub fn are_real() -> bool {
+    std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda")
+}
+
+/// Whether there are so many devices; else it is said what is skipped. There are two simulated ones.
+pub fn enough_for(what: &str, devices: usize) -> bool {
+    let found = if are_real() { Gpus::here().all.len() } else { 2 };
+    if found < devices {
+        println!("skipped: {what}: it needs {devices} devices, and there are {found}");
+    }
+    found >= devices
+}
+
+/// Whether faults can be ordered, which real devices do not take.
+pub fn can_order(what: &str) -> bool {
+    if are_real() {
+        println!("skipped: {what}: real devices fail as they like");
+    }
+    !are_real()
+}
+
+/// The devices that this process can see.
+pub struct Gpus {
+    pub driver: Arc<dyn Driver>,
+    /// The same driver, if it is simulated.
+    pub fake: Option<FakeDriver>,
+    pub all: Vec<Arc<dyn Gpu>>,
+}
+
+impl Gpus {
+    pub fn here() -> Self {
+        Self::of(FakeConfig::devices(2))
+    }
+
+    /// Under a mask, which a driver of real devices reads itself from `CUDA_VISIBLE_DEVICES`.
+    pub fn under(mask: &str) -> Self {
+        let visible = mask.split(',').map(|device| device.parse().unwrap()).collect();
+        Self::of(FakeConfig { visible: Some(visible), ..FakeConfig::devices(2) })
+    }
+
+    /// Simulated as the configuration says, or real.
+    pub fn of(config: FakeConfig) -> Self {
+        let fake = (!are_real()).then(|| FakeDriver::new(config).unwrap());
+        let driver: Arc<dyn Driver> = match &fake {
+            Some(fake) => Arc::new(fake.clone()),
+            None => Arc::new(CudaDriver::initialise().unwrap()),
+        };
+        let all = driver.devices().unwrap();
+        Self { driver, fake, all }
+    }
+
+    /// A rank between processes, whose driver this is.
+    pub fn runtime(&self, role: &Role) -> Runtime {
+        self.rank(OverShm::settings(), Box::new(role.bootstrap()))
+    }
+
+    /// A rank of any job.
+    pub fn rank(
+        &self,
+        settings: SettingsBuilder,
+        bootstrap: Box<dyn carrack::bootstrap::Bootstrap>,
+    ) -> Runtime {
+        let builder = Runtime::builder().settings(built(settings)).bootstrap(bootstrap);
+        builder.gpu_driver(self.driver.clone()).start().unwrap()
+    }
+
+    pub fn plain(&self, len: usize) -> Region {
+        Kind::Plain(0).region(self, len)
+    }
+
+    /// Whether a region's memory is still there: its address may have become another's.
+    pub fn has(&self, (addr, id): (usize, carrack::transports::mem::AllocId)) -> bool {
+        self.driver.buffer_id(addr).unwrap() == Some(id)
+    }
+}
+
+/// A kind of memory, and which device's; devices that are not there are the last one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Host,
+    Pinned,
+    Plain(usize),
+    Shareable(usize),
+    Pooled(usize),
+}
+
+impl Kind {
+    /// Of the first device, and of the last.
+    pub const ALL: [Self; 8] = [
+        Self::Host,
+        Self::Pinned,
+        Self::Plain(0),
+        Self::Shareable(0),
+        Self::Pooled(0),
+        Self::Plain(1),
+        Self::Shareable(1),
+        Self::Pooled(1),
+    ];
+
+    pub fn region(self, gpus: &Gpus, len: usize) -> Region {
+        let (at, flavour) = match self {
+            Self::Host => return Region::host(len),
+            Self::Pinned => (0, Flavour::Pinned),
+            Self::Plain(at) => (at, Flavour::Plain),
+            Self::Shareable(at) => (at, Flavour::Shareable),
+            Self::Pooled(at) => (at, Flavour::Pooled),
+        };
+        gpus.all[at.min(gpus.all.len() - 1)].allocate(len, flavour).unwrap()
+    }
+
+    /// Memory of exactly that length, at an odd place of its region.
+    pub fn empty(self, gpus: &Gpus, len: usize) -> Buffer {
+        self.region(gpus, len + 13).slice(13, len).unwrap().into()
+    }
+
+    /// The same, filled.
+    pub fn full(self, gpus: &Gpus, len: usize, salt: u64) -> Buffer {
+        let slice = self.region(gpus, len + 7).slice(7, len).unwrap();
+        slice.write(&filled(len, salt)).unwrap();
+        slice.into()
+    }
+
+    /// Whether processes map it: the memory of a pool goes with its owner.
+    pub fn is_mapped(self) -> bool {
+        matches!(self, Self::Plain(_) | Self::Shareable(_))
+    }
+}
+
+pub fn filled(len: usize, salt: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fill(&mut bytes, salt, 0);
+    bytes
+}
+
+#[track_caller]
+pub fn holds(buffer: &Buffer, len: usize, salt: u64) {
+    let bytes = buffer.to_vec().unwrap();
+    assert_eq!(wrong(&bytes[..len], salt, 0), None, "{len} B");
+}
+
+/// Calls an operation until it is over.
+pub fn over(
+    runtime: &Runtime,
+    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+) -> Result<Status, PostError> {
+    let done = Synchronizer::new(1);
+    loop {
+        match call(&done)? {
+            Outcome::Done(status) => return Ok(status),
+            Outcome::Posted => {
+                runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
+                return Ok(done.take().unwrap().remove(0));
+            }
+            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
+        }
+    }
+}
+
+/// Sends, and waits until the buffer is free.
+pub fn send(runtime: &Runtime, to: Rank, buffer: impl Into<Buffer>, tag: Tag) -> Result<Status, PostError> {
+    let mut buffer = Some(buffer.into());
+    over(runtime, |done| {
+        runtime.post_send(to, buffer.take().unwrap(), tag).comp(done).allow_retry(false).call()
+    })
+}
+
+/// Receives, and waits for it.
+pub fn receive(
+    runtime: &Runtime,
+    from: Rank,
+    buffer: impl Into<Buffer>,
+    tag: Tag,
+) -> Result<Status, PostError> {
+    let mut buffer = Some(buffer.into());
+    over(runtime, |done| runtime.post_recv(from, buffer.take().unwrap(), tag).comp(done).call())
+}
+
+/// By which way an operation on another rank's memory went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Went {
+    /// By this rank's copy engine, in memory that it has mapped.
+    Mapped,
+    /// By its owner, and why.
+    ByOwner(String),
+}
+
+impl Went {
+    /// What kept it from being mapped.
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Mapped => "",
+            Self::ByOwner(why) => why,
+        }
+    }
+}
+
+/// Puts, by the engine where that is possible.
+pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> Went {
+    let call = |path: Option<Path>| {
+        let mut buffer = Some(make());
+        over(runtime, |done| {
+            let post = runtime.post_put(rmr.owner(), buffer.take().unwrap(), rmr, at).comp(done);
+            let mut post = post.allow_retry(false);
+            if let Some(path) = path {
+                post = post.require(path);
+            }
+            post.call()
+        })
+    };
+    went(call).0
+}
+
+/// Gets, by the engine where that is possible. What has come is in the buffer.
+pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> (Went, Buffer) {
+    let call = |path: Option<Path>| {
+        let mut buffer = Some(make());
+        over(runtime, |done| {
+            let post = runtime.post_get(rmr.owner(), buffer.take().unwrap(), rmr, at).comp(done);
+            let mut post = post.allow_retry(false);
+            if let Some(path) = path {
+                post = post.require(path);
+            }
+            post.call()
+        })
+    };
+    went(call)
+}
+
+/// Tries it by the engine, and then by whatever way there is.
+fn went(call: impl Fn(Option<Path>) -> Result<Status, PostError>) -> (Went, Buffer) {
+    let why = match call(Some(Path::CudaIpc)) {
+        Ok(status) => return (Went::Mapped, status.ok().expect("it is mapped").buffer),
+        Err(PostError::Path { required: "cuda_ipc", why, .. }) => why,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(!why.is_empty(), "a way that is not taken is not taken for a reason");
+    match call(None).map(Status::ok) {
+        Ok(Ok(status)) => (Went::ByOwner(why), status.buffer),
+        Ok(Err(error)) => panic!("{error}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Waits until a rank has said something. Nobody wakes those who wait for that.
+pub fn heard(role: &Role, runtime: &Runtime, what: &str, by: u32) {
+    while !role.has_said(what, by) {
+        runtime.progress().unwrap();
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Registers memory, and tells the others of it.
+pub fn registered(role: &Role, runtime: &Runtime, what: &str, region: &Region) -> Mr {
+    let mr = runtime.register_memory(region).unwrap();
+    role.tells(what, &runtime.get_rmr(&mr).to_bytes());
+    mr
+}
+
+/// The memory of which a rank tells.
+pub fn told(role: &Role, what: &str, by: u32) -> Rmr {
+    Rmr::from_bytes(&role.told(what, by)).unwrap()
+}
