@@ -30,7 +30,7 @@ impl Other {
     /// Starts it, with environment variables of its own.
     pub fn start(role: &str, environment: &[(&str, &str)]) -> Self {
         let (wire, theirs) = UnixStream::pair().unwrap();
-        wire.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        wire.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         let process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)

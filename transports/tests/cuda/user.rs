@@ -94,6 +94,8 @@ pub fn synchronize_all() {
 pub struct Mapping {
     pub ptr: usize,
     pub len: usize,
+    /// Bytes of addresses that are reserved.
+    span: usize,
 }
 
 impl Mapping {
@@ -111,7 +113,8 @@ impl Mapping {
         let (len, mut ptr) = (granule * handles, 0);
         // SAFETY: addresses that were just reserved are mapped piece by piece, and given access to.
         unsafe {
-            ok(cu::cuMemAddressReserve(&raw mut ptr, len, 0, 0, 0));
+            // Nothing is mapped behind it.
+            ok(cu::cuMemAddressReserve(&raw mut ptr, len + granule, 0, 0, 0));
             for at in 0..handles {
                 let mut handle = 0;
                 ok(cu::cuMemCreate(&raw mut handle, granule, &raw const prop, 0));
@@ -126,7 +129,7 @@ impl Mapping {
                 ok(cu::cuMemSetAccess(ptr, len, &raw const access, 1));
             }
         }
-        Self { ptr: usize::try_from(ptr).unwrap(), len }
+        Self { ptr: usize::try_from(ptr).unwrap(), len, span: len + granule }
     }
 
     /// Puts another allocation in the place of one of them.
@@ -165,7 +168,7 @@ impl Drop for Mapping {
         // SAFETY: mapped in `new`, and used no more.
         unsafe {
             ok(cu::cuMemUnmap(self.ptr as u64, self.len));
-            ok(cu::cuMemAddressFree(self.ptr as u64, self.len));
+            ok(cu::cuMemAddressFree(self.ptr as u64, self.span));
         }
     }
 }
