@@ -15,6 +15,7 @@ mod synchronizer;
 pub use counter::Counter;
 pub use handler::Handler;
 pub use queue::CompQueue;
+use queue::Statuses;
 pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
 pub(crate) use stream_counter::Counted;
@@ -54,11 +55,11 @@ pub trait Completion: Send + Sync {
         false
     }
 
-    /// Whether `signal` runs no code of the user's and waits for nobody: then it may be called with a device's lock held, as
-    /// soon as a message has met its receive.
+    /// The queue that this is: telling it runs no code of the user's and waits for nobody, so that may be done with a device's
+    /// lock held, as soon as a message has met its receive.
     #[doc(hidden)]
-    fn is_at_once(&self) -> bool {
-        false
+    fn as_queue(&self) -> Option<&Statuses> {
+        None
     }
 
     /// A word on what this is, for messages to the user.

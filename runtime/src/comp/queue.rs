@@ -12,7 +12,16 @@ pub struct CompQueue {
     object: Arc<dyn Completion>,
 }
 
-struct Statuses(Queue<Status>);
+/// What all handles to a queue share.
+pub struct Statuses(Queue<Status>);
+
+impl Statuses {
+    /// Adds what `make` makes, where it will stand. `false`: there is no room, and nothing was made.
+    #[inline(always)]
+    pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
+        self.0.push_made(make)
+    }
+}
 
 impl Completion for Statuses {
     #[inline]
@@ -20,8 +29,8 @@ impl Completion for Statuses {
         self.0.push(status)
     }
 
-    fn is_at_once(&self) -> bool {
-        true
+    fn as_queue(&self) -> Option<&Statuses> {
+        Some(self)
     }
 
     fn describe(&self) -> String {

@@ -49,6 +49,15 @@ pub(crate) struct Receive {
     pub(crate) deadline: Deadline,
 }
 
+impl Receive {
+    /// All of it, and leaves a spent one.
+    pub(crate) fn take(&mut self) -> Self {
+        let Self { rank, tag, user_context, deadline, .. } = *self;
+        let (buffer, comp) = (std::mem::take(&mut self.buffer), self.comp.take());
+        Self { rank, tag, buffer, comp, user_context, deadline }
+    }
+}
+
 /// A receive that waits, to withdraw it by. See [`Runtime::cancel`](crate::Runtime::cancel).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
@@ -98,8 +107,8 @@ impl MatchingEngine {
         self.0.index
     }
 
-    /// A message has come. What `taken` makes of it and the receive that it is for; or it waits, as what `keep` makes of its
-    /// payload.
+    /// A message has come. What `taken` makes of it and the receive that it is for, which ends with that; or it waits, as what
+    /// `keep` makes of its payload.
     #[inline(always)]
     pub(crate) fn arrive<P, T>(
         &self,
@@ -107,7 +116,7 @@ impl MatchingEngine {
         from: Rank,
         tag: Tag,
         payload: P,
-        taken: impl FnOnce(P, Receive) -> T,
+        taken: impl FnOnce(P, &mut Receive) -> T,
         keep: impl FnOnce(P) -> Content,
     ) -> Option<T> {
         let key = Key::new(policy, from, tag);

@@ -114,8 +114,16 @@ impl<A, B> Shard<A, B> {
     /// Takes the head out of its line.
     #[inline]
     fn pop(&mut self, head: usize, above: usize, hash: u64) -> Value<A, B> {
+        let value = std::mem::replace(&mut self.places[head].value, Value::Free);
+        self.release(head, above, hash);
+        value
+    }
+
+    /// Frees the head's place. What is left in it is not dropped.
+    #[inline]
+    fn release(&mut self, head: usize, above: usize, hash: u64) {
         let place = &mut self.places[head];
-        let value = std::mem::replace(&mut place.value, Value::Free);
+        std::mem::forget(std::mem::replace(&mut place.value, Value::Free));
         let (behind, below, last) = (place.behind, place.below, place.last);
         place.below = std::mem::replace(&mut self.free, head);
         let next = match self.places.get_mut(behind) {
@@ -136,7 +144,6 @@ impl<A, B> Shard<A, B> {
             }
         }
         self.shrink();
-        value
     }
 
     /// Takes one out of the midst of its line.
@@ -201,8 +208,8 @@ impl<A, B> Table<A, B> {
         Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
-    /// The oldest `B` under the key, and what `taken` makes of it; or, when there is none, the `A` stays and waits. It is made only
-    /// then.
+    /// The oldest `B` under the key, and what `taken` makes of it where it stands, since to move it costs more than all the rest.
+    /// It takes all that would have to be dropped. Or, when there is no `B`, the `A` stays and waits. It is made only then.
     ///
     /// # Errors
     /// The stamp of what waits.
@@ -211,18 +218,15 @@ impl<A, B> Table<A, B> {
         &self,
         key: Key,
         value: R,
-        taken: impl FnOnce(R, B) -> T,
+        taken: impl FnOnce(R, &mut B) -> T,
         keep_as: impl FnOnce(R) -> A,
     ) -> Result<T, u64> {
-        let theirs = |value| if let Value::B(theirs) = value { Some(theirs) } else { None };
         let is_theirs = |value: &Value<A, B>| matches!(value, Value::B(_));
-        self.meet(
-            key,
-            value,
-            is_theirs,
-            |value, at| theirs(at).map(|b| taken(value, b)),
-            |value| Value::A(keep_as(value)),
-        )
+        let take = |value, place: &mut Value<A, B>| match place {
+            Value::B(theirs) => Some(taken(value, theirs)),
+            Value::A(_) | Value::Free => None,
+        };
+        self.meet(key, value, is_theirs, take, |value| Value::A(keep_as(value)))
     }
 
     /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made only then.
@@ -232,8 +236,11 @@ impl<A, B> Table<A, B> {
     #[inline(always)]
     pub(crate) fn meet_a(&self, key: Key, keep_as: impl FnOnce() -> B) -> Result<A, u64> {
         let is_theirs = |value: &Value<A, B>| matches!(value, Value::A(_));
-        let theirs = |value| if let Value::A(theirs) = value { Some(theirs) } else { None };
-        self.meet(key, (), is_theirs, |(), at| theirs(at), |()| Value::B(keep_as()))
+        let take = |(), place: &mut Value<A, B>| match std::mem::replace(place, Value::Free) {
+            Value::A(theirs) => Some(theirs),
+            Value::B(_) | Value::Free => None,
+        };
+        self.meet(key, (), is_theirs, take, |()| Value::B(keep_as()))
     }
 
     #[inline(always)]
@@ -242,7 +249,7 @@ impl<A, B> Table<A, B> {
         key: Key,
         value: R,
         is_theirs: impl FnOnce(&Value<A, B>) -> bool,
-        taken: impl FnOnce(R, Value<A, B>) -> Option<T>,
+        take: impl FnOnce(R, &mut Value<A, B>) -> Option<T>,
         keep_as: impl FnOnce(R) -> Value<A, B>,
     ) -> Result<T, u64> {
         let hash = hash(&key);
@@ -250,7 +257,9 @@ impl<A, B> Table<A, B> {
         match shard.find(&key, hash) {
             // It is one of theirs, as was just seen.
             Some((head, above)) if is_theirs(&shard.places[head].value) => {
-                taken(value, shard.pop(head, above, hash)).ok_or(0)
+                let taken = take(value, &mut shard.places[head].value);
+                shard.release(head, above, hash);
+                taken.ok_or(0)
             }
             Some((head, _)) => {
                 shard.append(head, keep_as(value));
@@ -391,7 +400,7 @@ mod tests {
     #[test]
     fn policies_never_collide() {
         let table: Table<u32, u32> = Table::new();
-        assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |a, b| (a, b), |a| a).is_err());
+        assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |a, b| (a, *b), |a| a).is_err());
         assert!(table.meet_a(key(Matching::TagOnly, 9, 5), || 2).is_err());
         assert!(table.meet_a(key(Matching::None, 0, 0), || 3).is_err());
         assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), || 4), Ok(1));
@@ -437,7 +446,7 @@ mod tests {
                     Some(found) => Some(theirs.remove(found).1),
                     None => { mine.push((key, at)); None }
                 };
-                let got = if is_a { table.meet_b(key, at, |_, b| b, |a| a) } else { table.meet_a(key, || at) };
+                let got = if is_a { table.meet_b(key, at, |_, b| *b, |a| a) } else { table.meet_a(key, || at) };
                 if let (false, Err(stamp)) = (is_a, got) {
                     stamps.push((key, stamp, at));
                 }

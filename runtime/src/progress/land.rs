@@ -91,36 +91,37 @@ impl Receive {
     /// object is told now, if that can be.
     #[inline(always)]
     pub(super) fn take_small(
-        mut self,
+        &mut self,
         (from, tag, bytes): (Rank, Tag, &SmallBytes),
         met: &mut Met,
         at_once: bool,
     ) -> Found {
         let source = MemRef::host(bytes.as_slice());
-        if self.buffer.kind().is_host()
-            && bytes.as_slice().len() <= self.buffer.len()
-            && let Some(target) = self.buffer.view_mut()
-            && copy_now(target, source).is_ok()
-        {
-            let (size, error) = (bytes.as_slice().len(), None);
-            let Self { buffer, comp, user_context, .. } = self;
-            let status = Status { rank: from, tag, size, user_context, buffer, error };
-            return match &comp {
-                Some(queue) if at_once && queue.is_at_once() => match queue.signal(status) {
-                    Ok(()) => {
-                        // The last handle is not dropped here, with locks held: statuses are, with it.
-                        if Arc::strong_count(queue) == 1 {
-                            met.push(comp.map(Meeting::Told));
-                        }
-                        Found::Kept
-                    }
-                    Err(status) => found(met, Meeting::Over(comp, status)),
-                },
-                _ => found(met, Meeting::Over(comp, status)),
-            };
+        let size = source.len();
+        // Refused where it is too long, or where an engine is needed.
+        let is_there = self.buffer.view_mut().is_some_and(|target| copy_now(target, source).is_ok());
+        if !is_there {
+            let content = Content::Here(Payload::Small(*bytes));
+            return found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()));
         }
-        let content = Content::Here(Payload::Small(*bytes));
-        found(met, Meeting::Pair(Unexpected { from, tag, content }, self))
+        let comp = self.comp.take();
+        let user_context = self.user_context;
+        let mut status = || {
+            let buffer = std::mem::take(&mut self.buffer);
+            Status { rank: from, tag, size, user_context, buffer, error: None }
+        };
+        if at_once
+            && let Some(told) = &comp
+            && let Some(queue) = told.as_queue()
+            && queue.push_made(&mut status)
+        {
+            // The last handle is not dropped here, with locks held: statuses are, with it.
+            if Arc::strong_count(told) == 1 {
+                met.push(comp.map(Meeting::Told));
+            }
+            return Found::Kept;
+        }
+        found(met, Meeting::Over(comp, status()))
     }
 }
 

@@ -294,9 +294,9 @@ impl Pass<'_> {
                 let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
                 let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
                 let keep = |payload| self.keep(from, self.settle(payload));
-                let taken = |payload, receive| {
+                let taken = |payload, receive: &mut Receive| {
                     let message = Unexpected { from, tag, content: Content::Here(payload) };
-                    found(met, Meeting::Pair(message, receive))
+                    found(met, Meeting::Pair(message, receive.take()))
                 };
                 engine.arrive(policy, from, tag, payload, taken, keep).unwrap_or(Found::Kept)
             }
@@ -318,7 +318,7 @@ impl Pass<'_> {
             Ok(Message::Send { engine, policy, tag }) => {
                 let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
                 let keep = |()| self.keep(from, Payload::Small(*bytes));
-                let taken = |(), receive: Receive| receive.take_small((from, tag, bytes), met, at_once);
+                let taken = |(), receive: &mut Receive| receive.take_small((from, tag, bytes), met, at_once);
                 engine.arrive(policy, from, tag, (), taken, keep).unwrap_or(Found::Kept)
             }
             Ok(Message::OfferSend { engine, policy, tag }) => {
@@ -345,9 +345,9 @@ impl Pass<'_> {
         if !self.takes_offer(from) {
             return Found::Kept;
         }
-        let taken = |(), receive| {
+        let taken = |(), receive: &mut Receive| {
             let message = Unexpected { from, tag, content: Content::Offered(offer, self.device.index) };
-            found(met, Meeting::Pair(message, receive))
+            found(met, Meeting::Pair(message, receive.take()))
         };
         engine.arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, offer)).unwrap_or(Found::Kept)
     }

@@ -21,6 +21,16 @@ struct Cell<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
+impl<T> Cell<T> {
+    /// Fills it, says whoever was given its position.
+    #[inline(always)]
+    fn fill(&self, at: usize, make: impl FnOnce() -> T) {
+        // SAFETY: the position was given to this thread alone, and the turn said that the pop of the lap before is over.
+        self.value.with_mut(|slot| unsafe { (*slot).write(make()) });
+        self.turn.store(at.wrapping_add(1), Ordering::Release);
+    }
+}
+
 // SAFETY: a value is handed from one thread to another, never shared; `turn` orders the hand-over.
 unsafe impl<T: Send> Send for Queue<T> {}
 // SAFETY: as above.
@@ -60,6 +70,29 @@ impl<T> Queue<T> {
     #[inline]
     #[allow(clippy::result_large_err, reason = "the error is the value that did not fit")]
     pub fn push(&self, value: T) -> Result<(), T> {
+        match self.claim() {
+            Some((cell, at)) => {
+                cell.fill(at, || value);
+                Ok(())
+            }
+            None => Err(value),
+        }
+    }
+
+    /// Adds what `make` makes, in the place where it will stand: a large value is moved once less. `false`: the queue is full, and
+    /// nothing was made. `make` must not panic: the queue would end there.
+    #[inline(always)]
+    pub fn push_made(&self, make: impl FnOnce() -> T) -> bool {
+        let claimed = self.claim();
+        if let Some((cell, at)) = claimed {
+            cell.fill(at, make);
+        }
+        claimed.is_some()
+    }
+
+    /// A position at the end, and its cell, for this thread alone.
+    #[inline(always)]
+    fn claim(&self) -> Option<(&Cell<T>, usize)> {
         let mut at = self.tail.load(Ordering::Relaxed);
         loop {
             let cell = &self.cells[at & self.mask];
@@ -71,17 +104,11 @@ impl<T> Queue<T> {
                     Ordering::Relaxed,
                     Ordering::Relaxed,
                 ) {
-                    Ok(_) => {
-                        // SAFETY: the exchange gave this position to this thread alone, and the turn said
-                        // that the pop of the lap before is over.
-                        cell.value.with_mut(|slot| unsafe { (*slot).write(value) });
-                        cell.turn.store(at.wrapping_add(1), Ordering::Release);
-                        return Ok(());
-                    }
+                    Ok(_) => return Some((cell, at)),
                     Err(now) => at = now,
                 }
             } else if (turn.wrapping_sub(at) as isize) < 0 {
-                return Err(value);
+                return None;
             } else {
                 at = self.tail.load(Ordering::Relaxed);
             }
