@@ -53,7 +53,7 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 /// This thread's number: never that of another, living or dead.
 #[cfg(not(loom))]
 #[inline(always)]
-fn this_thread() -> u64 {
+pub(super) fn this_thread() -> u64 {
     use std::cell::Cell;
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
@@ -66,6 +66,15 @@ fn this_thread() -> u64 {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     NUMBER.set(number);
     number
+}
+
+/// The same in a model.
+#[cfg(loom)]
+pub(super) fn this_thread() -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    loom::thread::current().id().hash(&mut hasher);
+    hasher.finish()
 }
 
 impl<T> BiasedLock<T> {

@@ -11,6 +11,7 @@
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
 //! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
 //! | [`biased_lock`] | the same, free of charge for its usual thread | devices, links |
+//! | `alone` | a step that one thread takes without an atomic exchange, until another one comes | [`queue`] |
 //! | [`barrier`] | a memory barrier of which one side is free | [`attention`], [`biased_lock`], [`sleepers`] |
 //! | [`sleepers`] | threads that sleep until somebody rings | waiting |
 //! | [`chores`] | what progress has to do, in one word | progress |
@@ -22,6 +23,7 @@
 //! `--cfg loom` every structure here is model-checked; those on the heap also run under Miri. The ones
 //! that live in shared memory are `repr(C)` and generic over where their bytes lie.
 
+mod alone;
 pub mod attention;
 pub mod barrier;
 pub mod bells;

@@ -1,19 +1,40 @@
 //! A bounded queue for any number of producers and consumers.
 
+use super::alone::Alone;
 use super::primitives::{AtomicUsize, Ordering, UnsafeCell};
 use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// Vyukov's bounded queue: one atomic exchange an operation, values in place, nothing allocated after
-/// the start. When it is full a push gives the value back: nothing is overwritten (LCI's array queue
+/// Vyukov's bounded queue: values in place, nothing allocated after the start, one atomic exchange an operation; and none at an
+/// end that one thread has for itself. When it is full a push gives the value back: nothing is overwritten (LCI's array queue
 /// overwrites) and nothing is lost.
 pub struct Queue<T> {
-    cells: Box<[Cell<T>]>,
-    mask: usize,
-    tail: CachePadded<AtomicUsize>,
-    head: CachePadded<AtomicUsize>,
+    cells: Cells<T>,
+    tail: CachePadded<End>,
+    head: CachePadded<End>,
 }
+
+/// Where values come in, or go out.
+struct End {
+    /// The position of the next one.
+    at: AtomicUsize,
+    alone: Alone,
+}
+
+/// How a cell stands to what is to be done with it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It is waiting for that.
+    Now,
+    /// Something else has to be done with it first.
+    Later,
+    /// That has been done.
+    Past,
+}
+
+/// A power of two of them.
+struct Cells<T>(Box<[Cell<T>]>);
 
 struct Cell<T> {
     /// `position` when free for that position's push, `position + 1` when filled for its pop.
@@ -21,7 +42,26 @@ struct Cell<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
+impl<T> Cells<T> {
+    /// The cell of a position.
+    #[inline(always)]
+    fn at(&self, position: usize) -> &Cell<T> {
+        &self.0[position & (self.0.len() - 1)]
+    }
+}
+
 impl<T> Cell<T> {
+    /// How it stands to what is done in this turn.
+    #[inline(always)]
+    fn stands_at(&self, turn: usize) -> Turn {
+        // Acquire: what was done with it before is over, and seen.
+        match self.turn.load(Ordering::Acquire).wrapping_sub(turn) as isize {
+            0 => Turn::Now,
+            ..0 => Turn::Later,
+            _ => Turn::Past,
+        }
+    }
+
     /// Fills it, says whoever was given its position.
     #[inline(always)]
     fn fill(&self, at: usize, make: impl FnOnce() -> T) {
@@ -40,25 +80,19 @@ impl<T> Queue<T> {
     /// A queue for at least `capacity` values (rounded up to a power of two, two at least).
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).next_power_of_two();
-        Self {
-            cells: (0..capacity)
-                .map(|at| Cell { turn: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) })
-                .collect(),
-            mask: capacity - 1,
-            tail: CachePadded::new(AtomicUsize::new(0)),
-            head: CachePadded::new(AtomicUsize::new(0)),
-        }
+        let cell = |at| Cell { turn: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
+        Self { cells: Cells((0..capacity).map(cell).collect()), tail: End::new(), head: End::new() }
     }
 
     /// Values that it can hold.
     pub fn capacity(&self) -> usize {
-        self.mask + 1
+        self.cells.0.len()
     }
 
     /// Values in it now, more or less: others push and pop meanwhile.
     pub fn len(&self) -> usize {
-        let head = self.head.load(Ordering::Relaxed);
-        self.tail.load(Ordering::Relaxed).wrapping_sub(head).min(self.capacity())
+        let head = self.head.at.load(Ordering::Relaxed);
+        self.tail.at.load(Ordering::Relaxed).wrapping_sub(head).min(self.capacity())
     }
 
     /// Whether there is nothing in it, more or less.
@@ -70,8 +104,8 @@ impl<T> Queue<T> {
     #[inline]
     #[allow(clippy::result_large_err, reason = "the error is the value that did not fit")]
     pub fn push(&self, value: T) -> Result<(), T> {
-        match self.claim() {
-            Some((cell, at)) => {
+        match self.tail.claim(&self.cells, 0) {
+            Some((at, cell)) => {
                 cell.fill(at, || value);
                 Ok(())
             }
@@ -83,65 +117,56 @@ impl<T> Queue<T> {
     /// nothing was made. `make` must not panic: the queue would end there.
     #[inline(always)]
     pub fn push_made(&self, make: impl FnOnce() -> T) -> bool {
-        let claimed = self.claim();
-        if let Some((cell, at)) = claimed {
+        let claimed = self.tail.claim(&self.cells, 0);
+        if let Some((at, cell)) = claimed {
             cell.fill(at, make);
         }
         claimed.is_some()
     }
 
-    /// A position at the end, and its cell, for this thread alone.
+    /// Takes the value at the front.
     #[inline(always)]
-    fn claim(&self) -> Option<(&Cell<T>, usize)> {
-        let mut at = self.tail.load(Ordering::Relaxed);
-        loop {
-            let cell = &self.cells[at & self.mask];
-            let turn = cell.turn.load(Ordering::Acquire);
-            if turn == at {
-                match self.tail.compare_exchange_weak(
-                    at,
-                    at.wrapping_add(1),
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                ) {
-                    Ok(_) => return Some((cell, at)),
-                    Err(now) => at = now,
-                }
-            } else if (turn.wrapping_sub(at) as isize) < 0 {
-                return None;
-            } else {
-                at = self.tail.load(Ordering::Relaxed);
-            }
-        }
+    pub fn pop(&self) -> Option<T> {
+        let (at, cell) = self.head.claim(&self.cells, 1)?;
+        // SAFETY: the position was given to this thread alone, and the turn said that its push is over.
+        let value = cell.value.with(|slot| unsafe { (*slot).assume_init_read() });
+        cell.turn.store(at.wrapping_add(self.capacity()), Ordering::Release);
+        Some(value)
+    }
+}
+
+impl End {
+    fn new() -> CachePadded<Self> {
+        CachePadded::new(Self { at: AtomicUsize::new(0), alone: Alone::new() })
     }
 
-    /// Takes the value at the front.
-    #[inline]
-    pub fn pop(&self) -> Option<T> {
-        let mut at = self.head.load(Ordering::Relaxed);
-        loop {
-            let cell = &self.cells[at & self.mask];
-            let turn = cell.turn.load(Ordering::Acquire);
-            if turn == at.wrapping_add(1) {
-                match self.head.compare_exchange_weak(
-                    at,
-                    at.wrapping_add(1),
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                ) {
-                    Ok(_) => {
-                        // SAFETY: the exchange gave this position to this thread alone, and the turn said
-                        // that its push is over.
-                        let value = cell.value.with(|slot| unsafe { (*slot).assume_init_read() });
-                        cell.turn.store(at.wrapping_add(self.capacity()), Ordering::Release);
-                        return Some(value);
-                    }
-                    Err(now) => at = now,
-                }
-            } else if (turn.wrapping_sub(at.wrapping_add(1)) as isize) < 0 {
+    /// The next position with its cell, for this thread alone. `None` when it is not that cell's turn, `ahead` of the position.
+    #[inline(always)]
+    fn claim<'a, T>(&self, cells: &'a Cells<T>, ahead: usize) -> Option<(usize, &'a Cell<T>)> {
+        if let Some(_alone) = self.alone.enter() {
+            let at = self.at.load(Ordering::Relaxed);
+            let cell = cells.at(at);
+            if cell.stands_at(at.wrapping_add(ahead)) != Turn::Now {
                 return None;
-            } else {
-                at = self.head.load(Ordering::Relaxed);
+            }
+            self.at.store(at.wrapping_add(1), Ordering::Relaxed);
+            return Some((at, cell));
+        }
+        self.claim_among_others(cells, ahead)
+    }
+
+    fn claim_among_others<'a, T>(&self, cells: &'a Cells<T>, ahead: usize) -> Option<(usize, &'a Cell<T>)> {
+        let (same, any) = (Ordering::Relaxed, Ordering::Relaxed);
+        let mut at = self.at.load(Ordering::Relaxed);
+        loop {
+            let cell = cells.at(at);
+            match cell.stands_at(at.wrapping_add(ahead)) {
+                Turn::Now => match self.at.compare_exchange_weak(at, at.wrapping_add(1), same, any) {
+                    Ok(_) => return Some((at, cell)),
+                    Err(now) => at = now,
+                },
+                Turn::Later => return None,
+                Turn::Past => at = self.at.load(Ordering::Relaxed),
             }
         }
     }

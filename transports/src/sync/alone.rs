@@ -1,0 +1,180 @@
+//! A step that one thread takes without an atomic exchange, until another one comes.
+//!
+//! What many threads may do at a time, each by an atomic exchange, is most often done by one. So the first thread that comes
+//! is *alone*: it takes the step by plain loads and stores. The second one that comes ends that, once and for good, and from then
+//! on all take it by exchange. Unlike [`BiasedLock`](super::BiasedLock) this is no lock: nobody waits for anybody, but for whoever
+//! is in the midst of its last step alone.
+//!
+//! Why it is right: the one who is alone says that it is inside, then looks whether it still is alone; whoever ends that says so,
+//! then looks whether the other is inside; between the two steps each side has a barrier, the first one's being the free half
+//! of [`super::barrier`]. So at least one of them sees the other.
+
+use super::barrier::{Barrier, heavy, light};
+use super::biased_lock::this_thread;
+use super::primitives::{AtomicBool, AtomicU64, Ordering, spin_loop};
+
+/// Nobody has come so far.
+const NOBODY: u64 = 0;
+/// A second thread has come, and waits until the first one has finished its step.
+const ENDING: u64 = u64::MAX - 1;
+/// All take the step by exchange.
+const SHARED: u64 = u64::MAX;
+
+/// Whether a step is taken by one thread. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Alone {
+    /// A thread's number, or one of the above.
+    who: AtomicU64,
+    /// Written by the thread that is, or was, alone.
+    inside: AtomicBool,
+    barrier: Barrier,
+}
+
+/// This thread is alone until this is dropped.
+pub(super) struct Inside<'a>(&'a Alone);
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: whoever comes next sees what was done alone.
+        self.0.inside.store(false, Ordering::Release);
+    }
+}
+
+impl Alone {
+    /// Nobody has come so far. Where threads cannot be reached by a barrier, all take the step by exchange from the beginning.
+    pub(super) fn new() -> Self {
+        let barrier = Barrier::of_this_process();
+        let can = cfg!(any(loom, miri)) || barrier.heavy && barrier.reachable;
+        let who = if can { NOBODY } else { SHARED };
+        Self { who: AtomicU64::new(who), inside: AtomicBool::new(false), barrier }
+    }
+
+    /// `Some`: this thread takes the step alone. `None`: by exchange, as does everybody from now on.
+    #[inline(always)]
+    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+        let me = this_thread();
+        if self.who.load(Ordering::Relaxed) == me {
+            self.inside.store(true, Ordering::Relaxed);
+            // Elsewhere nobody is alone whom no barrier reaches.
+            light(cfg!(any(loom, miri)));
+            if self.who.load(Ordering::Relaxed) == me {
+                return Some(Inside(self));
+            }
+            self.inside.store(false, Ordering::Release);
+        }
+        // Acquire: what was done alone is over, and seen.
+        if self.who.load(Ordering::Acquire) == SHARED { None } else { self.come(me) }
+    }
+
+    /// Comes first, or second.
+    #[cold]
+    fn come(&self, me: u64) -> Option<Inside<'_>> {
+        match self.who.compare_exchange(NOBODY, me, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => return self.enter(),
+            Err(ENDING | SHARED) => {}
+            Err(other) => {
+                let begun =
+                    self.who.compare_exchange(other, ENDING, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+                if begun {
+                    heavy(self.barrier);
+                    wait_until(|| !self.inside.load(Ordering::Acquire));
+                    self.who.store(SHARED, Ordering::Release);
+                }
+            }
+        }
+        wait_until(|| self.who.load(Ordering::Acquire) == SHARED);
+        None
+    }
+}
+
+/// Waits for a thread that is some instructions away from it, unless the system has taken its core.
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        #[cfg(not(loom))]
+        std::thread::yield_now();
+        spin_loop();
+    }
+}
+
+#[cfg(test)]
+fn step(alone: &Alone, count: &super::primitives::AtomicU32) {
+    match alone.enter() {
+        Some(_inside) => count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed),
+        None => _ = count.fetch_add(1, Ordering::Relaxed),
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::super::primitives::AtomicU32;
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_no_step_is_lost_when_another_thread_comes() {
+        loom::model(|| {
+            let shared = Arc::new((Alone::new(), AtomicU32::new(0)));
+            step(&shared.0, &shared.1);
+            let other = {
+                let shared = shared.clone();
+                thread::spawn(move || step(&shared.0, &shared.1))
+            };
+            step(&shared.0, &shared.1);
+            step(&shared.0, &shared.1);
+            other.join().unwrap();
+            assert_eq!(shared.1.load(Ordering::Relaxed), 4);
+        });
+    }
+
+    #[test]
+    fn loom_of_two_that_come_at_once_one_is_alone_or_none() {
+        loom::model(|| {
+            let shared = Arc::new((Alone::new(), AtomicU32::new(0)));
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = shared.clone();
+                    thread::spawn(move || step(&shared.0, &shared.1))
+                })
+                .collect();
+            for other in others {
+                other.join().unwrap();
+            }
+            assert_eq!(shared.1.load(Ordering::Relaxed), 2);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::primitives::AtomicU32;
+    use super::*;
+
+    #[test]
+    fn miri_no_step_is_lost_when_others_come_in_the_midst_of_the_first_ones() {
+        let rounds = if cfg!(miri) { 100 } else { 20_000 };
+        for _ in 0..if cfg!(miri) { 1 } else { 20 } {
+            let (alone, count) = (Alone::new(), AtomicU32::new(0));
+            let steps = || (0..rounds).for_each(|_| step(&alone, &count));
+            step(&alone, &count);
+            std::thread::scope(|scope| {
+                scope.spawn(steps);
+                scope.spawn(steps);
+                steps();
+            });
+            assert_eq!(count.into_inner(), 3 * rounds + 1);
+        }
+    }
+
+    #[test]
+    fn miri_the_first_thread_is_alone_until_the_second_comes() {
+        let alone = Alone::new();
+        let can = alone.who.load(Ordering::Relaxed) == NOBODY;
+        for _ in 0..3 {
+            assert_eq!(alone.enter().is_some(), can);
+        }
+        std::thread::scope(|scope| scope.spawn(|| assert!(alone.enter().is_none())).join()).unwrap();
+        assert!(alone.enter().is_none());
+    }
+}
