@@ -14,7 +14,7 @@ use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::{Retries, end_copies};
-use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, signal};
+use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, drop_told, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::streams::{Here, Streams};
@@ -485,6 +485,7 @@ impl Drop for Inner {
         }
         // Last: what these streams wait for has been let go now.
         end_copies(copies);
+        drop_told();
         // A rank that unwinds has not ended in order, and the launcher is right to say so.
         if !std::thread::panicking()
             && let Err(error) = self.bootstrap.finish()

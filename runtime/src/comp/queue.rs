@@ -46,7 +46,9 @@ impl CompQueue {
     }
 
     /// Takes the oldest status.
-    #[inline]
+    // Not inlined: a status is then moved as a whole. Inlined, its first byte travels alone, and the others are loaded from across
+    // the stores that brought them, for which the processor waits.
+    #[inline(never)]
     pub fn pop(&self) -> Option<Status> {
         self.queue.0.pop()
     }

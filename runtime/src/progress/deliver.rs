@@ -71,13 +71,16 @@ impl Pass<'_> {
     /// Delivers what was found, in order; defers what cannot be delivered now and all that is behind it.
     #[inline]
     pub(super) fn deliver_all(&mut self, scratch: &mut Scratch) {
+        if scratch.batch.is_empty() {
+            return;
+        }
         let mut stuck = !self.device.deferred.is_empty();
         if !stuck && self.device.lands_on_host {
             stuck = !self.deliver_small(scratch);
         }
         let Scratch { batch, met, comps, .. } = scratch;
         if batch.is_empty() {
-            met.clear();
+            met.meetings.clear();
             return;
         }
         for event in batch.drain() {
@@ -88,7 +91,7 @@ impl Pass<'_> {
                 stuck = true;
             }
         }
-        met.clear();
+        met.meetings.clear();
     }
 
     /// The small messages at the front of the batch: the path where each nanosecond counts. They are handed over
@@ -128,7 +131,9 @@ impl Pass<'_> {
                     match Found::decode(*header) {
                         Some(Found::Kept) => next += 1,
                         Some(Found::Met(at)) => {
-                            let Some(place @ Some(Meeting::Over(..))) = met.get_mut(at) else { return };
+                            let Some(place @ Some(Meeting::Over(..))) = met.meetings.get_mut(at) else {
+                                return;
+                            };
                             next += 1;
                             if let Some(Meeting::Over(Some(comp), status)) = place.take()
                                 && let Err(status) = comp.signal(status)
@@ -176,10 +181,10 @@ impl Pass<'_> {
         if let Event::Arrived { from, header, payload } = &event {
             match Found::decode(*header) {
                 Some(Found::Met(at)) => {
-                    return match met.get_mut(at).and_then(Option::take) {
+                    return match met.take(at) {
                         Some(Meeting::Pair(message, receive)) => self.land(message, receive),
                         Some(Meeting::Over(comp, status)) => self.signal(comp.as_ref(), status),
-                        Some(Meeting::Told(_)) | None => Ok(()),
+                        None => Ok(()),
                     };
                 }
                 Some(Found::Kept) => return Ok(()),
@@ -231,12 +236,12 @@ impl Pass<'_> {
                 match Found::decode(header) {
                     None => unmatched(from, header, payload),
                     Some(Found::Kept) => return Ok(()),
-                    Some(Found::Met(at)) => match met.get_mut(at).and_then(Option::take) {
+                    Some(Found::Met(at)) => match met.take(at) {
                         Some(Meeting::Pair(message, receive)) => Delivery::Matched(message, receive),
                         Some(Meeting::Over(Some(comp), status)) => {
                             return Err(Deferred::Status(comp, status));
                         }
-                        Some(Meeting::Over(None, _) | Meeting::Told(_)) | None => return Ok(()),
+                        Some(Meeting::Over(None, _)) | None => return Ok(()),
                     },
                     Some(Found::Nonsense) => nonsense(from),
                 }

@@ -110,18 +110,13 @@ impl Receive {
             let buffer = std::mem::take(&mut self.buffer);
             Status { rank: from, tag, size, user_context, buffer, error: None }
         };
-        if at_once
-            && let Some(told) = &comp
-            && let Some(queue) = told.as_queue()
-            && queue.push_made(&mut status)
-        {
-            // The last handle is not dropped here, with locks held: statuses are, with it.
-            if Arc::strong_count(told) == 1 {
-                met.push(comp.map(Meeting::Told));
+        match comp {
+            Some(queue) if at_once && queue.as_queue().is_some_and(|queue| queue.push_made(&mut status)) => {
+                met.told.push(queue);
+                Found::Kept
             }
-            return Found::Kept;
+            comp => found(met, Meeting::Over(comp, status())),
         }
-        found(met, Meeting::Over(comp, status()))
     }
 }
 
