@@ -33,6 +33,7 @@ pub enum Matching {
 }
 
 impl Matching {
+    /// Its number on the wire: one bit for the rank, one for the tag.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::None => 0,
@@ -47,11 +48,11 @@ impl Matching {
     }
 
     pub(crate) fn looks_at_rank(self) -> bool {
-        matches!(self, Self::RankOnly | Self::RankTag)
+        self.code() & 1 != 0
     }
 
     pub(crate) fn looks_at_tag(self) -> bool {
-        matches!(self, Self::TagOnly | Self::RankTag)
+        self.code() & 2 != 0
     }
 
     /// The policy that a receive's wildcards ask for.

@@ -96,7 +96,8 @@ pub(super) fn transmit_short<K>(
     if bytes.len() > linked.caps.am_inline || !route.is_clear() || device.is_closed() {
         return None;
     }
-    match linked.link.am_short(header, bytes) {
+    let [first, second] = header.0;
+    match linked.link.am_short((first, second), bytes) {
         Short::Done => {
             let (rank, tag, user_context) = (post.rank, post.tag, post.user_context);
             let buffer = Buffer::Empty;

@@ -76,27 +76,33 @@ impl Message {
     #[inline(always)]
     pub(crate) fn encode(self) -> Header {
         match self {
-            Self::Am { comp, tag } => Header([AM | u64::from(comp.0) << 32, tag.0]),
-            Self::Send { engine, policy, tag } => {
-                Header([SEND | u64::from(policy.code()) << 8 | u64::from(engine) << 16, tag.0])
-            }
-            Self::OfferAm { comp, tag } => Self::offering(Self::Am { comp, tag }.encode()),
-            Self::OfferSend { engine, policy, tag } => {
-                Self::offering(Self::Send { engine, policy, tag }.encode())
-            }
+            Self::Am { comp, tag } => Self::to(AM, comp, tag),
+            Self::Send { engine, policy, tag } => Self::matched(SEND, engine, policy, tag),
+            Self::OfferAm { comp, tag } => Self::to(OFFER_AM, comp, tag),
+            Self::OfferSend { engine, policy, tag } => Self::matched(OFFER_SEND, engine, policy, tag),
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Grant { landing } => Header([GRANT, landing]),
             Self::Finish { token } => Header([FINISH, token]),
             Self::Help { token } => Header([HELP, token]),
             Self::Introduce { name } => Header([INTRODUCE, name]),
-            Self::Signal { comp, tag } => Header([SIGNAL | u64::from(comp.0) << 32, tag.0]),
-            Self::OfferPut { comp, tag } => Header([OFFER_PUT | u64::from(comp.0) << 32, tag.0]),
-            Self::Get { comp, tag } => Header([GET | u64::from(comp.0) << 32, tag.0]),
+            Self::Signal { comp, tag } => Self::to(SIGNAL, comp, tag),
+            Self::OfferPut { comp, tag } => Self::to(OFFER_PUT, comp, tag),
+            Self::Get { comp, tag } => Self::to(GET, comp, tag),
             Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
             Self::Note { group, number } => Header([NOTE | u64::from(group) << 32, number]),
             Self::Hold { on, turn } => Header([HOLD, turn << 1 | u64::from(on)]),
         }
+    }
+
+    #[inline(always)]
+    fn to(kind: u64, comp: RemoteComp, tag: Tag) -> Header {
+        Header([kind | u64::from(comp.0) << 32, tag.0])
+    }
+
+    #[inline(always)]
+    fn matched(kind: u64, engine: u16, policy: Matching, tag: Tag) -> Header {
+        Header([kind | u64::from(policy.code()) << 8 | u64::from(engine) << 16, tag.0])
     }
 
     /// Whether it asks for something that the receiver then has to do.
@@ -141,12 +147,26 @@ impl Message {
         (RemoteComp((word >> 32) as u32), Tag(tag))
     }
 
+    /// A message to be matched, whole: looked for first, since it is in the path of each.
+    #[inline(always)]
+    fn decode_send(header: Header) -> Option<Self> {
+        let [word, tag] = header.0;
+        if word & 0xffff_ffff_0000_00ff != SEND {
+            return None;
+        }
+        let policy = Matching::from_code((word >> 8) as u8)?;
+        Some(Self::Send { engine: (word >> 16) as u16, policy, tag: Tag(tag) })
+    }
+
     /// Reads what a peer sent.
     ///
     /// # Errors
     /// What is wrong with it.
     #[inline(always)]
     pub(crate) fn decode(header: Header) -> Result<Self, String> {
+        if let Some(send) = Self::decode_send(header) {
+            return Ok(send);
+        }
         let [word, tag] = header.0;
         let tag = Tag(tag);
         let (kind, policy, engine) = (word & 0xff, (word >> 8) & 0xff, (word >> 16) as u16);

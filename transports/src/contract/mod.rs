@@ -163,9 +163,10 @@ pub trait Link: Send + Sync {
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError>;
 
     /// [`Op::AmCopied`] of a few bytes, for the path where each nanosecond counts: arguments and answer travel
-    /// in registers. [`Short::Ask`] says nothing was done and `submit` will tell more.
+    /// in registers, the header's two words among them. [`Short::Ask`] says nothing was done and `submit` will tell more.
     #[inline]
-    fn am_short(&self, header: Header, bytes: &[u8]) -> Short {
+    fn am_short(&self, header: (u64, u64), bytes: &[u8]) -> Short {
+        let header = Header(header.into());
         match self.submit(Op::AmCopied { header, bytes: crate::mem::MemRef::host(bytes) }) {
             Ok(Submit::Done) => Short::Done,
             Ok(Submit::Busy(busy)) => Short::Busy(busy),

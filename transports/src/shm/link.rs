@@ -330,14 +330,14 @@ impl Link for ShmLink {
     }
 
     #[inline]
-    fn am_short(&self, header: Header, bytes: &[u8]) -> Short {
+    fn am_short(&self, header: (u64, u64), bytes: &[u8]) -> Short {
         let outgoing = &*self.outgoing;
         if bytes.len() > FIRST || !outgoing.is_up() {
             return Short::Ask;
         }
         let Some(mut sender) = outgoing.sender.try_lock() else { return Short::Busy(Busy::Lock) };
         let sender = &mut *sender;
-        match sender.producer.push(KIND_INLINE, header.0, MemRef::host(bytes)) {
+        match sender.producer.push(KIND_INLINE, header.into(), MemRef::host(bytes)) {
             Ok(()) => {
                 sender.tell_if_needed();
                 Short::Done
