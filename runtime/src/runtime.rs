@@ -2,7 +2,7 @@
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
 use crate::bulk::{Exposures, Staging, Words};
-use crate::chores::Chores;
+use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Completion, Registry, Status};
 use crate::deadline::Deadlines;
@@ -30,8 +30,8 @@ use carrack_transports::mem::{PacketAllocator, PacketPool};
 use carrack_transports::shm::{Geometry, Shm};
 use carrack_transports::sync::Sleepers;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
 /// everything that is still waiting ends with an error, and peers see this rank gone in order.
@@ -65,7 +65,7 @@ pub(crate) struct Inner {
     pub(crate) retries: Retries,
     _dump: DumpRequest,
     /// Ranks that are known to be gone.
-    down: Mutex<HashMap<Rank, DownCause>>,
+    down: Waiting<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Arc<Sleepers>,
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
@@ -163,7 +163,7 @@ impl RuntimeBuilder {
             _dump: DumpRequest::listen(settings.dump().is_on(), &chores),
             chores,
             settings,
-            down: Mutex::default(),
+            down: Waiting::new(),
             sleepers,
             exposures: Exposures::default(),
             staging: Arc::default(),
@@ -381,7 +381,13 @@ impl Inner {
     }
 
     pub(crate) fn down(&self) -> MutexGuard<'_, HashMap<Rank, DownCause>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+        self.down.lock()
+    }
+
+    /// Whether any rank is known to be gone.
+    #[inline]
+    pub(crate) fn any_down(&self) -> bool {
+        !self.down.is_empty()
     }
 
     /// Notes that a rank is gone, and ends the receives that only it could have answered. Their completion
@@ -401,7 +407,12 @@ impl Inner {
         rank: Rank,
         cause: &DownCause,
     ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
-        self.down().entry(rank).or_insert_with(|| cause.clone());
+        let mut down = self.down();
+        down.entry(rank).or_insert_with(|| cause.clone());
+        self.down.set_count(down.len());
+        drop(down);
+        // Its other half is in `Engines::begin`.
+        fence(Ordering::SeqCst);
         self.boards.wake();
         self.streams.gone(rank, cause);
         let error = || OpError::PeerDown { rank, cause: cause.clone() };

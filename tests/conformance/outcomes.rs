@@ -6,8 +6,8 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::buffer::Buffer;
 use carrack::{
-    Handler, Matching, OpError, Outcome, PostError, ProgressError, Rank, Runtime, Synchronizer, Tag,
-    UserContext,
+    AsCompletion, CompQueue, Handler, Matching, OpError, Outcome, PostError, ProgressError, Rank, Runtime,
+    Synchronizer, Tag, UserContext,
 };
 use std::sync::{Arc, Mutex};
 
@@ -20,6 +20,7 @@ over_each_transport!(
     a_handler_may_post_and_may_neither_call_progress_nor_block,
     a_handler_that_panics_fails_its_delivery_and_nothing_else,
     a_completion_object_without_room_is_told_of_and_nothing_is_lost,
+    a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_runtime,
 );
 
 fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
@@ -196,7 +197,7 @@ fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
 
 fn a_completion_object_without_room_is_told_of_and_nothing_is_lost<J: Job>() {
     let ranks = J::pair();
-    let narrow = carrack::CompQueue::new(2);
+    let narrow = CompQueue::new(2);
     let free = Sink::keeping();
     let (one, other) = (ranks[1].register_comp(&narrow).unwrap(), ranks[1].register_comp(&free).unwrap());
     let room = narrow.capacity() as u64;
@@ -224,6 +225,24 @@ fn a_completion_object_without_room_is_told_of_and_nothing_is_lost<J: Job>() {
     let tags: Vec<u64> = free.take().iter().map(|status| status.tag.0).collect();
     assert_eq!(tags, (10..20).collect::<Vec<_>>());
     assert!(narrow.pop().is_none());
+}
+
+fn a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_runtime<J: Job>() {
+    let ranks = J::pair();
+    let leave_one_untaken = || {
+        let queue = CompQueue::new(2);
+        let receive = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&queue).call();
+        assert!(receive.unwrap().is_posted());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &[7; 8], Tag(1)).call());
+        until(&ranks, || queue.len() == 1);
+        Arc::downgrade(queue.as_completion())
+    };
+    let queue = leave_one_untaken();
+    step(&ranks);
+    assert!(queue.upgrade().is_none(), "gone with the message that nobody took");
+    let queue = leave_one_untaken();
+    drop(ranks);
+    assert!(queue.upgrade().is_none(), "gone with the runtime");
 }
 
 fn until_full(ranks: &[Runtime]) -> ProgressError {

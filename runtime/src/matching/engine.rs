@@ -9,6 +9,7 @@ use crate::error::ResourceError;
 use crate::names::{Rank, Tag, UserContext};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 /// A place where messages and receives meet. Engines are apart: a message meets only receives of the engine
@@ -201,7 +202,7 @@ impl std::fmt::Debug for MatchingEngine {
 /// A message may name an engine that this rank is about to make: its place is made when it is first named.
 pub(crate) struct Engines {
     engines: Box<[OnceLock<MatchingEngine>]>,
-    made: std::sync::atomic::AtomicUsize,
+    made: AtomicUsize,
 }
 
 impl Engines {
@@ -219,12 +220,21 @@ impl Engines {
     /// The engine of a number that came over the wire, or `None` for one that cannot be.
     #[inline]
     pub(crate) fn get(&self, index: u16) -> Option<&MatchingEngine> {
-        self.engines.get(usize::from(index)).map(|engine| engine.get_or_init(|| MatchingEngine::new(index)))
+        let place = self.engines.get(usize::from(index))?;
+        Some(place.get().unwrap_or_else(|| Self::begin(place, index)))
+    }
+
+    #[cold]
+    fn begin(place: &OnceLock<MatchingEngine>, index: u16) -> &MatchingEngine {
+        let engine = place.get_or_init(|| MatchingEngine::new(index));
+        // Whoever notes that a rank is gone finds this engine, or whoever uses it finds the note.
+        fence(Ordering::SeqCst);
+        engine
     }
 
     /// The next engine.
     pub(crate) fn make(&self) -> Result<MatchingEngine, ResourceError> {
-        let index = self.made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let index = self.made.fetch_add(1, Ordering::Relaxed);
         let engine = u16::try_from(index).ok().and_then(|index| self.get(index));
         engine.cloned().ok_or(ResourceError::TooMany { what: "matching engines", limit: Self::LIMIT })
     }

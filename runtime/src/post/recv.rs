@@ -80,7 +80,7 @@ impl Post<'_, Recv<'_>> {
         if policy.looks_at_rank() {
             self.check_rank()?;
         }
-        let mut buffer = self.kind.buffer.take().ok_or(PostError::Spent)?;
+        let Some(mut buffer) = self.kind.buffer.take() else { return Err(PostError::Spent) };
         if buffer.view_mut().is_none() {
             self.kind.buffer = Some(buffer);
             return Err(PostError::ReadOnly("Bytes"));
@@ -145,7 +145,10 @@ impl Post<'_, Recv<'_>> {
         runtime.deadlines.note(self.deadline);
         if policy.looks_at_rank() {
             // Nothing more will come from a rank that is gone: whoever waits for it must not wait for ever.
-            if let Some(cause) = runtime.down().get(&rank).cloned() {
+            // A rank is noted before its receives are looked for in the table, where this one stands now.
+            if runtime.any_down()
+                && let Some(cause) = runtime.down().get(&rank).cloned()
+            {
                 for receive in engine.receives_from(rank) {
                     let (comp, status) =
                         receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
