@@ -10,6 +10,7 @@ pub use crate::protocol::select::{PathVerdict, Verdict};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Caps;
 use carrack_transports::cuda_ipc;
+use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::{MemKind, PacketSource};
 use std::time::Duration;
 
@@ -106,10 +107,24 @@ impl Runtime {
     }
 
     /// Why memory of a GPU goes by way of host memory, where it does.
-    fn why_not_direct(&self, transport: &str, direct: bool, maps: bool) -> Option<String> {
+    fn why_not_direct(
+        &self,
+        (rank, transport): (Rank, &str),
+        direct: bool,
+        maps: bool,
+        gpu: &dyn Gpu,
+    ) -> Option<String> {
         let sends = (!direct).then(|| format!("{transport} sends host memory only"));
         let mapped = match maps {
-            true => None,
+            // What was found out by trying: here and now, and when the peer's memory was last used.
+            true => {
+                let exports = self.0.try_export(gpu).err();
+                let exports = exports.map(|why| format!("memory of it cannot be exported: {why}"));
+                let imports = self.0.unmapped.of(rank);
+                let imports = imports.map(|why| format!("memory of {rank} was not mapped: {why}"));
+                let all: Vec<_> = exports.into_iter().chain(imports).collect();
+                (!all.is_empty()).then(|| all.join("; "))
+            }
             false if !self.settings().gpu_ipc().is_allowed() => {
                 Some("nothing is mapped (CARRACK_GPU_IPC=off)".to_owned())
             }
@@ -162,7 +177,7 @@ impl Runtime {
                         } else {
                             staged
                         };
-                        let why = self.why_not_direct(transport, direct, maps);
+                        let why = self.why_not_direct((rank, transport), direct, maps, &*gpu);
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,

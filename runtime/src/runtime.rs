@@ -1,7 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
-use crate::bulk::{Exposures, Staging, Words};
+use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Completion, Registry, Status};
@@ -70,6 +70,8 @@ pub(crate) struct Inner {
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
+    /// Why GPU memory of others was not mapped.
+    pub(crate) unmapped: Unmapped,
     /// Host memory on the way to and from GPUs.
     pub(crate) staging: Arc<Staging>,
     /// Words of GPUs that are being changed for peers.
@@ -166,6 +168,7 @@ impl RuntimeBuilder {
             down: Waiting::new(),
             sleepers,
             exposures: Exposures::default(),
+            unmapped: Unmapped::default(),
             staging: Arc::default(),
             streams: Streams::default(),
             here: Here::enter(*bootstrap.job().as_bytes(), Rank(rank)),

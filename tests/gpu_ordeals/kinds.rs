@@ -2,7 +2,9 @@
 
 use crate::exchange::{LEN, lends, messages, uses};
 use crate::support::Watchdog;
-use crate::support::gpu_ranks::{Gpus, Kind, Went, can_order, heard, receive, registered, send, told};
+use crate::support::gpu_ranks::{
+    Gpus, Kind, PATIENCE, Went, can_order, heard, receive, registered, send, told,
+};
 use crate::support::kernel;
 use crate::support::ranks::{Ranks, Role};
 use carrack::transports::gpu::HandleForm;
@@ -108,6 +110,15 @@ pub(crate) fn refused(role: &Role) {
         }
     }
     messages(role, &runtime, &gpus, &local);
+    role.meet("done", &runtime, 0..2);
+    // A person who asks is told the same.
+    if role.rank == 1 {
+        HandleForm::ALL.iter().for_each(|&form| faults.refuse_export(form, true));
+    }
+    let other = &runtime.explain(PATIENCE)[1 - role.rank as usize];
+    let whys = || other.kinds.iter().filter_map(|kind| kind.why.as_deref());
+    let reason = if role.rank == 0 { "205 (MAP_FAILED)" } else { "cannot be exported" };
+    assert!(whys().any(|why| why.contains(reason)), "{other:?}");
     role.meet("over", &runtime, 0..2);
 }
 

@@ -26,7 +26,7 @@ use crate::runtime::Inner;
 use carrack_transports::contract::{
     Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WireKey,
 };
-use carrack_transports::gpu::Gpu;
+use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
@@ -136,6 +136,26 @@ impl Exposures {
     }
 }
 
+/// Why GPU memory of other ranks was not mapped here, when it last was not: for reports.
+#[derive(Default)]
+pub(crate) struct Unmapped(Mutex<HashMap<Rank, String>>);
+
+impl Unmapped {
+    /// Of so many ranks.
+    const MOST: usize = 256;
+
+    fn note(&self, owner: Rank, why: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < Self::MOST || all.contains_key(&owner) {
+            all.insert(owner, why.to_owned());
+        }
+    }
+
+    pub(crate) fn of(&self, owner: Rank) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&owner).cloned()
+    }
+}
+
 /// Regions of peers' in which messages lie, by the rank and its name for them.
 #[derive(Default)]
 pub(crate) struct Introduced(Mutex<HashMap<(Rank, u64), Arc<Known>>>);
@@ -214,14 +234,31 @@ impl Inner {
     /// has the old address, which a driver opens once at a time.
     pub(crate) fn import(
         &self,
-        domain: &dyn Domain,
+        (transport, domain): (&str, &dyn Domain),
+        owner: Rank,
         key: &WireKey,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Imported, String> {
-        domain.import(key, near).or_else(|_| {
+        let imported = domain.import(key, near).or_else(|_| {
             self.look_after_domains();
             domain.import(key, near)
-        })
+        });
+        if let Err(why) = &imported
+            && transport == cuda_ipc::NAME
+        {
+            self.unmapped.note(owner, why);
+        }
+        imported
+    }
+
+    /// Whether fresh memory of a device can be exported: an experiment, for reports.
+    ///
+    /// # Errors
+    /// Why not, in the driver's words.
+    pub(crate) fn try_export(&self, gpu: &dyn Gpu) -> Result<(), String> {
+        let Some(domain) = self.maps() else { return Ok(()) };
+        let region = gpu.allocate(1, Flavour::Plain).map_err(|why| why.to_string())?;
+        domain.export(&region).map(drop)
     }
 
     /// Whether the other end of a link may map this rank's GPU memory.
@@ -277,8 +314,9 @@ impl DeviceInner {
     ) -> Result<(), Target> {
         let known = self.bulk.introduced.all().get(&(from, mapped.name)).cloned();
         let near = target.buffer().and_then(|buffer| buffer.gpu().cloned());
-        let source =
-            known.as_ref().and_then(|known| known.part(runtime, near.as_ref(), mapped.offset, offer.size));
+        let source = known
+            .as_ref()
+            .and_then(|known| known.part(runtime, from, near.as_ref(), (mapped.offset, offer.size)));
         let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer()) else {
             return Err(target);
         };
@@ -306,13 +344,13 @@ impl Known {
     fn part(
         &self,
         runtime: &Inner,
+        owner: Rank,
         near: Option<&Arc<dyn Gpu>>,
-        offset: u64,
-        size: u64,
+        (offset, size): (u64, u64),
     ) -> Option<(Imported, Buffer)> {
         let import = || {
             let domain = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
-            let imported = runtime.import(domain, &self.key, near);
+            let imported = runtime.import((cuda_ipc::NAME, domain), owner, &self.key, near);
             if let Err(why) = &imported {
                 tracing::info!(why, "messages from a peer's GPU memory come by way of host memory");
             }

@@ -49,7 +49,7 @@ mod words;
 
 pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Target};
-pub(crate) use mapped::Exposures;
+pub(crate) use mapped::{Exposures, Unmapped};
 pub(crate) use outgoing::{Offered, Stream};
 pub(crate) use pull::Pull;
 pub(crate) use share::Shares;

@@ -150,7 +150,7 @@ impl Rmr {
                 reasons.push(format!("{transport}: its owner could not export it"));
                 continue;
             };
-            match runtime.import(&**domain, key, near) {
+            match runtime.import((transport, &**domain), self.region.owner, key, near) {
                 Ok(imported) => return Ok((transport, imported)),
                 Err(why) => reasons.push(format!("{transport}: {why}")),
             }
