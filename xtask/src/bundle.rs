@@ -29,6 +29,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("cli_selftest", "it starts the selftest"),
     ("cuda_mock", "it needs a C compiler, and its source"),
     ("examples", "the selftest starts the examples by itself"),
+    ("gpu_rules", "it reads documents of the tree"),
     ("growth", "what it counts is the same on every machine"),
     ("quiet_path", "what it counts is the same on every machine"),
 ];

@@ -45,6 +45,7 @@ const SUITES: &[Suite] = &[
     suite("gpu_staged", On::Any, true, 10),
     suite("gpu_streams", On::Any, true, 10),
     suite("known_memory", On::Any, true, 10),
+    suite("gpu_ordeals", On::Any, true, 15),
     suite("fake_gpu", On::Nothing, true, 10),
     suite("processes", On::Nothing, true, 10),
     suite("signals", On::Nothing, true, 5),
@@ -58,9 +59,9 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
-/// it again, and the mock library needs a C compiler and its source.
+/// it again, the mock library needs a C compiler and its source, and the table of rules is read in the tree.
 #[cfg(test)]
-const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples"];
+const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_rules"];
 
 /// Whether a test program of that name is one of the parts.
 pub(super) fn is_known(name: &str) -> bool {

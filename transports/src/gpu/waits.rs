@@ -8,7 +8,7 @@
 
 use super::{Event, GpuError};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult, Weak};
 
 /// The variable that says how many connections a context has.
 pub(super) const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -32,9 +32,10 @@ pub(super) struct Waits {
     /// Streams that may wait at a time.
     most: usize,
     put_off: Arc<PutOff>,
-    /// Streams that wait, or did when they were last asked, each with what fires when it is past its last wait. Held while a
-    /// wait is given to a stream, which may block, so nobody else waits for it.
-    waiting: Mutex<Vec<(usize, Event)>>,
+    /// Streams that wait, or did when they were last asked, each with what fires when it is past its last wait. Held for writing
+    /// while a wait is given to a stream, which may block, so whoever frees does not wait for it; and for reading by those who
+    /// free, so that no wait is given meanwhile.
+    waiting: RwLock<Vec<(usize, Event)>>,
 }
 
 /// Forgets streams that have gone on. Work that failed waits for nothing.
@@ -52,7 +53,7 @@ impl Waits {
     /// Two connections are left to copies and kernels, but one stream may wait wherever there are two.
     pub(super) fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
-        let waits = Arc::new(Self { most, put_off: put_off.clone(), waiting: Mutex::default() });
+        let waits = Arc::new(Self { most, put_off: put_off.clone(), waiting: RwLock::default() });
         let mut contexts = lock(&put_off.contexts);
         contexts.retain(|other| other.strong_count() > 0);
         contexts.push(Arc::downgrade(&waits));
@@ -71,7 +72,7 @@ impl Waits {
         begin: impl FnOnce() -> Result<Event, GpuError>,
     ) -> Result<Event, GpuError> {
         // Held until the wait is counted: nothing that the wait would block is begun meanwhile.
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.write().unwrap_or_else(PoisonError::into_inner);
         if !waiting.iter().any(|(other, _)| *other == stream) && waiting.len() >= self.most {
             forget_released(&mut waiting);
             if waiting.len() >= self.most {
@@ -88,8 +89,12 @@ impl Waits {
 
     /// Does what would block while a stream waits: now, or as soon as it is found that none does.
     pub(super) fn when_none(&self, task: impl FnOnce() + Send + 'static) {
-        lock(&self.put_off.tasks).push(Box::new(task));
         self.put_off.catch_up();
+        let mut task = Some(task);
+        self.put_off.while_none_waits(&mut || task.take().into_iter().for_each(|task| task()));
+        if let Some(task) = task {
+            lock(&self.put_off.tasks).push(Box::new(task));
+        }
     }
 
     /// Does what was put off, if no stream waits any more.
@@ -119,26 +124,44 @@ impl PutOff {
         if lock(&self.tasks).is_empty() {
             return;
         }
+        self.while_none_waits(&mut || {
+            let tasks = std::mem::take(&mut *lock(&self.tasks));
+            for task in tasks {
+                task();
+            }
+        });
+    }
+
+    /// Does something while no stream waits; nothing when one does, or may at this moment. Several threads may be at it.
+    fn while_none_waits(&self, work: &mut dyn FnMut()) {
         let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
         let mut held = Vec::with_capacity(contexts.len());
         for context in &contexts {
-            // Held until all is done, so that nobody waits meanwhile.
-            let mut waiting = match context.waiting.try_lock() {
-                Ok(waiting) => waiting,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Somebody gives a wait to a stream at this moment, or does what was put off.
-                Err(TryLockError::WouldBlock) => return,
-            };
-            forget_released(&mut waiting);
-            if !waiting.is_empty() {
-                return;
+            // Not waited for: somebody gives a wait to a stream at this moment.
+            let Some(waiting) = taken(context.waiting.try_read()) else { return };
+            if waiting.is_empty() {
+                held.push(waiting);
+                continue;
             }
-            held.push(waiting);
+            drop(waiting);
+            let Some(mut waiting) = taken(context.waiting.try_write()) else { return };
+            forget_released(&mut waiting);
+            drop(waiting);
+            match taken(context.waiting.try_read()) {
+                Some(waiting) if waiting.is_empty() => held.push(waiting),
+                _ => return,
+            }
         }
-        let tasks = std::mem::take(&mut *lock(&self.tasks));
-        for task in tasks {
-            task();
-        }
+        work();
+    }
+}
+
+/// A lock, if nobody has it. A panic of somebody who held it is not passed on.
+fn taken<T>(locked: TryLockResult<T>) -> Option<T> {
+    match locked {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 
