@@ -257,6 +257,7 @@ mod tests {
             "examples",
             "cli_selftest",
             "growth",
+            "gpu_rules",
             "quiet_path",
             "conformance",
             "another",
