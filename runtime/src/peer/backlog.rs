@@ -190,7 +190,7 @@ impl Parked {
             }
         }
         match planned {
-            Plan::Copy if self.has_to_offer(device) => match self.offer(device, linked, &mut buffer) {
+            Plan::Copy | Plan::HandOver if self.has_to_offer(device) => match self.offer(device, linked, &mut buffer) {
                 Some(step) => {
                     self.stage = Stage::Over(buffer);
                     Err(step)

@@ -184,7 +184,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     if is_send && out.device.deaf.has_to_listen() {
         return Ok(Attempt::Busy(RetryReason::Unheard));
     }
-    if is_send && plan == Plan::Copy && out.route.is_held() {
+    if is_send && matches!(plan, Plan::Copy | Plan::HandOver) && out.route.is_held() {
         plan = Plan::Offer;
     }
     let size = buffer.len();
