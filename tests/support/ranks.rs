@@ -132,7 +132,8 @@ impl Ranks {
     /// Waits for all of them, and looks that nothing is left.
     pub fn end(mut self) -> Vec<ExitStatus> {
         let statuses = self.children.iter_mut().map(|rank| rank.wait().unwrap()).collect();
-        let mark = self.folder.to_str().unwrap();
+        // To its end: that of the tenth ranks begins as that of the first.
+        let mark = format!("{}\0", self.folder.display());
         let left = listing("/proc").into_iter().filter(|pid| {
             std::fs::read(format!("/proc/{pid}/environ"))
                 .is_ok_and(|text| text.windows(mark.len()).any(|part| part == mark.as_bytes()))
