@@ -44,7 +44,10 @@ pub(super) fn there_and_back(
     match point.op {
         Op::Am | Op::Send => {
             let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
-            in_turn(leads, || send(seat, point.op, &mine), || receive(seat, memory, point, &theirs))
+            // Also the side that takes first: what it gave last may still wait for an engine, and nobody looks after this
+            // seat's device when it goes on to the next.
+            let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
+            in_turn(leads, give, || receive(seat, memory, point, &theirs))
         }
         Op::Put => {
             let window = Window::open(seat, memory, &poison(&theirs))?;
@@ -121,13 +124,13 @@ fn by_leader(
 }
 
 fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
-    let Seat { runtime, device, peer, tag, checks_name, .. } = seat;
+    let Seat { runtime, device, peer, tag, checks_name, over, .. } = seat;
     if op == Op::Am {
-        let mut message = runtime.post_am(*peer, lend(payload), *checks_name).device(device);
-        seat.post(|| message.call())
+        let mut message = runtime.post_am(*peer, lend(payload), *checks_name).device(device).comp(over);
+        seat.start(|| message.call())
     } else {
-        let mut message = runtime.post_send(*peer, lend(payload), *tag).device(device);
-        seat.post(|| message.call())
+        let mut message = runtime.post_send(*peer, lend(payload), *tag).device(device).comp(over);
+        seat.start(|| message.call())
     }
 }
 

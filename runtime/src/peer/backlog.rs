@@ -190,13 +190,15 @@ impl Parked {
             }
         }
         match planned {
-            Plan::Copy | Plan::HandOver if self.has_to_offer(device) => match self.offer(device, linked, &mut buffer) {
-                Some(step) => {
-                    self.stage = Stage::Over(buffer);
-                    Err(step)
+            Plan::Copy | Plan::HandOver if self.has_to_offer(device) => {
+                match self.offer(device, linked, &mut buffer) {
+                    Some(step) => {
+                        self.stage = Stage::Over(buffer);
+                        Err(step)
+                    }
+                    None => Ok((Stage::Ready(buffer), true)),
                 }
-                None => Ok((Stage::Ready(buffer), true)),
-            },
+            }
             Plan::Copy => {
                 let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
                 match linked.link.submit(op) {
