@@ -5,16 +5,17 @@ mod support;
 
 use carrack::buffer::{Region, RegionSlice};
 use carrack::post::Path;
-use carrack::region::Mr;
-use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
+use carrack::settings::{GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{
-    Buffer, CompQueue, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
+    Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag,
 };
 use std::sync::Arc;
 use std::time::Duration;
+use support::gpu_ranks::{filled, heard, over, registered, told};
+use support::gpus;
 use support::ranks::{Ranks, Role, die};
-use support::words::{fill, wrong};
+use support::words::wrong;
 use support::{Job, OverShm, Watchdog};
 
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -73,35 +74,11 @@ fn a_rank_in_its_role() {
 }
 
 fn settings() -> SettingsBuilder {
-    let real = std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda");
-    OverShm::settings().gpu(if real { GpuChoice::Cuda } else { GpuChoice::Fake })
-}
-
-fn gpus(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
-    let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
-    driver.expect("a driver with devices")
+    OverShm::settings().gpu(gpus::choice())
 }
 
 fn is_allocated(runtime: &Runtime, addr: usize) -> bool {
     runtime.gpu_drivers().iter().any(|driver| driver.classify(addr).unwrap().is_some())
-}
-
-/// Calls an operation until it is over.
-fn over(
-    runtime: &Runtime,
-    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
-) -> Result<Status, PostError> {
-    let done = Synchronizer::new(1);
-    loop {
-        match call(&done)? {
-            Outcome::Done(status) => return Ok(status),
-            Outcome::Posted => {
-                runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
-                return Ok(done.take().unwrap().remove(0));
-            }
-            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
-        }
-    }
 }
 
 fn put(runtime: &Runtime, buffer: impl Into<Buffer>, rmr: &Rmr, at: u64) -> Result<Status, PostError> {
@@ -114,33 +91,8 @@ fn get(runtime: &Runtime, buffer: impl Into<Buffer>, rmr: &Rmr, at: u64) -> Resu
     over(runtime, |done| runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call())
 }
 
-/// Waits until a rank has said something. Nobody wakes those who wait for that.
-fn heard(role: &Role, runtime: &Runtime, what: &str, by: u32) {
-    while !role.has_said(what, by) {
-        runtime.progress().unwrap();
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
-fn filled(len: usize, salt: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fill(&mut bytes, salt, 0);
-    bytes
-}
-
 fn holds(slice: &RegionSlice, salt: u64) -> bool {
     wrong(&slice.to_vec().unwrap(), salt, 0).is_none()
-}
-
-/// Registers memory, and tells the others of it.
-fn registered(role: &Role, runtime: &Runtime, what: &str, region: &Region) -> Mr {
-    let mr = runtime.register_memory(region).unwrap();
-    role.tells(what, &runtime.get_rmr(&mr).to_bytes());
-    mr
-}
-
-fn told(role: &Role, what: &str, by: u32) -> Rmr {
-    Rmr::from_bytes(&role.told(what, by)).unwrap()
 }
 
 // ---- roles -------------------------------------------------------------------------------------------
@@ -151,7 +103,7 @@ const ODD: [(usize, usize); 5] = [(0, 1), (1, 8), (4097, 40), (12_345, 100_001),
 fn kinds(role: &Role) {
     let flavour = FLAVOURS[role.words[0] as usize];
     let runtime = role.runtime(settings());
-    let gpus = gpus(&runtime);
+    let gpus = gpus::of(&runtime);
     let told_of = CompQueue::new(64);
     let name = runtime.register_comp(&told_of).unwrap();
     if role.rank == 1 {
@@ -234,7 +186,7 @@ fn name_of(name: RemoteComp) -> RemoteComp {
 
 fn ended(role: &Role) {
     let runtime = role.runtime(settings());
-    let gpu = gpus(&runtime).remove(0);
+    let gpu = gpus::of(&runtime).remove(0);
     if role.rank == 1 {
         let region = gpu.allocate(LEN, Flavour::Plain).unwrap();
         fill_part(&region, 0, LEN, 1);
@@ -283,7 +235,7 @@ fn ended(role: &Role) {
 fn killed(role: &Role) {
     let victim = role.words[0] as u32;
     let runtime = role.runtime(settings());
-    let gpu = gpus(&runtime).remove(0);
+    let gpu = gpus::of(&runtime).remove(0);
     let survivors: Vec<u32> = (0..3).filter(|&rank| rank != victim).collect();
     if role.rank == 1 {
         let region = gpu.allocate(LEN, Flavour::Plain).unwrap();
@@ -336,7 +288,7 @@ fn messages(role: &Role) {
     let off = role.words[0] == 1 && role.rank == 1;
     let choice = if off { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
     let runtime = role.runtime(settings().gpu_ipc(choice));
-    let gpus = gpus(&runtime);
+    let gpus = gpus::of(&runtime);
     let other = Rank(1 - role.rank);
     let mut salt = 0;
     for from in 0..KINDS {
@@ -408,7 +360,7 @@ fn messages(role: &Role) {
 
 fn off(role: &Role) {
     let runtime = role.runtime(settings().gpu_ipc(GpuIpcChoice::Off));
-    let gpu = gpus(&runtime).remove(0);
+    let gpu = gpus::of(&runtime).remove(0);
     if role.rank == 1 {
         let region = gpu.allocate(100, Flavour::Plain).unwrap();
         let _mr = registered(role, &runtime, "memory", &region);

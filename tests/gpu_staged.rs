@@ -12,12 +12,14 @@ mod endings;
 mod matrix;
 
 use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
+use carrack::transports::gpu::Flavour;
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
-use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::Region;
-use carrack::{Buffer, Outcome, PostError, Rank, Runtime, Status, Synchronizer};
+use carrack::{Buffer, PostError, Rank, Runtime, Status};
 use std::sync::Arc;
 use std::time::Duration;
+use support::gpu_ranks::over;
+use support::gpus::{are_real as is_real, of as gpus};
 use support::ranks::{Ranks, Role};
 use support::{Job, OverShm, Watchdog, built};
 
@@ -140,13 +142,9 @@ fn a_rank_in_its_role() {
     }
 }
 
-fn is_real() -> bool {
-    std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda")
-}
-
 fn settings(ipc: bool) -> SettingsBuilder {
     let choice = if ipc { GpuIpcChoice::Auto } else { GpuIpcChoice::Off };
-    OverShm::settings().gpu(if is_real() { GpuChoice::Cuda } else { GpuChoice::Fake }).gpu_ipc(choice)
+    OverShm::settings().gpu(support::gpus::choice()).gpu_ipc(choice)
 }
 
 /// A rank that maps nothing; with a driver that misbehaves to order, and has so much memory, where it is simulated.
@@ -164,31 +162,8 @@ fn with_driver(role: &Role, memory: usize) -> (Runtime, Option<FakeDriver>) {
     (runtime, Some(driver))
 }
 
-fn gpus(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
-    let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
-    driver.expect("a driver with devices")
-}
-
 fn device(runtime: &Runtime, len: usize) -> Region {
     gpus(runtime)[0].allocate(len, Flavour::Plain).unwrap()
-}
-
-/// Calls an operation until it is over.
-fn over(
-    runtime: &Runtime,
-    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
-) -> Result<Status, PostError> {
-    let done = Synchronizer::new(1);
-    loop {
-        match call(&done)? {
-            Outcome::Done(status) => return Ok(status),
-            Outcome::Posted => {
-                runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
-                return Ok(done.take().unwrap().remove(0));
-            }
-            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
-        }
-    }
 }
 
 fn sent(runtime: &Runtime, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {

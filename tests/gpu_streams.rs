@@ -23,15 +23,12 @@ use carrack::transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack::{AsCompletion, Buffer, Rank, Runtime, Status, StreamCounter, Tag, UserContext};
 use std::sync::Arc;
 use std::time::Duration;
+use support::gpus::{are_real as is_real, of as gpus};
 use support::ranks::Role;
-use support::words::fill;
+use support::words::filled;
 use support::{Job, OverShm};
 
 const PATIENCE: Duration = Duration::from_secs(100);
-
-fn is_real() -> bool {
-    std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda")
-}
 
 /// Settings of ranks that are processes.
 fn settings() -> SettingsBuilder {
@@ -44,17 +41,6 @@ fn driver() -> Arc<dyn Driver> {
         true => Arc::new(CudaDriver::initialise().expect("a GPU")),
         false => Arc::new(FakeDriver::new(FakeConfig::devices(2)).unwrap()),
     }
-}
-
-fn gpus(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
-    let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
-    driver.expect("a driver with devices")
-}
-
-fn filled(len: usize, salt: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fill(&mut bytes, salt, 0);
-    bytes
 }
 
 /// Host, pinned, and device memory.

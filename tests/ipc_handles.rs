@@ -15,7 +15,7 @@ use std::time::Duration;
 use support::Watchdog;
 use support::gpus::{self, Ground};
 use support::ranks::{Ranks, Role};
-use support::words::{fill, wrong};
+use support::words::{filled, wrong};
 
 const PATIENCE: Duration = Duration::from_secs(100);
 const FORMS: [(Flavour, HandleForm); 3] = [
@@ -105,12 +105,6 @@ fn bytes_that_are_no_name_are_refused_and_nothing_is_opened() {
 }
 
 // ---- roles -------------------------------------------------------------------------------------------
-
-fn filled(len: usize, salt: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fill(&mut bytes, salt, 0);
-    bytes
-}
 
 fn holds(region: &Region, from: usize, len: usize, salt: u64) -> bool {
     wrong(&region.slice(from, len).unwrap().to_vec().unwrap(), salt, 0).is_none()

@@ -18,8 +18,11 @@ use carrack::{
 use raw::RawError;
 use std::sync::Arc;
 use std::time::Duration;
+use support::gpu_ranks::over;
+use support::gpus::are_real as is_real;
 use support::ranks::{Ranks, Role};
-use support::words::{fill, wrong};
+use support::words::filled;
+use support::words::wrong;
 use support::{Job, OverLoopback, OverShm, Watchdog, built};
 
 const PATIENCE: Duration = Duration::from_secs(110);
@@ -91,10 +94,6 @@ fn a_rank_in_its_role() {
 
 // ---- a rank, its GPU and its messages ----------------------------------------------------------------
 
-fn is_real() -> bool {
-    std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda")
-}
-
 /// A runtime, a device of its, and the simulated driver where it is one, which does what is ordered and counts.
 struct Rig {
     runtime: Runtime,
@@ -149,19 +148,9 @@ impl Rig {
 
     fn over(
         &self,
-        mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+        call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
     ) -> Result<Status, PostError> {
-        let done = Synchronizer::new(1);
-        loop {
-            match call(&done)? {
-                Outcome::Done(status) => return Ok(status),
-                Outcome::Posted => {
-                    self.runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
-                    return Ok(done.take().unwrap().remove(0));
-                }
-                Outcome::Retry(_) => drop(self.runtime.progress().expect("progress")),
-            }
-        }
+        over(&self.runtime, call)
     }
 
     fn send(&self, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
@@ -200,12 +189,6 @@ impl Rig {
         self.send(with, vec![7_u8; 3], u64::MAX - 1).unwrap().ok().unwrap();
         assert_eq!(self.recv(with, vec![0; 3], u64::MAX - 1).size, 3);
     }
-}
-
-fn filled(len: usize, salt: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fill(&mut bytes, salt, 0);
-    bytes
 }
 
 fn bytes_of(status: &Status) -> Vec<u8> {

@@ -1,8 +1,10 @@
 //! GPUs under tests of several ranks: simulated ones here, real ones where `TEST_GPU=cuda` says so. Memory of all kinds, and
 //! operations on memory of another rank, told by the way that they went.
 
+pub use super::gpus::are_real;
 use super::ranks::Role;
-use super::words::{fill, wrong};
+pub use super::words::filled;
+use super::words::wrong;
 use super::{Job, OverShm, built};
 use carrack::post::Path;
 use carrack::region::{Mr, Region};
@@ -16,11 +18,6 @@ use std::time::Duration;
 
 /// How long a rank waits for anything.
 pub const PATIENCE: Duration = Duration::from_secs(100);
-
-/// Whether the devices are real.
-pub fn are_real() -> bool {
-    std::env::var_os("TEST_GPU").is_some_and(|gpu| gpu == "cuda")
-}
 
 /// Whether there are so many devices; else it is said what is skipped. There are two simulated ones.
 pub fn enough_for(what: &str, devices: usize) -> bool {
@@ -144,12 +141,6 @@ impl Kind {
     pub fn is_mapped(self) -> bool {
         matches!(self, Self::Plain(_) | Self::Shareable(_))
     }
-}
-
-pub fn filled(len: usize, salt: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fill(&mut bytes, salt, 0);
-    bytes
 }
 
 #[track_caller]

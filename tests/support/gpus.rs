@@ -1,5 +1,6 @@
 //! Which GPUs a test works on: simulated ones, or real ones where `TEST_GPU=cuda` says so.
 
+use carrack::Runtime;
 use carrack::settings::GpuChoice;
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
@@ -18,6 +19,12 @@ pub fn are_real() -> bool {
 /// The same, as a setting.
 pub fn choice() -> GpuChoice {
     if are_real() { GpuChoice::Cuda } else { GpuChoice::Fake }
+}
+
+/// The devices that a runtime has.
+pub fn of(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
+    let driver = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
+    driver.expect("a driver with devices")
 }
 
 /// A driver with devices, and the simulated one as itself where it is that.
