@@ -7,9 +7,7 @@ use carrack::buffer::{Region, RegionSlice};
 use carrack::post::Path;
 use carrack::settings::{GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::{
-    Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag,
-};
+use carrack::{Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag};
 use std::sync::Arc;
 use std::time::Duration;
 use support::gpu_ranks::{filled, heard, over, registered, told};
