@@ -37,3 +37,5 @@ pub mod mem;
 #[cfg(not(loom))]
 pub mod shm;
 pub mod sync;
+#[cfg(not(loom))]
+pub mod verbs;

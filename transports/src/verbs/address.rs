@@ -1,0 +1,225 @@
+//! What a device publishes, and whether two can reach each other.
+
+use crate::contract::{AddressBlob, Reach, Cost};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+const MAGIC: [u8; 4] = *b"CRV1";
+
+/// The most IP addresses that one publishes.
+const MOST: usize = 8;
+
+/// Names a device among all of the job, and tells it from one that was there before.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct DeviceKey(pub [u8; 16]);
+
+impl DeviceKey {
+    /// One that nobody else has.
+    ///
+    /// # Errors
+    /// The kernel's, if it has no random numbers.
+    pub fn fresh() -> rustix::io::Result<Self> {
+        let mut bytes = [0; 16];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// What a port is part of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fabric {
+    /// InfiniBand: peers are found by LID within a subnet.
+    InfiniBand,
+    /// Ethernet (RoCE): peers are found by GID, which is an IP address in version 2.
+    Ethernet,
+    /// The simulated NIC of this machine.
+    Simulated,
+}
+
+/// Where a device is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Address {
+    /// Names the device.
+    pub key: DeviceKey,
+    /// What its port is part of.
+    pub fabric: Fabric,
+    /// The kernel's boot: tells machines apart.
+    pub boot: [u8; 16],
+    /// Its port's GID.
+    pub gid: [u8; 16],
+    /// The TCP port where it is called.
+    pub tcp_port: u16,
+    /// Where that port is, the likeliest first.
+    pub hosts: Vec<Host>,
+}
+
+/// An IP address, with the interface for those that mean something on one link only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Host {
+    /// The address.
+    pub ip: IpAddr,
+    /// Its owner's interface: of no use to others. They take their own, to which the GID belongs.
+    pub is_link_local: bool,
+}
+
+impl Host {
+    /// An address.
+    pub fn of(ip: IpAddr) -> Self {
+        let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.segments()[0] & 0xffc0 == 0xfe80);
+        Self { ip, is_link_local }
+    }
+
+    /// Where to dial. `interface` is the caller's, by number.
+    pub fn at(self, port: u16, interface: u32) -> SocketAddr {
+        match self.ip {
+            IpAddr::V6(ip) if self.is_link_local => SocketAddrV6::new(ip, port, 0, interface).into(),
+            ip => SocketAddr::new(ip, port),
+        }
+    }
+}
+
+/// The IP address that a GID of RoCE version 2 stands for.
+pub fn ip_of(gid: [u8; 16]) -> IpAddr {
+    let ip = Ipv6Addr::from(gid);
+    ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
+}
+
+impl Address {
+    /// The form that travels.
+    pub fn encode(&self) -> AddressBlob {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.key.0);
+        bytes.push(match self.fabric {
+            Fabric::InfiniBand => 1,
+            Fabric::Ethernet => 2,
+            Fabric::Simulated => 3,
+        });
+        bytes.extend(self.boot);
+        bytes.extend(self.gid);
+        bytes.extend(self.tcp_port.to_le_bytes());
+        for host in self.hosts.iter().take(MOST) {
+            match host.ip {
+                IpAddr::V4(ip) => bytes.extend(ip.to_ipv6_mapped().octets()),
+                IpAddr::V6(ip) => bytes.extend(ip.octets()),
+            }
+        }
+        AddressBlob(bytes)
+    }
+
+    /// Reads one; `None` when it cannot be one.
+    pub fn decode(blob: &AddressBlob) -> Option<Self> {
+        let (magic, rest) = blob.0.split_first_chunk::<4>()?;
+        let (key, rest) = rest.split_first_chunk::<16>()?;
+        let ([fabric], rest) = rest.split_first_chunk::<1>()?;
+        let (boot, rest) = rest.split_first_chunk::<16>()?;
+        let (gid, rest) = rest.split_first_chunk::<16>()?;
+        let (port, rest) = rest.split_first_chunk::<2>()?;
+        let (hosts, rest) = rest.as_chunks::<16>();
+        if *magic != MAGIC || !rest.is_empty() || hosts.is_empty() || hosts.len() > MOST {
+            return None;
+        }
+        let fabric = match fabric {
+            1 => Fabric::InfiniBand,
+            2 => Fabric::Ethernet,
+            3 => Fabric::Simulated,
+            _ => return None,
+        };
+        let hosts = hosts.iter().map(|&ip| Host::of(ip_of(ip))).collect();
+        let tcp_port = u16::from_le_bytes(*port);
+        Some(Self { key: DeviceKey(*key), fabric, boot: *boot, gid: *gid, tcp_port, hosts })
+    }
+
+    /// Whether a device of this address can reach one of that.
+    pub fn reach(&self, to: &Self) -> Reach {
+        let no = |why: String| Reach::No(why);
+        if self.fabric != to.fabric {
+            return no(format!("it is on {:?}, this rank on {:?}", to.fabric, self.fabric));
+        }
+        match self.fabric {
+            Fabric::Simulated if self.boot != to.boot => {
+                return no("the NIC is simulated, and the peer is on another machine".into());
+            }
+            Fabric::InfiniBand if self.gid[..8] != to.gid[..8] => {
+                return no(format!(
+                    "its InfiniBand subnet is {}, this rank's {}",
+                    Ipv6Addr::from(to.gid),
+                    Ipv6Addr::from(self.gid)
+                ));
+            }
+            Fabric::Ethernet => {
+                let (mine, theirs) = (ip_of(self.gid), ip_of(to.gid));
+                if mine.is_ipv4() != theirs.is_ipv4() || Host::of(mine).is_link_local != Host::of(theirs).is_link_local {
+                    return no(format!(
+                        "GID mismatch: its GID is {theirs}, this rank's {mine}; choose GIDs of one kind with CARRACK_VERBS_GID"
+                    ));
+                }
+            }
+            Fabric::Simulated | Fabric::InfiniBand => {}
+        }
+        Reach::Yes(Cost { latency_ns: 1500 })
+    }
+}
+
+/// An IPv4 address of this very machine.
+pub const THIS_MACHINE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address() -> Address {
+        Address {
+            key: DeviceKey([7; 16]),
+            fabric: Fabric::Ethernet,
+            boot: [1; 16],
+            gid: Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets(),
+            tcp_port: 4711,
+            hosts: vec![Host::of("10.0.0.1".parse().unwrap()), Host::of("fe80::1".parse().unwrap())],
+        }
+    }
+
+    #[test]
+    fn an_address_comes_back_as_it_was() {
+        assert_eq!(Address::decode(&address().encode()), Some(address()));
+        assert_ne!(DeviceKey::fresh().unwrap(), DeviceKey::fresh().unwrap());
+    }
+
+    #[test]
+    fn what_cannot_reach_each_other_says_why() {
+        let here = address();
+        assert!(matches!(here.reach(&address()), Reach::Yes(_)));
+        let told = |other: Address| match here.reach(&other) {
+            Reach::No(why) => why,
+            Reach::Yes(_) => panic!("reached"),
+        };
+        let by_ipv6 = Address { gid: "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), ..address() };
+        assert!(told(by_ipv6).starts_with("GID mismatch"));
+        assert!(told(Address { fabric: Fabric::InfiniBand, ..address() }).contains("InfiniBand"));
+        let subnet = |number| Address { fabric: Fabric::InfiniBand, gid: [number; 16], ..address() };
+        assert!(matches!(subnet(1).reach(&subnet(2)), Reach::No(_)));
+        let simulated = |boot| Address { fabric: Fabric::Simulated, boot: [boot; 16], ..address() };
+        assert!(matches!(simulated(1).reach(&simulated(2)), Reach::No(_)));
+        assert!(matches!(simulated(1).reach(&simulated(1)), Reach::Yes(_)));
+    }
+
+    #[test]
+    fn addresses_of_one_link_are_dialled_through_the_callers_interface() {
+        let host = Host::of("fe80::1".parse().unwrap());
+        assert_eq!(host.at(9, 3).to_string(), "[fe80::1%3]:9");
+        assert_eq!(Host::of("10.0.0.1".parse().unwrap()).at(9, 3).to_string(), "10.0.0.1:9");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_was_published_is_an_address_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Address::decode(&AddressBlob(bytes.clone()));
+            let mut like = address().encode().0;
+            like.truncate(60);
+            like.extend(bytes);
+            let _ = Address::decode(&AddressBlob(like));
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The transport between nodes: RDMA by verbs.
+
+pub mod address;
+pub mod channel;
+pub mod options;
+pub mod wire;

@@ -1,0 +1,83 @@
+//! What can be chosen about queue pairs and paths.
+
+/// How queue pairs are made, and which way they take. The numbers are those of the InfiniBand specification, as `ibv_modify_qp` takes
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The device and its port, as `mlx5_0` or `mlx5_0:2`. Without: the first port that is active.
+    pub device: Option<String>,
+    /// Which GID of the port; without, it is chosen by its type and address family.
+    pub gid_index: Option<u32>,
+    /// Traffic class of RoCE and of InfiniBand's global routes, 0 to 255.
+    pub traffic_class: u8,
+    /// Service level, 0 to 15.
+    pub service_level: u8,
+    /// Hop limit of global routes.
+    pub hop_limit: u8,
+    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18: a second.
+    pub timeout: u8,
+    /// How often, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer that has gone.
+    pub retries: u8,
+    /// How long a sender waits when the receiver has no buffer posted, in the specification's code: 12 is 0.64 ms.
+    pub rnr_timer: u8,
+    /// Requests that a queue pair holds.
+    pub send_depth: u32,
+    /// Receives that a device posts; half of its packets at most.
+    pub receives: u32,
+    /// Largest message in bytes; the same on all ranks.
+    pub packet_size: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            device: None,
+            gid_index: None,
+            traffic_class: 0,
+            service_level: 0,
+            hop_limit: 64,
+            timeout: 18,
+            retries: 6,
+            rnr_timer: 12,
+            send_depth: 128,
+            receives: 256,
+            packet_size: 8 << 10,
+        }
+    }
+}
+
+impl Options {
+    /// Whether the numbers are ones that the specification knows.
+    ///
+    /// # Errors
+    /// The first that is not, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let limits = [
+            ("service level", u32::from(self.service_level), 0, 15),
+            ("time-out", u32::from(self.timeout), 1, 31),
+            ("number of retries", u32::from(self.retries), 0, 7),
+            ("RNR timer", u32::from(self.rnr_timer), 0, 31),
+            ("send depth", self.send_depth, 16, 1 << 15),
+            ("number of receives", self.receives, 8, 1 << 15),
+        ];
+        for (what, value, least, most) in limits {
+            if !(least..=most).contains(&value) {
+                return Err(format!("a {what} of {value} is not between {least} and {most}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_no_queue_pair_takes_are_named() {
+        Options::default().check().unwrap();
+        let off = Options { timeout: 0, ..Options::default() };
+        assert_eq!(off.check().unwrap_err(), "a time-out of 0 is not between 1 and 31");
+        assert!(Options { service_level: 16, ..Options::default() }.check().is_err());
+    }
+}
