@@ -105,7 +105,7 @@ const TYPES: &[&str] = &[
 
 /// Others by their whole names.
 const OTHER_TYPES: &[&str] =
-    &["verbs_context", "_compat_ibv_port_attr", "ib_uverbs_access_flags", "mlx5dv_reg_dmabuf_access"];
+    &["verbs_context", "_compat_ibv_port_attr", "ib_uverbs_access_flags", "mlx5_ib_uapi_reg_dmabuf_flags"];
 
 /// What the tables of functions point to, and Carrack never looks into.
 const OPAQUE: &[&str] = &[

@@ -2888,6 +2888,8 @@ impl Default for verbs_context {
         }
     }
 }
+pub const MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT: mlx5_ib_uapi_reg_dmabuf_flags = 1;
+pub type mlx5_ib_uapi_reg_dmabuf_flags = core::ffi::c_uint;
 
 #[repr(C)]
 pub struct ibv_alloc_dm_attr {

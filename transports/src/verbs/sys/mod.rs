@@ -1,7 +1,18 @@
-//! libibverbs, opened at run time.
+//! libibverbs, opened at run time: a program that has this built in runs on a machine that has no RDMA.
 //!
 //! | module | one idea |
 //! |---|---|
 //! | [`bindings`] | structures and numbers, made from rdma-core's headers by `cargo xtask bindings` |
+//! | `library` | opening `libibverbs.so.1` and `libmlx5.so.1` |
+//! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
+//! | `mlx5` | what NVIDIA's devices have beside them |
+//! | `error` | why a call failed, and what to do about it: [`VerbsError`] |
 
 pub mod bindings;
+mod error;
+mod library;
+mod mlx5;
+mod table;
+
+pub use error::VerbsError;
+pub use table::{Answer, Functions, Verbs};
