@@ -51,8 +51,7 @@ pub(super) fn place(library: &Library, symbol: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Verbs;
-    use super::*;
+    use super::super::table::{Functions, Verbs};
 
     #[test]
     fn a_library_that_is_not_there_is_named_with_the_loaders_words_and_its_package() {
@@ -66,7 +65,7 @@ mod tests {
     #[test]
     fn a_library_that_is_another_one_lacks_everything() {
         let verbs = Verbs::open_named("libc.so.6").expect("every program here has it");
-        assert_eq!(verbs.functions().missing(), super::super::table::Functions::default().missing());
+        assert_eq!(verbs.functions().missing(), Functions::default().missing());
         assert_eq!(verbs.name(), "libc.so.6");
     }
 }
