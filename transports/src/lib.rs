@@ -11,6 +11,7 @@
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |
+//! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
 //! | [`fork`] | whether this is still the process that something belongs to |
 //! | [`sync`] | rings, queues, free lists: model-checked |

@@ -6,11 +6,13 @@
 //! | `rules` | the rules on our own sources that no lint knows: where `unsafe`, copies and atomics may stand |
 //! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
 //! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
+//! | `bindings` | `cargo xtask bindings`: what `verbs/sys` knows of rdma-core's headers |
 //! | `slim` | copies programs without their symbols |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
 //! | `error` | what can go wrong, and what to do about it |
 
+mod bindings;
 mod bundle;
 mod child;
 mod error;
@@ -39,6 +41,8 @@ enum Task {
     BenchPeers(peers::Options),
     /// Build a folder of programs with which `carrack selftest` runs on a machine without Rust
     Bundle(bundle::Options),
+    /// Make the bindings of libibverbs from rdma-core's headers, or compare them
+    Bindings(bindings::Options),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
         Task::Bundle(options) => bundle::run(&options),
+        Task::Bindings(options) => bindings::run(&options),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");

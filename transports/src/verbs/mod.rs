@@ -3,4 +3,5 @@
 pub mod address;
 pub mod channel;
 pub mod options;
+pub mod sys;
 pub mod wire;

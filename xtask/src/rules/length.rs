@@ -5,8 +5,11 @@ use super::tree::Source;
 /// design.md asks at about 500; we ask again here.
 const LONG: usize = 700;
 
+/// Nobody reads it from top to bottom: `cargo xtask bindings` writes it.
+const MADE: &str = "transports/src/verbs/sys/bindings.rs";
+
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
-    let long = sources.iter().filter(|source| source.code.len() > LONG);
+    let long = sources.iter().filter(|source| source.code.len() > LONG && source.path != MADE);
     long.map(|source| format!("{} has {} lines, more than {LONG}", source.path, source.code.len())).collect()
 }
 

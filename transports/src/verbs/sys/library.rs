@@ -1,0 +1,71 @@
+//! Opening a library of rdma-core's.
+
+use super::error::VerbsError;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, c_void};
+
+/// By what the loader, and every device's own library, knows it. Not `libibverbs.so`, which only who builds has.
+pub(super) const VERBS: &str = "libibverbs.so.1";
+
+/// What NVIDIA's devices have beside it.
+pub(super) const MLX5: &str = "libmlx5.so.1";
+
+/// Opens a library.
+pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
+    // SAFETY: loading runs the library's initialisers; rdma-core's are meant to be run in any program, and touch no device
+    // before it is asked for any.
+    unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|why| {
+        let why = std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string);
+        let remedy = format!(
+            "looked for {name}: {why}; it comes with rdma-core (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Red \
+             Hat: libibverbs)"
+        );
+        VerbsError::because("dlopen", libc::ELIBACC, remedy)
+    })
+}
+
+/// A symbol of a library. Of several versions it is the default one, which is what a program would be linked with.
+pub(super) fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
+    // SAFETY: only the address is taken; what it is a pointer to is said where it is given a type.
+    let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
+    Some(found.as_raw_ptr()).filter(|found| !found.is_null())
+}
+
+/// The file that a library came from, by one of its symbols.
+pub(super) fn place(library: &Library, symbol: &str) -> Option<String> {
+    let symbol = find(library, symbol)?;
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: the place for the answer is ours.
+    if unsafe { libc::dladdr(symbol, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the loader's that lives as long as the library, which is open.
+    let file = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(file.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{Functions, Verbs};
+
+    #[test]
+    fn a_library_that_is_not_there_is_named_with_the_loaders_words_and_its_package() {
+        let error = Verbs::open_named("libibverbs.so.none").expect_err("there is none of this name");
+        assert_eq!((error.call, error.errno), ("dlopen", libc::ELIBACC));
+        let error = error.to_string();
+        assert!(error.contains("looked for libibverbs.so.none: libibverbs.so.none: cannot open"), "{error}");
+        assert!(error.contains("libibverbs1"), "{error}");
+    }
+
+    #[test]
+    fn a_library_that_is_another_one_lacks_everything() {
+        let verbs = Verbs::open_named("libc.so.6").expect("every program here has it");
+        assert_eq!(verbs.functions().missing(), Functions::default().missing());
+        assert_eq!(verbs.name(), "libc.so.6");
+    }
+}

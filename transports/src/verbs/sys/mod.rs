@@ -1,0 +1,25 @@
+//! libibverbs, opened at run time: a program that has this built in runs on a machine that has no RDMA.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`bindings`] | structures and numbers, made from rdma-core's headers by `cargo xtask bindings` |
+//! | `library` | opening `libibverbs.so.1` and `libmlx5.so.1` |
+//! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
+//! | `mlx5` | what NVIDIA's devices have beside them |
+//! | [`objects`] | contexts, domains, memory and queues as owned values, which cannot end in the wrong order |
+//! | `error` | why a call failed, and what to do about it: [`VerbsError`] |
+
+pub mod bindings;
+mod error;
+mod library;
+mod mlx5;
+pub mod objects;
+mod table;
+
+pub use error::VerbsError;
+pub use objects::{
+    Access, AddressHandle, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry,
+    GidIndex, GidKind, MemoryRegion, PollFailure, PostFailure, ProtectionDomain, QueuePair, QueuePairKind,
+    QueuePairSpec, SharedReceiveQueue, Subject,
+};
+pub use table::{Answer, Functions, Verbs};

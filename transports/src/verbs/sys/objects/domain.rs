@@ -1,0 +1,151 @@
+//! Protection domains: what belongs together.
+
+use super::super::bindings::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use super::super::error::VerbsError;
+use super::super::table::{Answer, set_errno};
+use super::context::Context;
+use super::extended::extended;
+use super::handle::Handle;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+/// A protection domain: queue pairs reach the memory that is registered in the same one.
+pub struct ProtectionDomain {
+    raw: Handle<ibv_pd>,
+    origin: Origin,
+    context: Arc<Context>,
+}
+
+/// Where it comes from.
+enum Origin {
+    /// Allocated here.
+    Ours,
+    /// The program's.
+    Adopted,
+    /// One of a single thread, around another one.
+    OneThread { thread: Handle<ibv_td>, base: Arc<ProtectionDomain> },
+}
+
+impl ProtectionDomain {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The device has no more, or does not answer.
+    pub fn alloc(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the context is open.
+        let raw = unsafe { context.verbs().alloc_pd(context.as_raw()) };
+        // SAFETY: what is not a failure is not null.
+        let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
+        Ok(Arc::new(Self { raw, origin: Origin::Ours, context: Arc::clone(context) }))
+    }
+
+    /// A protection domain that the program has, from another library perhaps. It is not deallocated with this.
+    ///
+    /// # Safety
+    /// It is one of this context, and is not deallocated before this and all that is made in it are gone.
+    pub unsafe fn from_raw(context: &Arc<Context>, raw: *mut ibv_pd) -> Arc<Self> {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { Handle::new(raw) };
+        Arc::new(Self { raw, origin: Origin::Adopted, context: Arc::clone(context) })
+    }
+
+    /// A domain whose queue pairs and shared receive queues are used by one thread at a time, so that the device's library
+    /// takes no locks for them. Posting to one of them is [`unsafe`](super::QueuePair::post_send): that is where the promise
+    /// is made. Memory that is registered in either is the same to both.
+    ///
+    /// # Errors
+    /// The library or the device has no such thing ([`VerbsError::is_unsupported`]), or no more of them.
+    pub fn for_one_thread(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
+        let context = &self.context;
+        let lacks = |call| context.name_in(VerbsError::new(call, libc::EOPNOTSUPP));
+        // SAFETY: the context is open.
+        let alloc_td =
+            unsafe { extended!(context.as_raw(), alloc_td) }.ok_or_else(|| lacks("ibv_alloc_td"))?;
+        // SAFETY: the context is open.
+        let alloc_parent = unsafe { extended!(context.as_raw(), alloc_parent_domain) }
+            .ok_or_else(|| lacks("ibv_alloc_parent_domain"))?;
+        let mut attr = ibv_td_init_attr::default();
+        set_errno(0);
+        // SAFETY: the context is open.
+        let thread = unsafe { alloc_td(context.as_raw(), &raw mut attr) }
+            .good()
+            .map_err(|errno| context.name_in(VerbsError::new("ibv_alloc_td", errno)))?;
+        let mut attr =
+            ibv_parent_domain_init_attr { pd: self.base().as_raw(), td: thread, ..Default::default() };
+        set_errno(0);
+        // SAFETY: the context is open, and both parts are there.
+        let raw = unsafe { alloc_parent(context.as_raw(), &raw mut attr) }.good().map_err(|errno| {
+            // SAFETY: made above, and in nothing yet.
+            unsafe { dealloc_td(context, thread) };
+            context.name_in(VerbsError::new("ibv_alloc_parent_domain", errno))
+        })?;
+        // SAFETY: what is not a failure is not null.
+        let (raw, thread) = unsafe { (Handle::new(raw), Handle::new(thread)) };
+        let origin = Origin::OneThread { thread, base: Arc::clone(self.base()) };
+        Ok(Arc::new(Self { raw, origin, context: Arc::clone(context) }))
+    }
+
+    /// The context that it is of.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The library's own structure, which is there as long as this is.
+    pub fn as_raw(&self) -> *mut ibv_pd {
+        self.raw.raw()
+    }
+
+    /// Whether what is made in it is for one thread at a time.
+    pub fn is_for_one_thread(&self) -> bool {
+        matches!(self.origin, Origin::OneThread { .. })
+    }
+
+    /// The one that memory is registered in: this, or the one that this is around.
+    pub(super) fn base(self: &Arc<Self>) -> &Arc<Self> {
+        if let Origin::OneThread { base, .. } = &self.origin { base } else { self }
+    }
+}
+
+/// # Safety
+/// It is of that context, and nothing is made in it.
+unsafe fn dealloc_td(context: &Context, thread: *mut ibv_td) {
+    context.release("thread domain", |_| {
+        // SAFETY: the context is open.
+        let call = unsafe { extended!(context.as_raw(), dealloc_td) };
+        // SAFETY: the caller's promise.
+        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe { call(thread) });
+        answer.good().map_err(|errno| VerbsError::new("ibv_dealloc_td", errno))
+    });
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        if matches!(self.origin, Origin::Adopted) {
+            return;
+        }
+        // SAFETY: made here, and all that was made in it held it.
+        self.context.release("protection domain", |verbs| unsafe { verbs.dealloc_pd(self.as_raw()) });
+        if let Origin::OneThread { thread, .. } = &self.origin {
+            // SAFETY: made here, and the only domain that it was in is gone.
+            unsafe { dealloc_td(&self.context, thread.raw()) };
+        }
+    }
+}
+
+impl PartialEq for ProtectionDomain {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.as_raw(), other.as_raw())
+    }
+}
+
+impl fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.origin {
+            Origin::Ours => "",
+            Origin::Adopted => ", the program's",
+            Origin::OneThread { .. } => ", for one thread",
+        };
+        write!(f, "ProtectionDomain({}{kind})", self.context.name())
+    }
+}

@@ -1,0 +1,106 @@
+//! The functions of a context that newer libraries have added.
+//!
+//! They stand in a structure around the context, which has grown to the front: a library's own version of it may be shorter
+//! than ours, and says how long it is.
+
+use super::super::bindings::{ibv_context, verbs_context};
+use std::mem::offset_of;
+
+/// What `abi_compat` is in a context that has such a structure around it.
+pub(super) const IS_EXTENDED: usize = usize::MAX;
+
+/// A function of the structure around a context; `None` where the library or the device has none.
+macro_rules! extended {
+    ($context:expr, $function:ident) => {
+        $crate::verbs::sys::objects::extended::function(
+            $context,
+            std::mem::offset_of!($crate::verbs::sys::bindings::verbs_context, $function),
+            |context: &$crate::verbs::sys::bindings::verbs_context| context.$function,
+        )
+    };
+}
+pub(super) use extended;
+
+/// The field at `offset` of the structure around `context`. `_field` only says which type it has.
+///
+/// # Safety
+/// `context` is one that libibverbs has opened, and is open.
+#[inline]
+pub(super) unsafe fn function<F: Copy>(
+    context: *mut ibv_context,
+    offset: usize,
+    _field: impl FnOnce(&verbs_context) -> Option<F>,
+) -> Option<F> {
+    // SAFETY: the context is open.
+    if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
+        return None;
+    }
+    // Not by a reference to the whole: what lies before the library's own beginning is not ours to name.
+    let start = context.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context));
+    let size = start.wrapping_add(offset_of!(verbs_context, sz)).cast::<usize>();
+    // SAFETY: every such structure has its size right in front of the context.
+    if unsafe { size.read() } < size_of::<verbs_context>() - offset {
+        return None;
+    }
+    // SAFETY: the library's structure reaches from its end to this field, which is a nullable function of this type.
+    unsafe { start.wrapping_add(offset).cast::<Option<F>>().read() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::bindings::{ibv_device_attr_ex, ibv_query_device_ex_input, ibv_td};
+    use super::*;
+
+    unsafe extern "C" fn query(
+        _: *mut ibv_context,
+        _: *const ibv_query_device_ex_input,
+        _: *mut ibv_device_attr_ex,
+        _: usize,
+    ) -> i32 {
+        7
+    }
+
+    unsafe extern "C" fn dealloc(_: *mut ibv_td) -> i32 {
+        8
+    }
+
+    fn context(extended: usize) -> Box<verbs_context> {
+        let mut made = Box::new(verbs_context { sz: size_of::<verbs_context>(), ..Default::default() });
+        made.query_device_ex = Some(query);
+        made.dealloc_td = Some(dealloc);
+        made.context.abi_compat = std::ptr::without_provenance_mut(extended);
+        made
+    }
+
+    /// Which of two functions can be found, the older one first.
+    fn found(made: &mut verbs_context) -> [bool; 2] {
+        let whole: *mut verbs_context = made;
+        // SAFETY: the context lies within a whole structure, whose pointer may reach all of it.
+        unsafe {
+            let raw = &raw mut (*whole).context;
+            [extended!(raw, query_device_ex).is_some(), extended!(raw, dealloc_td).is_some()]
+        }
+    }
+
+    #[test]
+    fn a_context_without_a_structure_around_it_has_no_such_functions() {
+        assert_eq!(found(&mut context(0)), [false, false]);
+        assert_eq!(found(&mut context(IS_EXTENDED)), [true, true]);
+    }
+
+    #[test]
+    fn what_a_shorter_structure_does_not_reach_is_not_read() {
+        let mut made = context(IS_EXTENDED);
+        made.sz = size_of::<verbs_context>() - offset_of!(verbs_context, query_device_ex);
+        assert_eq!(found(&mut made), [true, false]);
+        made.sz -= 1;
+        assert_eq!(found(&mut made), [false, false]);
+    }
+
+    #[test]
+    fn a_function_that_the_device_has_not_is_none() {
+        let mut made = context(IS_EXTENDED);
+        made.query_device_ex = None;
+        assert_eq!(found(&mut made), [false, true]);
+    }
+}

@@ -1,0 +1,37 @@
+//! A pointer of libibverbs's, and its identity.
+
+use std::ptr::NonNull;
+
+/// A pointer to a structure that libibverbs, or a device's own library, has made.
+pub(super) struct Handle<T>(NonNull<T>);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Handle<T> {}
+
+// SAFETY: libibverbs is thread-safe by its own word (Documentation/libibverbs.md: "the library API is fully reentrant and
+// thread safe"), and its objects belong to no thread. The exception, what is made in a domain for one thread, is a promise of
+// who posts, and posting is `unsafe`.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Handle<T> {}
+
+impl<T> Handle<T> {
+    /// What a call has answered, which it has not failed to do.
+    ///
+    /// # Safety
+    /// It is not null.
+    pub(super) unsafe fn new(raw: *mut T) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { NonNull::new_unchecked(raw) })
+    }
+
+    #[inline(always)]
+    pub(super) fn raw(self) -> *mut T {
+        self.0.as_ptr()
+    }
+}

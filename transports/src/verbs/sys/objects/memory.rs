@@ -1,0 +1,236 @@
+//! Memory that a device may reach.
+
+use super::super::bindings::{
+    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND,
+    IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    ibv_mr,
+};
+use super::super::error::VerbsError;
+use super::domain::ProtectionDomain;
+use super::handle::Handle;
+use std::ffi::c_int;
+use std::fmt;
+use std::ops::BitOr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// What may be done with registered memory. A device may always read it for work that is posted here.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Access(u32);
+
+impl Access {
+    /// Work that is posted here reads it.
+    pub const LOCAL_READ: Self = Self(0);
+    /// Receives and the answers of reads and atomics are written to it. Remote writes and atomics ask for this, too.
+    pub const LOCAL_WRITE: Self = Self(IBV_ACCESS_LOCAL_WRITE);
+    /// Peers write to it.
+    pub const REMOTE_WRITE: Self = Self(IBV_ACCESS_REMOTE_WRITE);
+    /// Peers read it.
+    pub const REMOTE_READ: Self = Self(IBV_ACCESS_REMOTE_READ);
+    /// Peers do atomic operations on it.
+    pub const REMOTE_ATOMIC: Self = Self(IBV_ACCESS_REMOTE_ATOMIC);
+    /// It stays pageable: the device faults. Not every device can.
+    pub const ON_DEMAND: Self = Self(IBV_ACCESS_ON_DEMAND);
+    /// It lies in huge pages.
+    pub const HUGETLB: Self = Self(IBV_ACCESS_HUGETLB);
+    /// Writes to it may become visible in another order than they came, but for the completion, which comes after them.
+    /// Where the kernel or the library does not know this wish, it is not fulfilled, without an error.
+    pub const RELAXED_ORDERING: Self = Self(IBV_ACCESS_RELAXED_ORDERING);
+
+    /// All of the bits, as C has them.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether all that `other` allows is allowed.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// What has to be granted: without the wishes that may be ignored.
+    const fn without_wishes(self) -> Self {
+        Self(self.0 & !IB_UVERBS_ACCESS_OPTIONAL_RANGE)
+    }
+
+    /// As most functions take it.
+    const fn as_int(self) -> c_int {
+        self.0.cast_signed()
+    }
+}
+
+impl BitOr for Access {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Access({:#x})", self.0)
+    }
+}
+
+/// Memory that is registered.
+pub struct MemoryRegion {
+    raw: Handle<ibv_mr>,
+    addr: usize,
+    len: usize,
+    lkey: u32,
+    rkey: u32,
+    domain: Arc<ProtectionDomain>,
+}
+
+impl ProtectionDomain {
+    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it by its address
+    /// (nvidia-peermem).
+    ///
+    /// # Errors
+    /// The memory cannot be locked, is not there, or the device has no room for it.
+    ///
+    /// # Safety
+    /// It stays allocated as long as the registration lives. While work is under way that writes to it, or peers may, nobody
+    /// holds a Rust reference to it.
+    pub unsafe fn register(
+        self: &Arc<Self>,
+        addr: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let (verbs, pd) = (self.context().verbs(), self.base().as_raw());
+        let wishes = access != access.without_wishes();
+        let answer = if wishes && verbs.functions().reg_mr_iova2.is_some() {
+            // It drops the wishes that the kernel does not know; the plain call would fail over them.
+            // SAFETY: the domain is there; of the memory, the caller's promise.
+            unsafe { verbs.reg_mr_iova2(pd, addr.cast(), len, addr.addr() as u64, access.bits()) }
+        } else {
+            // SAFETY: as above.
+            unsafe { verbs.reg_mr(pd, addr.cast(), len, access.without_wishes().as_int()) }
+        };
+        self.registered(answer, addr.addr(), len)
+    }
+
+    /// Registers memory of a dma-buf: `len` bytes from `offset` on, which peers and work name by addresses from `iova` on.
+    /// `offset` and `iova` lie at the same place of their pages.
+    ///
+    /// # Errors
+    /// The library, kernel or device cannot register such memory ([`VerbsError::is_unsupported`]), or not this.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), of what the descriptor stands for; the descriptor itself may be closed afterwards.
+    pub unsafe fn register_dmabuf(
+        self: &Arc<Self>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let (verbs, pd, fd) = (self.context().verbs(), self.base().as_raw(), fd.as_raw_fd());
+        // SAFETY: the domain is there; of the memory, the caller's promise.
+        let mut answer = unsafe { verbs.reg_dmabuf_mr(pd, offset, len, iova, fd, access.as_int()) };
+        let plain = access.without_wishes();
+        if plain != access && answer.as_ref().is_err_and(|error| error.errno == libc::EINVAL) {
+            // There is no call for dma-bufs that drops wishes by itself.
+            // SAFETY: as above.
+            answer = unsafe { verbs.reg_dmabuf_mr(pd, offset, len, iova, fd, plain.as_int()) };
+        }
+        // On the machines that Carrack runs on, an address is as long as a word on the wire.
+        self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
+    }
+
+    /// The same over a PCIe function of the NIC's own that reaches the memory past the CPU ("data direct"): some devices of
+    /// NVIDIA's have it.
+    ///
+    /// # Errors
+    /// As [`register_dmabuf`](Self::register_dmabuf); most devices have none.
+    ///
+    /// # Safety
+    /// As [`register_dmabuf`](Self::register_dmabuf).
+    pub unsafe fn register_dmabuf_direct(
+        self: &Arc<Self>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let context = self.context();
+        if !context.is_mlx5() {
+            let remedy = "only NVIDIA's devices have this call, and libmlx5.so.1 for it";
+            let error = VerbsError::because("mlx5dv_reg_dmabuf_mr", libc::EOPNOTSUPP, remedy);
+            return Err(context.name_in(error));
+        }
+        let (mlx5, pd, fd) = (context.verbs().mlx5(), self.base().as_raw(), fd.as_raw_fd());
+        // SAFETY: the domain is there, and of a device of that library; of the memory, the caller's promise.
+        let answer = unsafe { mlx5.reg_dmabuf_mr_direct(pd, (offset, len), iova, fd, access.as_int()) };
+        self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
+    }
+
+    fn registered(
+        self: &Arc<Self>,
+        answer: Result<*mut ibv_mr, VerbsError>,
+        addr: usize,
+        len: usize,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let raw = answer.map_err(|error| self.context().name_in(error))?;
+        // SAFETY: what is not a failure is not null, and has its keys, which do not change.
+        let (raw, lkey, rkey) = unsafe { (Handle::new(raw), (*raw).lkey, (*raw).rkey) };
+        Ok(MemoryRegion { raw, addr, len, lkey, rkey, domain: Arc::clone(self.base()) })
+    }
+}
+
+impl MemoryRegion {
+    /// The key by which work that is posted here names it.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key by which peers name it.
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Where it begins, as work and peers name it.
+    #[inline]
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// How many bytes it has.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The domain that it is registered in.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// The library's own structure, which is there as long as this is.
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.raw.raw()
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: registered here. Work that is under way in it ends in an error, and touches it no more.
+        self.domain.context().release("memory region", |verbs| unsafe { verbs.dereg_mr(self.as_raw()) });
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryRegion({} bytes at {:#x}, {:?})", self.len, self.addr, self.domain)
+    }
+}

@@ -1,0 +1,270 @@
+//! Queue pairs.
+
+use super::super::bindings::{
+    IBV_QP_PORT, IBV_QP_STATE, IBV_QPT_RC, IBV_QPT_UD, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_type, ibv_recv_wr, ibv_send_wr,
+};
+use super::super::error::VerbsError;
+use super::completion::CompletionQueue;
+use super::domain::ProtectionDomain;
+use super::handle::Handle;
+use super::receive::{PostFailure, SharedReceiveQueue};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+/// What a queue pair promises.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QueuePairKind {
+    /// To one peer, everything arrives, once, in order (RC).
+    Reliable,
+    /// To anybody, and what is lost is lost (UD).
+    Datagram,
+}
+
+impl QueuePairKind {
+    /// C's number of it.
+    pub fn as_raw(self) -> ibv_qp_type {
+        match self {
+            Self::Reliable => IBV_QPT_RC,
+            Self::Datagram => IBV_QPT_UD,
+        }
+    }
+}
+
+/// What a queue pair is asked to be.
+#[derive(Clone, Debug)]
+pub struct QueuePairSpec<'a> {
+    /// What it promises.
+    pub kind: QueuePairKind,
+    /// Where the ends of sends, writes, reads and atomics are found.
+    pub send_cq: &'a Arc<CompletionQueue>,
+    /// Where the ends of receives are found.
+    pub recv_cq: &'a Arc<CompletionQueue>,
+    /// Where it takes its receives from; without one it has a queue of its own.
+    pub srq: Option<&'a Arc<SharedReceiveQueue>>,
+    /// For how much work its send queue has room, at least.
+    pub send_depth: u32,
+    /// For how many receives it has room, at least; 0 where `srq` is used.
+    pub recv_depth: u32,
+    /// Of how many pieces a send may be.
+    pub send_sge: u32,
+    /// Of how many pieces a receive may be.
+    pub recv_sge: u32,
+    /// How many bytes may be sent from within the work itself, so that their memory need not be registered nor kept.
+    pub inline: u32,
+}
+
+/// A queue pair.
+pub struct QueuePair {
+    raw: Handle<ibv_qp>,
+    number: u32,
+    granted: ibv_qp_cap,
+    kind: QueuePairKind,
+    send_cq: Arc<CompletionQueue>,
+    recv_cq: Arc<CompletionQueue>,
+    srq: Option<Arc<SharedReceiveQueue>>,
+    domain: Arc<ProtectionDomain>,
+}
+
+impl QueuePair {
+    /// A new one, in the state `RESET`.
+    ///
+    /// # Errors
+    /// That is more than the device grants, its parts are of several contexts, or the device does not answer.
+    pub fn create(domain: &Arc<ProtectionDomain>, spec: &QueuePairSpec<'_>) -> Result<Arc<Self>, VerbsError> {
+        const CALL: &str = "ibv_create_qp";
+        let context = domain.context();
+        context.check_same(spec.send_cq.context(), CALL, "send completion queue")?;
+        context.check_same(spec.recv_cq.context(), CALL, "receive completion queue")?;
+        if let Some(srq) = spec.srq {
+            context.check_same(srq.domain().context(), CALL, "shared receive queue")?;
+        }
+        let mut init = ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: spec.send_cq.as_raw(),
+            recv_cq: spec.recv_cq.as_raw(),
+            srq: spec.srq.map_or(ptr::null_mut(), |srq| srq.as_raw()),
+            cap: ibv_qp_cap {
+                max_send_wr: spec.send_depth,
+                max_recv_wr: spec.recv_depth,
+                max_send_sge: spec.send_sge,
+                max_recv_sge: spec.recv_sge,
+                max_inline_data: spec.inline,
+            },
+            qp_type: spec.kind.as_raw(),
+            sq_sig_all: 0,
+        };
+        // SAFETY: the domain and its queues are there, and of one context.
+        let raw = unsafe { context.verbs().create_qp(domain.as_raw(), &raw mut init) };
+        let raw = raw.map_err(|error| context.name_in(error))?;
+        // SAFETY: what is not a failure is not null, and has its number, which does not change.
+        let (raw, number) = unsafe { (Handle::new(raw), (*raw).qp_num) };
+        Ok(Arc::new(Self {
+            raw,
+            number,
+            granted: init.cap,
+            kind: spec.kind,
+            send_cq: Arc::clone(spec.send_cq),
+            recv_cq: Arc::clone(spec.recv_cq),
+            srq: spec.srq.map(Arc::clone),
+            domain: Arc::clone(domain),
+        }))
+    }
+
+    /// By which peers name it, and its completions.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What it promises.
+    pub fn kind(&self) -> QueuePairKind {
+        self.kind
+    }
+
+    /// How many bytes the device lets be sent from within the work.
+    #[inline]
+    pub fn inline(&self) -> usize {
+        self.granted.max_inline_data as usize
+    }
+
+    /// For how much work its send queue has room.
+    pub fn send_depth(&self) -> u32 {
+        self.granted.max_send_wr
+    }
+
+    /// For how many receives it has room, in a queue of its own.
+    pub fn recv_depth(&self) -> u32 {
+        self.granted.max_recv_wr
+    }
+
+    /// Of how many pieces a send may be.
+    pub fn send_sge(&self) -> u32 {
+        self.granted.max_send_sge
+    }
+
+    /// Of how many pieces a receive may be.
+    pub fn recv_sge(&self) -> u32 {
+        self.granted.max_recv_sge
+    }
+
+    /// Changes what `mask` names (`IBV_QP_*`) to what `attr` says.
+    ///
+    /// # Errors
+    /// The step is not one from the state that it is in, an attribute is missing or out of range, or the peer's network
+    /// address is not to be found.
+    pub fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<(), VerbsError> {
+        let context = self.domain.context();
+        // SAFETY: the queue pair is there.
+        let answer = unsafe { context.verbs().modify_qp(self.as_raw(), attr, mask.cast_signed()) };
+        answer.map_err(|error| {
+            let error = context.name_in(error);
+            if mask & IBV_QP_PORT != 0 { error.at_port(attr.port_num) } else { error }
+        })
+    }
+
+    /// What the device says of it now; of `mask` (`IBV_QP_*`) at least.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    pub fn query(&self, mask: u32) -> Result<ibv_qp_attr, VerbsError> {
+        let context = self.domain.context();
+        let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+        // SAFETY: the queue pair is there, and the places for the answers are ours.
+        unsafe { context.verbs().query_qp(self.as_raw(), &raw mut attr, mask.cast_signed(), &raw mut init) }
+            .map_err(|error| context.name_in(error))?;
+        Ok(attr)
+    }
+
+    /// The state that it is in now (`IBV_QPS_*`).
+    ///
+    /// # Errors
+    /// The device does not answer.
+    pub fn state(&self) -> Result<u32, VerbsError> {
+        self.query(IBV_QP_STATE).map(|attr| attr.qp_state)
+    }
+
+    /// Posts a list of sends, writes, reads and atomics.
+    ///
+    /// # Errors
+    /// The queue is full or in no state to send, or an entry is not good; what stands before that one is posted.
+    ///
+    /// # Safety
+    /// The list is one. Each piece, but for what is sent inline, lies in registered memory of the same domain, with its key,
+    /// and stays there until the work has completed, or the queue pair is gone: with work that asks for no completion, until
+    /// later work of the same queue has completed. No Rust reference exists meanwhile to what is written to. A datagram's
+    /// address stays until then, too. Of a domain [for one thread](ProtectionDomain::for_one_thread), no other thread posts
+    /// to this queue pair meanwhile.
+    #[inline]
+    pub unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), PostFailure<ibv_send_wr>> {
+        let mut bad = first;
+        // SAFETY: the queue pair is there, and so is its context.
+        let call = unsafe { (*(*self.as_raw()).context).ops.post_send };
+        let Some(call) = call else { return Err(PostFailure::new(libc::ENOSYS, first)) };
+        // SAFETY: passed on from the caller.
+        match unsafe { call(self.as_raw(), first, &raw mut bad) } {
+            0 => Ok(()),
+            answer => Err(PostFailure::new(answer, bad)),
+        }
+    }
+
+    /// Posts a list of receives to its own queue.
+    ///
+    /// # Errors
+    /// The queue is full or in no state to receive, or a receive is not good; what stands before that one is posted.
+    ///
+    /// # Safety
+    /// As [`SharedReceiveQueue::post`], until the receive completes or the queue pair is gone. It has no shared queue.
+    #[inline]
+    pub unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>> {
+        let mut bad = first;
+        // SAFETY: the queue pair is there, and so is its context.
+        let call = unsafe { (*(*self.as_raw()).context).ops.post_recv };
+        let Some(call) = call else { return Err(PostFailure::new(libc::ENOSYS, first)) };
+        // SAFETY: passed on from the caller.
+        match unsafe { call(self.as_raw(), first, &raw mut bad) } {
+            0 => Ok(()),
+            answer => Err(PostFailure::new(answer, bad)),
+        }
+    }
+
+    /// Where the ends of sends are found.
+    pub fn send_cq(&self) -> &Arc<CompletionQueue> {
+        &self.send_cq
+    }
+
+    /// Where the ends of receives are found.
+    pub fn recv_cq(&self) -> &Arc<CompletionQueue> {
+        &self.recv_cq
+    }
+
+    /// Where it takes its receives from, if not from its own queue.
+    pub fn srq(&self) -> Option<&Arc<SharedReceiveQueue>> {
+        self.srq.as_ref()
+    }
+
+    /// The domain that it is of.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// The library's own structure, which is there as long as this is.
+    #[inline]
+    pub fn as_raw(&self) -> *mut ibv_qp {
+        self.raw.raw()
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: made here, and nothing is made in it.
+        self.domain.context().release("queue pair", |verbs| unsafe { verbs.destroy_qp(self.as_raw()) });
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueuePair({:?} {:#x} of {})", self.kind, self.number, self.domain.context().name())
+    }
+}
