@@ -29,6 +29,7 @@ use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::{PacketAllocator, PacketPool};
 use carrack_transports::shm::{Geometry, Shm};
 use carrack_transports::sync::Sleepers;
+use carrack_transports::verbs::{self, Rdma};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -220,7 +221,12 @@ fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Un
         match opened {
             Ok(domain) => domains.push((transport.name(), domain)),
             Err(why) => {
-                tracing::warn!(%why, "a transport cannot be used");
+                // Most machines have no RDMA device: nothing is wrong with them.
+                if *wanted == TransportChoice::Verbs {
+                    tracing::info!(%why, "a transport cannot be used");
+                } else {
+                    tracing::warn!(%why, "a transport cannot be used");
+                }
                 unavailable.push(why);
             }
         }
@@ -231,6 +237,26 @@ fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Un
         }
     }
     (domains, unavailable)
+}
+
+/// What the settings say of queue pairs and paths.
+fn verbs_options(settings: &Settings) -> verbs::Options {
+    let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let device = settings.verbs_device();
+    verbs::Options {
+        device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
+        gid_index: settings.verbs_gid().map(byte),
+        traffic_class: byte(settings.verbs_traffic_class()),
+        service_level: byte(settings.verbs_service_level()),
+        hop_limit: byte(settings.verbs_hop_limit()),
+        timeout: byte(settings.verbs_timeout()),
+        retries: byte(settings.verbs_retries()),
+        send_depth: count(settings.verbs_depth()),
+        receives: count(settings.verbs_receives()),
+        packet_size: settings.packet_size(),
+        ..verbs::Options::default()
+    }
 }
 
 impl Runtime {
@@ -251,6 +277,7 @@ impl Runtime {
         vec![
             (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
             (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+            (TransportChoice::Verbs, Box::new(Rdma::new(verbs_options(settings)))),
         ]
     }
 

@@ -56,6 +56,8 @@ pub trait Job: 'static {
     const PATH: Path;
     /// Whether the sender can be told `Retry(Lock)`.
     const TRIES_LOCKS: bool;
+    /// Whether a NIC, or one that is simulated, carries the messages.
+    const IS_RDMA: bool = false;
 
     /// Settings with this transport alone, whatever the environment says.
     fn settings() -> SettingsBuilder {
@@ -101,26 +103,66 @@ impl Job for OverShm {
     const TRIES_LOCKS: bool = true;
 }
 
+/// Over the RDMA devices of this machine: the ranks take them in turn.
+pub struct OverVerbs;
+
+impl Job for OverVerbs {
+    const NAME: &'static str = "verbs";
+    const TRANSPORT: TransportChoice = TransportChoice::Verbs;
+    const PATH: Path = Path::Verbs;
+    const TRIES_LOCKS: bool = true;
+    const IS_RDMA: bool = true;
+
+    fn ranks_with(size: u32, settings: SettingsBuilder) -> Vec<Runtime> {
+        let job = InProcess::job(size).expect("a job in this process");
+        let start = |(at, bootstrap)| start(bootstrap, settings.clone().verbs_device(rdma_device(at)));
+        job.into_iter().enumerate().map(start).collect()
+    }
+}
+
+/// The RDMA device of a rank, of those that `TEST_VERBS` names: the two of the guest without.
+pub fn rdma_device(rank: usize) -> String {
+    let names = std::env::var("TEST_VERBS").unwrap_or_else(|_| "rxe0,rxe1".into());
+    let names: Vec<_> = names.split(',').collect();
+    names[rank % names.len()].to_owned()
+}
+
 /// Makes a test of each function, over each transport. A new transport is one more module here.
 #[macro_export]
 macro_rules! over_each_transport {
     ($($test:ident),+ $(,)?) => {
-        $crate::over_transport!(loopback, OverLoopback, $($test),+);
-        $crate::over_transport!(shm, OverShm, $($test),+);
+        $crate::over_transport!(loopback, OverLoopback, [], $($test),+);
+        $crate::over_transport!(shm, OverShm, [], $($test),+);
+        $crate::over_transport!(
+            verbs,
+            OverVerbs,
+            [#[ignore = "needs an RDMA device: cargo xtask rdma-guest runs it"]],
+            $($test),+
+        );
     };
 }
 
 /// Each test once more over the transport of a job.
 #[macro_export]
 macro_rules! over_transport {
-    ($module:ident, $job:ident, $($test:ident),+) => {
+    ($module:ident, $job:ident, $attributes:tt, $($test:ident),+) => {
         mod $module {
-            $(#[test]
+            $($crate::with_attributes! { $attributes
+            #[test]
             fn $test() {
                 let _watchdog = $crate::support::Watchdog::over(concat!(stringify!($test), " over ", stringify!($module)));
                 super::$test::<$crate::support::$job>();
-            })+
+            } })+
         }
+    };
+}
+
+/// An item with attributes that were given as one.
+#[macro_export]
+macro_rules! with_attributes {
+    ([$(#[$attribute:meta])*] $item:item) => {
+        $(#[$attribute])*
+        $item
     };
 }
 

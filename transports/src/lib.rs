@@ -39,4 +39,6 @@ pub mod mem;
 pub mod shm;
 pub mod sync;
 #[cfg(not(loom))]
+mod upkeep;
+#[cfg(not(loom))]
 pub mod verbs;

@@ -83,6 +83,10 @@ pub enum Path {
     Shm,
     /// GPU memory that is mapped from another process of the node, by CUDA's IPC.
     CudaIpc,
+    /// RDMA between nodes.
+    Verbs,
+    /// The same over a NIC that is simulated on this machine.
+    VerbsSimulated,
 }
 
 impl Path {
@@ -92,6 +96,8 @@ impl Path {
             Self::Loopback => carrack_transports::loopback::NAME,
             Self::Shm => carrack_transports::shm::NAME,
             Self::CudaIpc => carrack_transports::cuda_ipc::NAME,
+            Self::Verbs => carrack_transports::verbs::NAME,
+            Self::VerbsSimulated => carrack_transports::verbs::SIMULATED,
         }
     }
 }

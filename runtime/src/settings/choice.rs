@@ -30,10 +30,19 @@ pub enum TransportChoice {
     Loopback,
     /// `shm`: shared memory, to the processes of the same node.
     Shm,
+    /// `verbs`: RDMA, to other nodes.
+    Verbs,
+    /// `verbs-simulated`: the same over a NIC that is simulated on this machine, for tests.
+    VerbsSimulated,
 }
 
 impl Choice for TransportChoice {
-    const ALL: &'static [(&'static str, Self)] = &[("loopback", Self::Loopback), ("shm", Self::Shm)];
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("loopback", Self::Loopback),
+        ("shm", Self::Shm),
+        ("verbs", Self::Verbs),
+        ("verbs-simulated", Self::VerbsSimulated),
+    ];
 }
 
 /// What `CARRACK_GPU` can ask for.
@@ -156,8 +165,9 @@ mod tests {
     #[test]
     fn every_choice_is_displayed_as_the_word_that_stands_for_it() {
         assert_eq!(
-            [TransportChoice::Loopback, TransportChoice::Shm].map(|c| c.to_string()),
-            ["loopback", "shm"]
+            [TransportChoice::Loopback, TransportChoice::Shm, TransportChoice::VerbsSimulated]
+                .map(|c| c.to_string()),
+            ["loopback", "shm", "verbs-simulated"]
         );
         assert_eq!(
             [GpuChoice::Auto, GpuChoice::None, GpuChoice::Cuda, GpuChoice::Fake].map(|c| c.to_string()),

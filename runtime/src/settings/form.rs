@@ -74,6 +74,37 @@ impl Form<usize> for Count {
     }
 }
 
+/// A number, or `auto`: then it is found.
+pub(super) struct Auto(Count);
+
+impl Auto {
+    pub(super) const fn or(unit: &'static str, least: usize, most: usize) -> Self {
+        Self(Count::of(unit, least, most))
+    }
+}
+
+impl Form<Option<usize>> for Auto {
+    fn expected(&self) -> String {
+        format!("auto, or {}", self.0.expected())
+    }
+
+    fn example(&self) -> String {
+        self.0.example()
+    }
+
+    fn parse(&self, text: &str) -> Result<Option<usize>, Refusal> {
+        if text.trim().eq_ignore_ascii_case("auto") { Ok(None) } else { self.0.parse(text).map(Some) }
+    }
+
+    fn check(&self, value: &Option<usize>) -> Result<(), Refusal> {
+        value.as_ref().map_or(Ok(()), |value| self.0.check(value))
+    }
+
+    fn show(&self, value: &Option<usize>) -> String {
+        value.as_ref().map_or_else(|| "auto".to_owned(), |value| self.0.show(value))
+    }
+}
+
 /// A number of bytes, which may be written with a unit.
 pub(super) struct Bytes(Count);
 

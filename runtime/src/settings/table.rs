@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::choice::{DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
 use super::declare::settings;
-use super::form::{Bytes, Count, List, Micros, Text, Word};
+use super::form::{Auto, Bytes, Count, List, Micros, Text, Word};
 
 settings! {
     /// Transports that may be used, the preferred one first.
     transports: Vec<TransportChoice>, seen as &[TransportChoice],
         "CARRACK_TRANSPORT", List,
-        vec![TransportChoice::Loopback, TransportChoice::Shm];
+        vec![TransportChoice::Loopback, TransportChoice::Shm, TransportChoice::Verbs];
 
     /// Bytes of a packet; a longer message goes by rendezvous.
     packet_size: usize,
@@ -28,6 +28,42 @@ settings! {
     /// Packet-sized chunks of a shared-memory link, for each direction.
     shm_chunks: usize,
         "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
+
+    /// The RDMA device and its port, as mlx5_0 or mlx5_0:2; auto: the first port that is active.
+    verbs_device: String, seen as &str,
+        "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1"), String::from("auto");
+
+    /// Index of the port's GID; auto: by its type and address family.
+    verbs_gid: Option<usize>,
+        "CARRACK_VERBS_GID", Auto::or("a GID", 0, 255), None;
+
+    /// Traffic class of RoCE and of InfiniBand's global routes.
+    verbs_traffic_class: usize,
+        "CARRACK_VERBS_TRAFFIC_CLASS", Count::of("the class", 0, 255), 0;
+
+    /// Service level of InfiniBand, and priority of RoCE where it is not in IP's headers.
+    verbs_service_level: usize,
+        "CARRACK_VERBS_SERVICE_LEVEL", Count::of("the level", 0, 15), 0;
+
+    /// Hop limit of global routes.
+    verbs_hop_limit: usize,
+        "CARRACK_VERBS_HOP_LIMIT", Count::of("hops", 1, 255), 64;
+
+    /// After what time a NIC sends again: 4.096 µs times two to the power of this.
+    verbs_timeout: usize,
+        "CARRACK_VERBS_TIMEOUT", Count::of("doublings", 1, 31), 18;
+
+    /// How often a NIC sends again before the peer counts as gone; Soft-RoCE takes 7 for "for ever".
+    verbs_retries: usize,
+        "CARRACK_VERBS_RETRIES", Count::of("times", 0, 7), 6;
+
+    /// Requests that a queue pair holds.
+    verbs_depth: usize,
+        "CARRACK_VERBS_DEPTH", Count::of("requests", 16, 32 << 10), 128;
+
+    /// Receives that a device posts to its NIC; half of its packets at most.
+    verbs_receives: usize,
+        "CARRACK_VERBS_RECEIVES", Count::of("receives", 8, 32 << 10), 256;
 
     /// Whether the kernel copies large messages from process to process, where it allows that.
     kernel_copy: KernelCopyChoice,

@@ -23,7 +23,8 @@ fn fault_of(result: Result<Settings, SettingsError>) -> SettingFault {
 fn without_variables_every_setting_is_its_default_and_says_so() {
     let settings = Settings::from_vars::<String, String>([]).unwrap();
     assert_eq!(settings, Settings::defaults());
-    assert_eq!(settings.transports(), [TransportChoice::Loopback, TransportChoice::Shm]);
+    let transports = [TransportChoice::Loopback, TransportChoice::Shm, TransportChoice::Verbs];
+    assert_eq!(settings.transports(), transports);
     assert_eq!(settings.packet_size(), 8192);
     assert_eq!(settings.packets_max(), 1024);
     assert_eq!(settings.shm_slots(), 256);

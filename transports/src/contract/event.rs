@@ -178,6 +178,12 @@ impl Batch {
         self.len() >= self.limit
     }
 
+    /// Events that it still has room for.
+    #[inline(always)]
+    pub fn room(&self) -> usize {
+        self.limit.saturating_sub(self.len())
+    }
+
     /// Events in it.
     #[inline(always)]
     pub fn len(&self) -> usize {

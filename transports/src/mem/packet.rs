@@ -19,6 +19,9 @@ pub trait PacketSource: Send + Sync + fmt::Debug {
 
     /// Bytes that a packet holds.
     fn packet_size(&self) -> usize;
+
+    /// Packets that may be out at once.
+    fn limit(&self) -> usize;
 }
 
 /// Where a packet goes when it is dropped.
@@ -26,6 +29,8 @@ pub(super) trait PacketHome: Send + Sync {
     fn give_back(&self, slot: u32);
     fn place(&self) -> Place<'_>;
     fn packet_size(&self) -> usize;
+    /// Where the piece of memory begins of which the slot's packet was cut, and how long it is.
+    fn extent(&self, slot: u32) -> (usize, usize);
 }
 
 /// A chunk of a pool, and nobody else's until it is dropped; then it returns to its pool.
@@ -112,6 +117,11 @@ impl Packet {
     /// [`kind`](Self::kind) is host memory.
     pub fn addr(&self) -> usize {
         self.base.as_ptr() as usize
+    }
+
+    /// Where the piece of memory begins of which this and its neighbours were cut, and how long it is: what a NIC registers. It stays as long as the pool.
+    pub fn extent(&self) -> (usize, usize) {
+        self.home.extent(self.slot)
     }
 
     /// The bytes in use, for the copy function.

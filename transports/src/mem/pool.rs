@@ -263,6 +263,10 @@ impl PacketSource for PacketPool {
     fn packet_size(&self) -> usize {
         self.0.packet_size
     }
+
+    fn limit(&self) -> usize {
+        self.0.limit
+    }
 }
 
 impl PacketHome for Pool {
@@ -279,6 +283,11 @@ impl PacketHome for Pool {
     #[inline]
     fn packet_size(&self) -> usize {
         self.packet_size
+    }
+
+    fn extent(&self, slot: u32) -> (usize, usize) {
+        let slab = self.slabs.get(slot as usize / SLAB).and_then(OnceLock::get);
+        (slab.map_or(0, |Slab(base)| base.addr().get()), self.packet_size * SLAB)
     }
 }
 

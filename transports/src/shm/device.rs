@@ -9,7 +9,6 @@ use super::inbound::Inbound;
 use super::link::{Outgoing, ShmLink};
 use super::segment::{BellPage, Segment};
 use super::{Geometry, NAME};
-use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach, Splits,
     SubmitError, Unavailable,
@@ -18,6 +17,7 @@ use crate::fd_channel::Listener;
 use crate::mem::PacketSource;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
+use crate::upkeep::Upkeep;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -76,38 +76,6 @@ impl Shared {
 pub(super) fn is_dead(process: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&process, PollFlags::IN)];
     matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
-}
-
-/// When to look at the epoll set.
-#[derive(Debug, Default)]
-struct Upkeep {
-    idle: u32,
-    busy: u32,
-    last: u64,
-}
-
-impl Upkeep {
-    /// After a poll: whether it is time. Idle polls read the clock now and then, busy ones hardly ever.
-    #[inline(always)]
-    fn is_due(&mut self, idle: bool) -> bool {
-        if idle {
-            self.idle += 1;
-            self.idle.is_multiple_of(8) && self.since(100 * TICKS_PER_MICROSECOND)
-        } else {
-            self.idle = 0;
-            self.busy += 1;
-            self.busy.is_multiple_of(4096) && self.since(20_000 * TICKS_PER_MICROSECOND)
-        }
-    }
-
-    fn since(&mut self, span: u64) -> bool {
-        let now = ticks();
-        let due = now.wrapping_sub(self.last) >= span;
-        if due {
-            self.last = now;
-        }
-        due
-    }
 }
 
 /// Rings that lead here, and the links that lead away.

@@ -1,6 +1,6 @@
 //! What a device publishes, and whether two can reach each other.
 
-use crate::contract::{AddressBlob, Reach, Cost};
+use crate::contract::{AddressBlob, Cost, Reach};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 const MAGIC: [u8; 4] = *b"CRV1";
@@ -150,7 +150,9 @@ impl Address {
             }
             Fabric::Ethernet => {
                 let (mine, theirs) = (ip_of(self.gid), ip_of(to.gid));
-                if mine.is_ipv4() != theirs.is_ipv4() || Host::of(mine).is_link_local != Host::of(theirs).is_link_local {
+                if mine.is_ipv4() != theirs.is_ipv4()
+                    || Host::of(mine).is_link_local != Host::of(theirs).is_link_local
+                {
                     return no(format!(
                         "GID mismatch: its GID is {theirs}, this rank's {mine}; choose GIDs of one kind with CARRACK_VERBS_GID"
                     ));

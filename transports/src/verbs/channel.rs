@@ -92,7 +92,9 @@ impl Channel {
                 Ok(written) => drop(self.unwritten.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // Not connected yet: the epoll set tells when it is.
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => break,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                    break;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -108,7 +110,9 @@ impl Channel {
             if let Some((length, rest)) = self.unread.split_first_chunk::<2>() {
                 let length = usize::from(u16::from_le_bytes(*length));
                 if length > MAX_MESSAGE {
-                    return Received::Wrong(format!("a message of {length} bytes: it is no rank of Carrack's"));
+                    return Received::Wrong(format!(
+                        "a message of {length} bytes: it is no rank of Carrack's"
+                    ));
                 }
                 if let Some(bytes) = rest.get(..length) {
                     let message = Message::decode(bytes);

@@ -1,7 +1,106 @@
 //! The transport between nodes: RDMA by verbs.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`sys`] | libibverbs: bindings, a table of functions that may be missing, objects whose drop order cannot be wrong |
+//! | [`options`] | what can be chosen |
+//! | [`port`] | which port, and which of its GIDs |
+//! | [`address`] | what a device publishes, and whether two can reach each other |
+//! | [`wire`] | the messages by which two devices make a connection |
+//! | [`channel`] | the TCP connection that carries them, and stays open |
+//! | `interfaces` | this machine's IP addresses |
+//! | `domain` | a port, opened for a rank |
+//! | `queue_pairs` | queue pairs, and the states that they are brought into |
+//! | `memory`, `bounces` | memory that the NIC reads and writes |
+//! | `wr_id` | what a request is called |
+//! | `sending` | requests, what they hold, and when it is free again |
+//! | `receives` | the shared receive queue and its packets |
+//! | `connection` | a queue pair to one peer's device |
+//! | `entries` | all of a device's |
+//! | `meeting` | how connections come about, and how they end |
+//! | `completions` | what a completion means |
+//! | `device` | the completion queue, and whatever has to be looked after |
+//! | `link` | what the runtime holds |
+//!
+//! `docs/verbs.md` says why it is so.
 
 pub mod address;
+mod bounces;
 pub mod channel;
+mod completions;
+mod connection;
+mod device;
+mod domain;
+mod entries;
+mod interfaces;
+mod link;
+mod meeting;
+mod memory;
 pub mod options;
+pub mod port;
+mod queue_pairs;
+mod receives;
+mod sending;
 pub mod sys;
 pub mod wire;
+mod wr_id;
+
+pub use options::Options;
+
+use crate::contract::{DeviceInfo, Domain, Identity, Transport, Unavailable};
+use std::sync::Arc;
+use sys::{Context, Verbs, VerbsError};
+
+/// The transport's name.
+pub const NAME: &str = "verbs";
+
+/// The name of the same transport over the simulated NIC.
+pub const SIMULATED: &str = "verbs-simulated";
+
+/// RDMA by verbs.
+#[derive(Clone, Debug)]
+pub struct Rdma {
+    verbs: Result<Arc<Verbs>, VerbsError>,
+    is_simulated: bool,
+    options: Options,
+}
+
+impl Rdma {
+    /// Over this machine's libibverbs, which is opened now. Why it cannot be is told by [`devices`](Transport::devices).
+    pub fn new(options: Options) -> Self {
+        Self { verbs: Verbs::open(), is_simulated: false, options }
+    }
+
+    /// Over the functions of a simulated NIC.
+    pub fn simulated(verbs: Arc<Verbs>, options: Options) -> Self {
+        Self { verbs: Ok(verbs), is_simulated: true, options }
+    }
+
+    fn verbs(&self) -> Result<&Arc<Verbs>, Unavailable> {
+        self.verbs.as_ref().map_err(|error| Unavailable::new(self.name(), error.to_string()))
+    }
+}
+
+impl Transport for Rdma {
+    fn name(&self) -> &'static str {
+        if self.is_simulated { SIMULATED } else { NAME }
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+        let verbs = self.verbs()?;
+        let names = Context::list(verbs).map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
+        let note = if self.is_simulated { "a simulated NIC" } else { "an RDMA device" };
+        Ok(names.into_iter().map(|name| DeviceInfo { name: name.to_string(), note: note.into() }).collect())
+    }
+
+    fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+        let verbs = self.verbs()?;
+        let domain = domain::RdmaDomain::open(
+            (verbs, self.name(), self.is_simulated),
+            &device.name,
+            self.options.clone(),
+            identity,
+        )?;
+        Ok(Arc::new(domain))
+    }
+}

@@ -7,7 +7,7 @@ pub struct Options {
     /// The device and its port, as `mlx5_0` or `mlx5_0:2`. Without: the first port that is active.
     pub device: Option<String>,
     /// Which GID of the port; without, it is chosen by its type and address family.
-    pub gid_index: Option<u32>,
+    pub gid_index: Option<u8>,
     /// Traffic class of RoCE and of InfiniBand's global routes, 0 to 255.
     pub traffic_class: u8,
     /// Service level, 0 to 15.

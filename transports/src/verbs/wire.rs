@@ -101,10 +101,11 @@ struct Frame {
     end: End,
 }
 
-/// What a side that knows the secret says of its end, when it was asked by that number.
-pub fn proof(secret: &[u8; 16], asked: &Nonce, device: DeviceKey, end: &End) -> [u8; 16] {
+/// What a side that knows the secret says of itself and its end, when it was asked by that number.
+pub fn proof(secret: &[u8; 16], asked: &Nonce, (who, device): (PeerId, DeviceKey), end: &End) -> [u8; 16] {
     let mut hasher = SipHasher24::new_with_key(secret);
     hasher.write(asked);
+    hasher.write(&who.0.to_le_bytes());
     hasher.write(&device.0);
     hasher.write(end.as_bytes());
     hasher.finish128().as_bytes()
@@ -230,16 +231,17 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_good_for_one_secret_one_number_one_device_and_one_end() {
-        let device = DeviceKey([1; 16]);
-        let good = proof(&[1; 16], &[2; 16], device, &end());
-        assert_eq!(proof(&[1; 16], &[2; 16], device, &end()), good);
+    fn a_proof_is_good_for_one_secret_one_number_one_device_of_one_rank_and_one_end() {
+        let who = (PeerId(7), DeviceKey([1; 16]));
+        let good = proof(&[1; 16], &[2; 16], who, &end());
+        assert_eq!(proof(&[1; 16], &[2; 16], who, &end()), good);
         let moved = End { word_addr: 0, ..end() };
         for other in [
-            proof(&[0; 16], &[2; 16], device, &end()),
-            proof(&[1; 16], &[3; 16], device, &end()),
-            proof(&[1; 16], &[2; 16], DeviceKey([2; 16]), &end()),
-            proof(&[1; 16], &[2; 16], device, &moved),
+            proof(&[0; 16], &[2; 16], who, &end()),
+            proof(&[1; 16], &[3; 16], who, &end()),
+            proof(&[1; 16], &[2; 16], (who.0, DeviceKey([2; 16])), &end()),
+            proof(&[1; 16], &[2; 16], (PeerId(8), who.1), &end()),
+            proof(&[1; 16], &[2; 16], who, &moved),
         ] {
             assert_ne!(other, good);
         }

@@ -1,0 +1,89 @@
+//! Registered buffers through which longer messages are sent, so that they are over when the call returns.
+
+use super::memory::Area;
+use super::sys::{ProtectionDomain, VerbsError};
+use crate::contract::Header;
+use crate::mem::{MemMut, MemRef, copy::copy_now};
+use crate::sync::FreeList;
+use std::sync::{Arc, OnceLock};
+use zerocopy::IntoBytes;
+
+/// Bytes of a message's header on the wire.
+pub(super) const HEADER: usize = 16;
+
+/// The buffers of a device; made when the first is needed.
+#[derive(Debug)]
+pub(super) struct Bounces {
+    domain: Arc<ProtectionDomain>,
+    payload: usize,
+    /// Bytes of each, its header included.
+    size: usize,
+    count: usize,
+    free: FreeList,
+    area: OnceLock<Area>,
+}
+
+/// One of them, until it is given back.
+#[derive(Debug)]
+pub(super) struct Bounce(u32);
+
+/// Where a filled one is, for a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Filled {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) key: u32,
+}
+
+impl Bounces {
+    /// So many, each for a message of `payload` bytes.
+    pub(super) fn new(domain: Arc<ProtectionDomain>, payload: usize, count: usize) -> Self {
+        let free = FreeList::new(count);
+        for slot in (0..count).rev() {
+            free.push(u32::try_from(slot).unwrap_or(u32::MAX));
+        }
+        let size = (HEADER + payload).next_multiple_of(64);
+        Self { domain, payload, size, count, free, area: OnceLock::new() }
+    }
+
+    /// Bytes of the largest message.
+    pub(super) fn payload(&self) -> usize {
+        self.payload
+    }
+
+    /// A free one.
+    pub(super) fn take(&self) -> Option<Bounce> {
+        self.free.pop().map(Bounce)
+    }
+
+    pub(super) fn give_back(&self, Bounce(slot): Bounce) {
+        self.free.push(slot);
+    }
+
+    /// Fills one with a message.
+    pub(super) fn fill(
+        &self,
+        bounce: &Bounce,
+        header: Header,
+        bytes: MemRef<'_>,
+    ) -> Result<Filled, VerbsError> {
+        let area = self.area()?;
+        let at = bounce.0 as usize * self.size;
+        let len = HEADER + bytes.len();
+        let parts = area.part_mut(at, HEADER).zip(area.part_mut(at + HEADER, bytes.len()));
+        let copied = parts.map(|(head, rest): (MemMut<'_>, MemMut<'_>)| {
+            copy_now(head, MemRef::host(header.0.as_bytes())).and_then(|()| copy_now(rest, bytes))
+        });
+        debug_assert!(matches!(copied, Some(Ok(()))), "the caller has looked at kind and length");
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        Ok(Filled { addr: area.addr(at), len, key: area.key() })
+    }
+
+    fn area(&self) -> Result<&Area, VerbsError> {
+        if let Some(area) = self.area.get() {
+            return Ok(area);
+        }
+        let fresh = Area::new(&self.domain, self.size * self.count)?;
+        Ok(self.area.get_or_init(|| fresh))
+    }
+}

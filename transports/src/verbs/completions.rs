@@ -1,0 +1,177 @@
+//! What a completion means.
+
+use super::device::Polling;
+use super::entries::Phase;
+use super::receives::Taken;
+use super::sending::BYE;
+use super::sys::Subject;
+use super::sys::bindings::{
+    IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
+    IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SRQ_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
+    IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
+    IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR,
+    ibv_wc,
+};
+use super::wr_id::WrId;
+use crate::contract::{Batch, DownCause, Event, SmallArrival};
+
+impl Polling {
+    #[inline]
+    pub(super) fn complete(&mut self, completion: &ibv_wc, batch: &mut Batch) {
+        if completion.status != IBV_WC_SUCCESS {
+            return self.failed(completion);
+        }
+        match WrId::decode(completion.wr_id) {
+            WrId::Receive(slot) => self.arrived(slot, completion, batch),
+            WrId::Send { connection, sequence } => {
+                if let Some(entry) = self.entries.get(connection) {
+                    entry.connection.complete(sequence);
+                }
+            }
+            // What was sent before it has arrived.
+            WrId::Bye { connection } => self.parted(connection),
+            WrId::Last { connection } => self.finish(connection),
+            WrId::Unknown => {}
+        }
+    }
+
+    #[inline]
+    fn arrived(&mut self, slot: u32, completion: &ibv_wc, batch: &mut Batch) {
+        let Some(entry) = self.entries.of_queue_pair(completion.qp_num) else {
+            return self.receives.again(slot);
+        };
+        let (index, from) = (entry.connection.index, entry.connection.peer);
+        if completion.wc_flags & IBV_WC_WITH_IMM != 0 {
+            return self.told(slot, index, completion);
+        }
+        let Some((taken, placed)) = self.receives.take(slot, completion.byte_len as usize, index) else {
+            let why = format!("a message of {} bytes is too short for a header", completion.byte_len);
+            return self.end(index, DownCause::Protocol(why));
+        };
+        if placed {
+            self.credit(index);
+        }
+        match taken {
+            Taken::Small(header, bytes) => batch.push_small(SmallArrival { from, header, bytes }),
+            Taken::Large(header, payload) => batch.push(Event::Arrived { from, header, payload }),
+        }
+    }
+
+    /// Something that is said between devices.
+    #[cold]
+    fn told(&mut self, slot: u32, index: u32, completion: &ibv_wc) {
+        self.receives.again(slot);
+        // SAFETY: the flag says that it is an immediate; any four bytes are good.
+        let word = u32::from_be(unsafe { completion.anon_1.imm_data });
+        match word {
+            BYE => self.end(index, DownCause::Closed),
+            other => self.end(index, DownCause::Protocol(format!("it said {other}, which means nothing"))),
+        }
+    }
+
+    #[cold]
+    fn parted(&mut self, index: u32) {
+        // An older one of this number would have been flushed before its number was used again.
+        if self.entries.get(index).is_some_and(|entry| entry.phase == Phase::Leaving) {
+            self.finish(index);
+        }
+    }
+
+    /// A request has failed, or comes back from a queue pair that has.
+    #[cold]
+    fn failed(&mut self, completion: &ibv_wc) {
+        let flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
+        let index = match WrId::decode(completion.wr_id) {
+            WrId::Receive(slot) => {
+                self.receives.again(slot);
+                self.entries.of_queue_pair(completion.qp_num).map(|entry| entry.connection.index)
+            }
+            WrId::Send { connection, sequence } => {
+                if let Some(entry) = self.entries.get(connection) {
+                    entry.connection.complete(sequence);
+                }
+                Some(connection)
+            }
+            WrId::Bye { connection } => Some(connection),
+            WrId::Last { connection } => return self.finish(connection),
+            WrId::Unknown => None,
+        };
+        let Some(index) = index else { return };
+        tracing::debug!(
+            status = completion.status,
+            vendor = completion.vendor_err,
+            index,
+            "a request failed"
+        );
+        // Which of several was the first to fail does not come first from every device: a flush is the last to be believed.
+        if flushed {
+            self.end(index, DownCause::Gone("its queue pair went into the error state".into()));
+        } else {
+            self.end(index, cause(completion.status));
+        }
+    }
+
+    /// Takes in what the NIC tells.
+    #[cold]
+    pub(super) fn hear_nic(&mut self) {
+        let shared = self.shared.clone();
+        shared.hear();
+    }
+
+    /// Heeds what it has told.
+    pub(super) fn heed_nic(&mut self) {
+        let events = self.shared.told_since(self.heard);
+        self.heard += events.len();
+        for event in events {
+            let name = self.shared.context.verbs().event_name(event.kind);
+            tracing::info!(event = %name, about = ?event.about, "the NIC tells");
+            match (event.kind, event.about) {
+                (
+                    IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR,
+                    Subject::QueuePair { number },
+                ) => {
+                    if let Some(index) =
+                        self.entries.of_queue_pair(number).map(|entry| entry.connection.index)
+                    {
+                        self.end(index, DownCause::Gone(format!("the NIC gave its queue pair up: {name}")));
+                    }
+                }
+                (IBV_EVENT_DEVICE_FATAL, _) => {
+                    self.lose_everybody("the NIC is gone (IBV_EVENT_DEVICE_FATAL)")
+                }
+                (IBV_EVENT_CQ_ERR, Subject::CompletionQueue { address })
+                    if address == self.queue.as_raw().addr() =>
+                {
+                    self.lose_everybody("its completion queue has failed (IBV_EVENT_CQ_ERR)");
+                }
+                (IBV_EVENT_SRQ_ERR, Subject::SharedReceiveQueue { address }) if self.receives.is(address) => {
+                    self.lose_everybody("its receive queue has failed (IBV_EVENT_SRQ_ERR)");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What has become of the peer when a request ends so.
+fn cause(status: u32) -> DownCause {
+    let gone = |why: &str| DownCause::Gone(why.to_owned());
+    match status {
+        IBV_WC_RETRY_EXC_ERR => {
+            gone("its NIC does not answer (retries exceeded): its process, its node or the network is gone")
+        }
+        IBV_WC_RNR_RETRY_EXC_ERR => gone("it has no receive posted (RNR retries exceeded)"),
+        IBV_WC_REM_ACCESS_ERR => {
+            DownCause::Protocol("its NIC refuses access to its memory (remote access error)".into())
+        }
+        IBV_WC_REM_INV_REQ_ERR => {
+            DownCause::Protocol("its NIC takes a request for invalid (remote invalid request)".into())
+        }
+        IBV_WC_REM_OP_ERR => gone("its NIC could not carry out a request (remote operation error)"),
+        IBV_WC_LOC_LEN_ERR => DownCause::Protocol("it sent a message longer than a packet".into()),
+        IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR | IBV_WC_LOC_QP_OP_ERR => DownCause::Lacking(format!(
+            "this rank's NIC refused a request of its own (completion status {status})"
+        )),
+        status => gone(&format!("a request failed with completion status {status}")),
+    }
+}

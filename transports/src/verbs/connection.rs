@@ -1,0 +1,176 @@
+//! A reliable queue pair to one peer's device, as the device that looks after it and the link that sends through it both see it.
+
+use super::address::DeviceKey;
+use super::bounces::Bounces;
+use super::memory::Words;
+use super::sending::{Sending, Unsent};
+use super::sys::QueuePair;
+use super::wire::End;
+use crate::contract::{Busy, DownCause, Header, PeerId, Submit, SubmitError};
+use crate::mem::MemRef;
+use crate::sync::BiasedLock;
+use crossbeam_utils::CachePadded;
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+const CONNECTING: u8 = 0;
+const UP: u8 = 1;
+const DOWN: u8 = 2;
+
+/// See the [module](self).
+pub(super) struct Connection {
+    pub(super) index: u32,
+    pub(super) peer: PeerId,
+    pub(super) device: DeviceKey,
+    state: AtomicU8,
+    down: OnceLock<DownCause>,
+    /// Links through it that are gone: the device is to look after it.
+    pub(super) unwanted: AtomicU32,
+    packet_size: usize,
+    /// Sequence number of the last request that is known to be over; written by the poller.
+    completed: CachePadded<AtomicU32>,
+    // Before the words: a request may read them.
+    sending: BiasedLock<Sending>,
+    words: Words,
+    bounces: Arc<Bounces>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        index: u32,
+        (peer, device): (PeerId, DeviceKey),
+        queue: Arc<QueuePair>,
+        words: Words,
+        bounces: Arc<Bounces>,
+    ) -> Self {
+        Self {
+            index,
+            peer,
+            device,
+            state: AtomicU8::new(CONNECTING),
+            down: OnceLock::new(),
+            unwanted: AtomicU32::new(0),
+            packet_size: bounces.payload(),
+            completed: CachePadded::new(AtomicU32::new(0)),
+            sending: BiasedLock::new(Sending::new(queue, index)),
+            words,
+            bounces,
+        }
+    }
+
+    /// Largest message in bytes.
+    #[inline(always)]
+    pub(super) fn packet_size(&self) -> usize {
+        self.packet_size
+    }
+
+    #[inline(always)]
+    pub(super) fn is_up(&self) -> bool {
+        self.state.load(Ordering::Acquire) == UP
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.state.load(Ordering::Acquire) == DOWN
+    }
+
+    /// How it ended.
+    pub(super) fn down(&self) -> Option<&DownCause> {
+        self.down.get()
+    }
+
+    /// The queue pair, while there is one.
+    pub(super) fn queue(&self) -> Option<Arc<QueuePair>> {
+        self.sending.lock().queue().cloned()
+    }
+
+    /// The peer's end is known.
+    pub(super) fn open(&self, end: &End) {
+        self.sending.lock().open(end);
+    }
+
+    /// Messages may be sent.
+    pub(super) fn set_up(&self) {
+        self.state.store(UP, Ordering::Release);
+    }
+
+    /// Requests up to this one are over.
+    #[inline(always)]
+    pub(super) fn complete(&self, sequence: u32) {
+        self.completed.store(sequence, Ordering::Release);
+    }
+
+    /// Sends a message of host memory that a packet can hold.
+    #[inline]
+    pub(super) fn send(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        // Again: it may have ended while the lock was another's.
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let completed = self.completed.load(Ordering::Acquire);
+        match sending.message((header, bytes), completed, &self.words, &self.bounces) {
+            Ok(()) => Ok(Submit::Done),
+            Err(Unsent::Busy(busy)) => Ok(Submit::Busy(busy)),
+            Err(Unsent::Wrong(why)) => Err(self.break_off(DownCause::Protocol(why))),
+            Err(Unsent::Failed(why)) => {
+                Err(self.break_off(DownCause::Gone(format!("its queue pair takes no request: {why}"))))
+            }
+        }
+    }
+
+    /// The device will find it unwanted, and end it.
+    #[cold]
+    fn break_off(&self, cause: DownCause) -> SubmitError {
+        let cause = self.set_down(cause);
+        SubmitError::Down { peer: self.peer, cause }
+    }
+
+    #[cold]
+    fn not_up(&self) -> Result<Submit, SubmitError> {
+        match self.down.get() {
+            Some(cause) if self.is_down() => Err(SubmitError::Down { peer: self.peer, cause: cause.clone() }),
+            _ => Ok(Submit::Busy(Busy::Connecting)),
+        }
+    }
+
+    /// Tells the peer how many messages were taken in. Whether that was possible now.
+    pub(super) fn credit(&self, taken: u64) -> bool {
+        let Some(mut sending) = self.sending.try_lock() else { return false };
+        sending.credit(taken, self.completed.load(Ordering::Acquire), &self.words)
+    }
+
+    /// Notes how it ended, the first time, and takes no more messages. What it ended by.
+    pub(super) fn set_down(&self, cause: DownCause) -> DownCause {
+        let _ = self.down.set(cause.clone());
+        self.state.store(DOWN, Ordering::Release);
+        self.down.get().cloned().unwrap_or(cause)
+    }
+
+    /// Sends the last message. Whether its end is to be waited for.
+    pub(super) fn say_bye(&self) -> bool {
+        let mut sending = self.sending.lock();
+        let was_up = self.is_up();
+        self.set_down(DownCause::Closed);
+        was_up && sending.bye()
+    }
+
+    /// Ends the queue pair. Whether there is something to wait for.
+    pub(super) fn fail(&self, was_up: bool) -> bool {
+        self.sending.lock().fail(was_up)
+    }
+
+    /// Lets go of the queue pair.
+    pub(super) fn close(&self) {
+        self.sending.lock().close(&self.bounces);
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connection({} of {}, up {})", self.index, self.peer, self.is_up())
+    }
+}

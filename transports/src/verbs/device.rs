@@ -1,0 +1,421 @@
+//! The completion queue of a device, and whatever has to be looked after: calls, ends, and what the NIC tells besides.
+
+use super::address::{Address, DeviceKey, Fabric, Host, THIS_MACHINE, ip_of};
+use super::bounces::Bounces;
+use super::channel;
+use super::domain::Shared;
+use super::entries::{Entries, Phase};
+use super::interfaces;
+use super::link::RdmaLink;
+use super::meeting::Strangers;
+use super::receives::Receives;
+use super::sys::bindings::ibv_wc;
+use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
+use crate::contract::{
+    AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
+    Unavailable,
+};
+use crate::mem::PacketSource;
+use crate::sync::BiasedLock;
+use crate::upkeep::Upkeep;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+const LISTENER: u64 = 0;
+const COMPLETIONS: u64 = 1;
+const ASYNC: u64 = 2;
+pub(super) const CALL: u64 = 1 << 32;
+pub(super) const STRANGER: u64 = 2 << 32;
+
+/// Completions that are looked at together.
+const TOGETHER: usize = 16;
+
+/// Buffers for copied messages that do not go inline.
+const BOUNCES: usize = 32;
+
+/// How long closing waits until what was sent has arrived, where the peer's memory has no room for it.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// See the [module](self).
+pub(super) struct RdmaDevice {
+    address: Address,
+    me: Weak<Self>,
+    epoll: OwnedFd,
+    completions: Arc<CompletionChannel>,
+    polling: BiasedLock<Polling>,
+    /// Something has to be looked after at the next poll.
+    attention: AtomicBool,
+    /// Threads between `arm` and `disarm`.
+    sleepers: AtomicU32,
+}
+
+/// What only the poller touches.
+pub(super) struct Polling {
+    pub(super) shared: Arc<Shared>,
+    pub(super) key: DeviceKey,
+    pub(super) entries: Entries,
+    pub(super) strangers: Strangers,
+    pub(super) receives: Receives,
+    pub(super) queue: Arc<CompletionQueue>,
+    pub(super) bounces: Arc<Bounces>,
+    /// Completions that the queue has room for, and those that may be outstanding.
+    pub(super) reserved: u32,
+    /// What is to be told.
+    pub(super) pending: VecDeque<Event>,
+    /// Connections whose peers are to be told of messages taken in.
+    pub(super) owing: Vec<u32>,
+    /// Where completions are put for being looked at.
+    space: Box<[ibv_wc; TOGETHER]>,
+    /// Completions that were found when it was looked whether one may sleep.
+    stash: VecDeque<ibv_wc>,
+    pub(super) listener: Option<TcpListener>,
+    pub(super) epoll: OwnedFd,
+    upkeep: Upkeep,
+    /// How many of the domain's events were looked at.
+    pub(super) heard: usize,
+    closed: bool,
+}
+
+impl RdmaDevice {
+    pub(super) fn open(
+        shared: Arc<Shared>,
+        packets: Arc<dyn PacketSource>,
+    ) -> Result<Arc<Self>, Unavailable> {
+        let failed = |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
+        let verbs = |error: VerbsError| failed("its queues could not be made", error.to_string());
+        let system = |error: std::io::Error| failed("its sockets could not be made", error.to_string());
+        let port = &shared.port;
+        // Half of the packets at most: the other half is the runtime's.
+        let half = u32::try_from(packets.limit() / 2).unwrap_or(u32::MAX);
+        let depth = shared.options.receives.min(half).min(port.most_receives).max(1);
+        let completions = CompletionChannel::create(&shared.context).map_err(verbs)?;
+        let room = (depth + 4 * shared.options.send_depth).min(port.most_completions);
+        let queue = CompletionQueue::create(&shared.context, room, Some(&completions)).map_err(verbs)?;
+        let bounces = Arc::new(Bounces::new(shared.protection.clone(), shared.options.packet_size, BOUNCES));
+        let receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
+        let key = DeviceKey::fresh().map_err(|error| system(error.into()))?;
+        let listener = channel::listen(at(&shared)).map_err(system)?;
+        let tcp_port = listener.local_addr().map_err(system)?.port();
+        let hosts = hosts(&shared);
+        if hosts.is_empty() {
+            return Err(failed("no peer could call it", "this machine has no IP address but its own".into()));
+        }
+        let (fabric, gid) = (port.fabric, port.gid);
+        let address = Address { key, fabric, boot: shared.boot, gid, tcp_port, hosts };
+        let set = epoll::create(CreateFlags::CLOEXEC).map_err(|error| system(error.into()))?;
+        let watched = [
+            (listener.as_fd(), LISTENER),
+            (completions.fd(), COMPLETIONS),
+            (shared.context.async_fd(), ASYNC),
+        ];
+        for (fd, name) in watched {
+            epoll::add(&set, fd, EventData::new_u64(name), EventFlags::IN)
+                .map_err(|error| system(error.into()))?;
+        }
+        let polling = Polling {
+            key,
+            entries: Entries::default(),
+            strangers: Strangers::default(),
+            receives,
+            queue,
+            bounces,
+            reserved: depth,
+            pending: VecDeque::new(),
+            owing: Vec::new(),
+            space: Box::new([ibv_wc::default(); TOGETHER]),
+            stash: VecDeque::new(),
+            listener: Some(listener),
+            epoll: rustix::io::dup(&set).map_err(|error| system(error.into()))?,
+            upkeep: Upkeep::default(),
+            heard: 0,
+            closed: false,
+            shared,
+        };
+        Ok(Arc::new_cyclic(|me| Self {
+            address,
+            me: me.clone(),
+            epoll: set,
+            completions,
+            polling: BiasedLock::new(polling),
+            attention: AtomicBool::new(true),
+            sleepers: AtomicU32::new(0),
+        }))
+    }
+
+    /// A link has gone. Where another thread polls, or this one is within a poll, the next poll looks after it.
+    pub(super) fn link_has_gone(&self) {
+        self.attention.store(true, Ordering::Release);
+        if let Some(mut polling) = self.polling.try_lock() {
+            polling.end_unwanted();
+        }
+    }
+
+    /// Looks at the epoll set, and at what other threads have left.
+    #[cold]
+    fn look_after(&self, polling: &mut Polling) {
+        if polling.closed {
+            return;
+        }
+        polling.end_unwanted();
+        let mut space = [const { MaybeUninit::uninit() }; 32];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&now)) else { return };
+        for event in ready {
+            let name = event.data.u64();
+            let number = u32::try_from(name & 0xffff_ffff).unwrap_or(0);
+            match name & !0xffff_ffff {
+                CALL => polling.hear(number),
+                STRANGER => polling.hear_stranger(number),
+                _ if name == COMPLETIONS => self.woken(polling),
+                _ if name == ASYNC => polling.hear_nic(),
+                _ => polling.accept(),
+            }
+        }
+        // Of another device of this domain, perhaps.
+        polling.heed_nic();
+    }
+
+    /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.
+    fn woken(&self, polling: &Polling) {
+        self.completions.take_events();
+        if self.sleepers.load(Ordering::SeqCst) > 0
+            && let Err(error) = polling.queue.request_notification()
+        {
+            tracing::warn!(%error, "sleeping threads cannot be woken");
+        }
+    }
+}
+
+/// Where calls are waited for.
+fn at(shared: &Shared) -> Option<SocketAddr> {
+    let ip = match shared.port.fabric {
+        Fabric::Simulated => THIS_MACHINE,
+        Fabric::Ethernet if shared.is_routed => ip_of(shared.port.gid),
+        Fabric::Ethernet | Fabric::InfiniBand => return None,
+    };
+    Some(Host::of(ip).at(0, shared.port.interface))
+}
+
+/// What is published of it.
+fn hosts(shared: &Shared) -> Vec<Host> {
+    match at(shared).map(|address| address.ip()) {
+        Some(IpAddr::V6(ip)) => vec![Host::of(IpAddr::V6(ip))],
+        Some(ip) => vec![Host::of(ip)],
+        None => interfaces::addresses(),
+    }
+}
+
+impl Polling {
+    /// Watches a descriptor: an edge for each change, since what is there is read to its end.
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> rustix::io::Result<()> {
+        let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
+    }
+
+    /// Takes completions off the queue, as many as the batch has room for.
+    #[inline]
+    fn poll(&mut self, batch: &mut Batch) {
+        while !batch.is_full()
+            && let Some(completion) = self.stash.pop_front()
+        {
+            self.complete(&completion, batch);
+        }
+        let room = batch.room().min(TOGETHER);
+        if room > 0 && self.stash.is_empty() {
+            match self.queue.poll(&mut self.space[..room]).map(<[_]>::len) {
+                Ok(count) => {
+                    for at in 0..count {
+                        let completion = self.space[at];
+                        self.complete(&completion, batch);
+                    }
+                }
+                Err(error) => self.lose_everybody(&error.to_string()),
+            }
+        }
+        if self.receives.is_hungry() {
+            self.refill();
+        }
+        if self.receives.is_due() || batch.is_empty() && self.receives.has_fresh() {
+            self.receives.post();
+        }
+        if !self.owing.is_empty() {
+            self.pay();
+        }
+        self.tell(batch);
+    }
+
+    /// Tells what is to be told, as far as there is room.
+    fn tell(&mut self, batch: &mut Batch) {
+        while !batch.is_full()
+            && let Some(event) = self.pending.pop_front()
+        {
+            batch.push(event);
+        }
+    }
+
+    #[cold]
+    fn refill(&mut self) {
+        let Self { receives, entries, owing, .. } = self;
+        receives.refill(|index| credit(entries, owing, index));
+    }
+
+    /// A message of a connection was taken in, and its place is there again.
+    #[inline]
+    pub(super) fn credit(&mut self, index: u32) {
+        credit(&mut self.entries, &mut self.owing, index);
+    }
+
+    /// Tells peers how many of their messages were taken in.
+    #[cold]
+    fn pay(&mut self) {
+        let entries = &mut self.entries;
+        self.owing.retain(|&index| {
+            let Some(entry) = entries.get(index) else { return false };
+            let paid = entry.phase == Phase::Failing || entry.connection.credit(entry.taken);
+            if paid {
+                (entry.credited, entry.owes) = (entry.taken, false);
+            }
+            !paid
+        });
+    }
+
+    /// Whether a poll would find something, as far as is known.
+    fn has_something(&mut self) -> bool {
+        if !self.stash.is_empty() || !self.pending.is_empty() || !self.owing.is_empty() {
+            return true;
+        }
+        match self.queue.poll(&mut self.space[..]) {
+            Ok(completions) => self.stash.extend(completions),
+            Err(_) => return true,
+        }
+        !self.stash.is_empty()
+    }
+}
+
+/// Notes a message taken in. The peer is told when a quarter of its window has gone.
+#[inline]
+fn credit(entries: &mut Entries, owing: &mut Vec<u32>, index: u32) {
+    let Some(entry) = entries.get(index) else { return };
+    entry.taken += 1;
+    let due = u64::from(entry.mine.window / 4).max(1);
+    if entry.taken - entry.credited >= due && !entry.owes {
+        entry.owes = true;
+        owing.push(index);
+    }
+}
+
+impl Device for RdmaDevice {
+    fn address(&self) -> AddressBlob {
+        self.address.encode()
+    }
+
+    fn reach(&self, to: &AddressBlob) -> Reach {
+        match Address::decode(to) {
+            Some(to) => self.address.reach(&to),
+            None => Reach::No("its address is not one of this transport's".into()),
+        }
+    }
+
+    fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
+        let to = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let mut polling = self.polling.lock();
+        if polling.closed {
+            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
+        }
+        let connection = polling.call(&to, peer)?;
+        self.attention.store(true, Ordering::Release);
+        Ok(Arc::new(RdmaLink { connection, device: self.me.clone() }))
+    }
+
+    #[inline]
+    fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
+        let Some(mut polling) = self.polling.try_lock() else { return Polled::Busy };
+        let polling = &mut *polling;
+        if self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::Acquire) {
+            self.look_after(polling);
+        }
+        polling.poll(batch);
+        if polling.upkeep.is_due(batch.is_empty()) {
+            self.look_after(polling);
+            polling.tell(batch);
+        }
+        if batch.is_empty() {
+            return Polled::Idle;
+        }
+        ordered(batch);
+        Polled::Some
+    }
+
+    fn arm(&self) -> Armed<'_> {
+        let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.attention.store(true, Ordering::Relaxed);
+        let asked = polling.queue.request_notification();
+        // Receives that were not worth a doorbell may be what the peer waits for.
+        polling.receives.post();
+        if asked.is_err() || polling.has_something() {
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            return Armed::Ready;
+        }
+        Armed::Wait(self.epoll.as_fd())
+    }
+
+    fn disarm(&self) {
+        self.attention.store(true, Ordering::Relaxed);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn close(&self) {
+        let mut polling = self.polling.lock();
+        if polling.closed {
+            return;
+        }
+        for index in polling.entries.numbers() {
+            polling.leave(index);
+        }
+        // What comes meanwhile is for nobody.
+        let mut batch = Batch::new(TOGETHER);
+        let until = Instant::now() + LINGER;
+        while !polling.entries.is_empty() && Instant::now() < until {
+            self.look_after(&mut polling);
+            polling.poll(&mut batch);
+            if batch.drain().next().is_none() {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        let left = polling.entries.len();
+        if left > 0 {
+            tracing::warn!(left, "closed, though peers have not taken in all that was sent to them");
+        }
+        polling.shut();
+    }
+}
+
+impl Polling {
+    /// Lets go of everything.
+    fn shut(&mut self) {
+        self.closed = true;
+        for index in self.entries.numbers() {
+            self.finish(index);
+        }
+        self.pending.clear();
+        self.stash.clear();
+        self.strangers = Strangers::default();
+        self.listener = None;
+        // All queue pairs are gone: nothing is received into packets any more.
+        self.receives.close();
+    }
+}
+
+impl Drop for RdmaDevice {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,63 @@
+//! What the runtime holds.
+
+use super::connection::Connection;
+use super::device::RdmaDevice;
+use crate::contract::{Header, Link, Op, Short, Submit, SubmitError};
+use crate::mem::MemRef;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// A way to one peer's device.
+pub(super) struct RdmaLink {
+    pub(super) connection: Arc<Connection>,
+    pub(super) device: Weak<RdmaDevice>,
+}
+
+impl Link for RdmaLink {
+    #[inline]
+    fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError> {
+        match op {
+            Op::AmCopied { header, bytes } => self.copied(header, bytes),
+            Op::AmOwned { header, buffer, .. } => self.copied(header, buffer.view()),
+        }
+    }
+
+    #[inline]
+    fn am_short(&self, header: (u64, u64), bytes: &[u8]) -> Short {
+        if bytes.len() > self.connection.packet_size() {
+            return Short::Ask;
+        }
+        match self.connection.send(Header(header.into()), MemRef::host(bytes)) {
+            Ok(Submit::Done) => Short::Done,
+            Ok(Submit::Busy(busy)) => Short::Busy(busy),
+            _ => Short::Ask,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.connection.is_up()
+    }
+}
+
+impl RdmaLink {
+    #[inline]
+    fn copied(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
+        if !bytes.place().is_host() {
+            return Err(SubmitError::Kind(bytes.place().kind()));
+        }
+        let max = self.connection.packet_size();
+        if bytes.len() > max {
+            return Err(SubmitError::TooLong { len: bytes.len(), max });
+        }
+        self.connection.send(header, bytes)
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.connection.unwanted.fetch_add(1, Ordering::AcqRel);
+        if let Some(device) = self.device.upgrade() {
+            device.link_has_gone();
+        }
+    }
+}

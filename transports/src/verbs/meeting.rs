@@ -1,0 +1,511 @@
+//! How connections come about: who calls, who answers, what happens when both call at once; and how they end.
+
+use super::address::{Address, DeviceKey};
+use super::channel::{Channel, Received};
+use super::connection::Connection;
+use super::device::{CALL, Polling, STRANGER};
+use super::entries::{Entry, Phase};
+use super::memory::Words;
+use super::queue_pairs;
+use super::sys::VerbsError;
+use super::wire::{End, Message, Nonce, proof};
+use super::wr_id::MOST_CONNECTIONS;
+use crate::contract::{DownCause, Event, PeerId, SubmitError};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Callers that have not introduced themselves. One more, and the first has to go.
+const MOST_STRANGERS: usize = 1024;
+
+/// Those who have called, and are not let in so far.
+#[derive(Debug, Default)]
+pub(super) struct Strangers {
+    all: Vec<Option<(Channel, Nonce)>>,
+    /// Those who have an older connection here, which has to end first.
+    held: Vec<Guest>,
+    /// Which one goes next when there are too many.
+    oldest: usize,
+}
+
+/// A caller that has shown that it belongs to the job.
+#[derive(Debug)]
+struct Guest {
+    channel: Channel,
+    from: PeerId,
+    device: DeviceKey,
+    nonce: Nonce,
+    end: End,
+}
+
+fn fresh_nonce() -> io::Result<Nonce> {
+    Ok(DeviceKey::fresh()?.0)
+}
+
+impl Polling {
+    /// A connection to a device, called if there is none.
+    pub(super) fn call(&mut self, to: &Address, peer: PeerId) -> Result<Arc<Connection>, SubmitError> {
+        if let Some(entry) = self.entries.of_device(to.key)
+            && !entry.phase.is_ending()
+        {
+            let connection = entry.connection.clone();
+            if connection.peer != peer {
+                let cause = DownCause::Protocol(format!("its device calls itself {}", connection.peer));
+                return Err(SubmitError::Down { peer, cause });
+            }
+            entry.links += 1;
+            if entry.phase == Phase::Up {
+                self.pending.push_back(Event::Connected { peer });
+            }
+            return Ok(connection);
+        }
+        let lacking = |why: String| SubmitError::Lacking(why);
+        let index = self.prepare(peer, to.key).map_err(lacking)?;
+        let interface = self.shared.port.interface;
+        let hosts = to.hosts.iter().rev().map(|host| host.at(to.tcp_port, interface)).collect();
+        let is_own = to.key == self.key;
+        let Some(entry) = self.entries.get(index) else { return Err(lacking("no connection".into())) };
+        let connection = entry.connection.clone();
+        (entry.links, entry.hosts) = (1, hosts);
+        if is_own {
+            // The queue pair is its own peer.
+            let mine = entry.mine;
+            match self.join(index, &mine) {
+                Ok(()) => self.up(index),
+                Err(why) => {
+                    self.end_quietly(index);
+                    return Err(lacking(why));
+                }
+            }
+        } else if let Err(error) = self.dial(index) {
+            if is_lack(&error) {
+                self.end_quietly(index);
+                return Err(lacking(format!("{error}; on open files `ulimit -n` is the limit")));
+            }
+            // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
+            self.end(index, DownCause::Gone(format!("it cannot be called: {error}")));
+        }
+        Ok(connection)
+    }
+
+    /// A connection with a queue pair that is joined to none.
+    fn prepare(&mut self, peer: PeerId, device: DeviceKey) -> Result<u32, String> {
+        let index = self.entries.vacant();
+        if index >= MOST_CONNECTIONS {
+            return Err("a device has no more connections than this".into());
+        }
+        self.reserve()?;
+        let made = self.make(index, peer, device).map_err(|error| {
+            let (count, most) = (self.entries.len(), self.shared.port.most_queue_pairs);
+            format!("{error}; this rank's device has {count} connections, the NIC {most} queue pairs for all who use it")
+        });
+        if made.is_err() {
+            self.release();
+        }
+        self.entries.insert(made?);
+        Ok(index)
+    }
+
+    fn make(&self, index: u32, peer: PeerId, device: DeviceKey) -> Result<Entry, VerbsError> {
+        let shared = &self.shared;
+        let Some(receives) = self.receives.queue() else {
+            return Err(VerbsError::because("ibv_create_qp", libc::ESHUTDOWN, "the device is closed"));
+        };
+        let words = Words::new(&shared.protection)?;
+        let queue =
+            queue_pairs::create(&shared.protection, (&shared.port, &shared.options), &self.queue, receives)?;
+        let (port, number) = (&shared.port, queue.number());
+        let window = u32::try_from(self.receives.depth() / 2).unwrap_or(u32::MAX).clamp(1, 128);
+        let first_psn = u32::from_le_bytes([device.0[0], device.0[1], device.0[2], 0]) ^ (number & 0xff_ffff);
+        let mine = End {
+            gid: port.gid,
+            word_addr: words.addr(),
+            word_key: words.remote_key(),
+            queue_pair: number,
+            first_psn,
+            packet_size: u32::try_from(shared.options.packet_size).unwrap_or(u32::MAX),
+            window,
+            lid: port.lid,
+            mtu: port.mtu,
+            reads: port.reads.0,
+        };
+        let nonce = fresh_nonce().map_err(|_| VerbsError::because("getrandom", libc::EIO, ""))?;
+        let connection = Connection::new(index, (peer, device), queue, words, self.bounces.clone());
+        Ok(Entry {
+            connection: Arc::new(connection),
+            phase: Phase::Calling,
+            channel: None,
+            spare: None,
+            hosts: Vec::new(),
+            nonce,
+            mine,
+            queue_pair: number,
+            peers_queue_pair: None,
+            links: 0,
+            is_quiet: false,
+            taken: 0,
+            credited: 0,
+            owes: false,
+        })
+    }
+
+    /// Room in the completion queue for all that a connection can have outstanding.
+    fn reserve(&mut self) -> Result<(), String> {
+        let wanted = self.reserved + self.shared.options.send_depth + 2;
+        if wanted > self.queue.depth() {
+            let most = self.shared.port.most_completions;
+            let more = (self.queue.depth() * 2).max(wanted).min(most);
+            let too_many = || {
+                format!(
+                    "{} connections and their {wanted} completions are more than the {most} that the NIC's queue holds; a smaller CARRACK_VERBS_DEPTH takes less",
+                    self.entries.len() + 1
+                )
+            };
+            if more < wanted {
+                return Err(too_many());
+            }
+            self.queue.resize(more).map_err(|error| format!("{}: {error}", too_many()))?;
+        }
+        self.reserved = wanted;
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        self.reserved = self.reserved.saturating_sub(self.shared.options.send_depth + 2);
+    }
+
+    /// Calls the next host of a peer.
+    fn dial(&mut self, index: u32) -> io::Result<()> {
+        let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "it has published no address");
+        while let Some(host) = self.next_host(index) {
+            let dialled = Channel::dial(host).and_then(|channel| {
+                self.watch(channel.as_fd(), CALL | u64::from(index))?;
+                Ok(channel)
+            });
+            match (dialled, self.entries.get(index)) {
+                (Ok(channel), Some(entry)) => {
+                    (entry.channel, entry.phase) = (Some(channel), Phase::Calling);
+                    return Ok(());
+                }
+                (Err(error), _) => last = io::Error::new(error.kind(), format!("{host}: {error}")),
+                (Ok(_), None) => break,
+            }
+        }
+        Err(last)
+    }
+
+    fn next_host(&mut self, index: u32) -> Option<SocketAddr> {
+        self.entries.get(index)?.hosts.pop()
+    }
+
+    /// Brings the queue pair into the state in which it receives and sends.
+    fn join(&mut self, index: u32, theirs: &End) -> Result<(), String> {
+        let Some(entry) = self.entries.get(index) else { return Err("it is gone".into()) };
+        let Some(queue) = entry.connection.queue() else { return Err("it is closed".into()) };
+        let shared = &self.shared;
+        queue_pairs::join(&queue, (&shared.port, &shared.options), &entry.mine, theirs)
+            .map_err(|error| error.to_string())?;
+        entry.connection.open(theirs);
+        entry.peers_queue_pair = Some(theirs.queue_pair);
+        entry.phase = Phase::Answered;
+        Ok(())
+    }
+
+    /// Both sides are ready.
+    fn up(&mut self, index: u32) {
+        let Some(entry) = self.entries.get(index) else { return };
+        entry.phase = Phase::Up;
+        entry.spare = None;
+        entry.connection.set_up();
+        let peer = entry.connection.peer;
+        // Once for each link: each has been waited with.
+        for _ in 0..entry.links {
+            self.pending.push_back(Event::Connected { peer });
+        }
+    }
+
+    /// Lets in whoever calls, to say who it is.
+    pub(super) fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        let mut calls = Vec::new();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => calls.push(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
+                    break;
+                }
+            }
+        }
+        for stream in calls {
+            let Ok(mut channel) = Channel::over(stream) else { continue };
+            let Ok(nonce) = fresh_nonce() else { continue };
+            let at = self.strangers.place();
+            let watched = self.watch(channel.as_fd(), STRANGER | at as u64);
+            if watched.is_ok() && channel.send(&Message::Challenge(nonce)).is_ok() {
+                self.strangers.all[at] = Some((channel, nonce));
+            }
+        }
+    }
+
+    /// Takes in what a stranger says.
+    pub(super) fn hear_stranger(&mut self, number: u32) {
+        let Some(place) = self.strangers.all.get_mut(number as usize) else { return };
+        let Some((mut channel, asked)) = place.take() else { return };
+        match channel.receive() {
+            Received::Nothing => *place = Some((channel, asked)),
+            Received::Message(Message::Hello { device, from, nonce, proof: shown, end }) => {
+                let identity = &self.shared.identity;
+                let why = if shown != proof(&identity.secret, &asked, (from, device), &end) {
+                    "it does not know this job's secret: it belongs to another job".to_owned()
+                } else if from.0 >= identity.ranks {
+                    format!("it calls itself {from}, in a job of {} ranks", identity.ranks)
+                } else if let Err(why) = end.check(self.shared.options.packet_size) {
+                    why
+                } else {
+                    return self.meet(Guest { channel, from, device, nonce, end });
+                };
+                refuse(channel, why);
+            }
+            Received::Message(Message::Bye) | Received::Closed(_) => {}
+            Received::Message(other) => refuse(channel, format!("it began with {other:?}")),
+            Received::Wrong(why) => refuse(channel, why),
+        }
+    }
+
+    /// A device of this job calls.
+    fn meet(&mut self, guest: Guest) {
+        let key = self.key;
+        let Some(entry) = self.entries.of_device(guest.device) else {
+            return match self.prepare(guest.from, guest.device) {
+                Ok(index) => self.answer(index, guest),
+                Err(why) => refuse(guest.channel, why),
+            };
+        };
+        let index = entry.connection.index;
+        if entry.peers_queue_pair == Some(guest.end.queue_pair) {
+            // Its call and this side's have crossed, and this side's came through.
+            return;
+        }
+        match entry.phase {
+            Phase::Answered | Phase::Up | Phase::Leaving | Phase::Failing => self.strangers.held.push(guest),
+            _ if entry.connection.peer != guest.from => {
+                let why = format!("its device is known as {}'s", entry.connection.peer);
+                refuse(guest.channel, why);
+            }
+            _ if key < guest.device => {
+                let Guest { mut channel, .. } = guest;
+                if channel.send(&Message::Crossed).is_ok() {
+                    entry.spare = Some(channel);
+                }
+            }
+            Phase::Calling | Phase::Introduced | Phase::Crossed => self.answer(index, guest),
+        }
+    }
+
+    /// Answers a call with a queue pair of this side.
+    fn answer(&mut self, index: u32, guest: Guest) {
+        let Guest { mut channel, nonce, end, .. } = guest;
+        if let Err(why) = self.join(index, &end) {
+            refuse(channel, why.clone());
+            return self.end(index, DownCause::Lacking(why));
+        }
+        let (identity, me) = (&self.shared.identity, self.key);
+        let Some(entry) = self.entries.get(index) else { return };
+        let proof = proof(&identity.secret, &nonce, (identity.me, me), &entry.mine);
+        let said = channel.send(&Message::Welcome { proof, end: entry.mine });
+        let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let name = EventData::new_u64(CALL | u64::from(index));
+        let watched = epoll::modify(self.epoll.as_fd(), channel.as_fd(), name, changes);
+        entry.channel = Some(channel);
+        if let Err(error) = said.and(watched.map_err(Into::into)) {
+            self.end(index, DownCause::Gone(format!("it cannot be answered: {error}")));
+        }
+    }
+
+    /// Takes in what a peer says beside its queue pair.
+    pub(super) fn hear(&mut self, index: u32) {
+        loop {
+            let Some(entry) = self.entries.get(index) else { return };
+            let Some(channel) = &mut entry.channel else { return };
+            match channel.receive() {
+                Received::Nothing => return,
+                Received::Message(message) => {
+                    if let Err(cause) = self.heed(index, message) {
+                        return self.end(index, cause);
+                    }
+                }
+                Received::Closed(why) => return self.hung_up(index, why),
+                Received::Wrong(why) => return self.end(index, DownCause::Protocol(why)),
+            }
+        }
+    }
+
+    fn heed(&mut self, index: u32, message: Message) -> Result<(), DownCause> {
+        let Some(entry) = self.entries.get(index) else { return Ok(()) };
+        let identity = &self.shared.identity;
+        match (entry.phase, message) {
+            (Phase::Leaving | Phase::Failing, _) => Ok(()),
+            (Phase::Calling, Message::Challenge(asked)) => {
+                let proof = proof(&identity.secret, &asked, (identity.me, self.key), &entry.mine);
+                let (device, from, nonce, end) = (self.key, identity.me, entry.nonce, entry.mine);
+                entry.phase = Phase::Introduced;
+                self.say(index, &Message::Hello { device, from, nonce, proof, end })
+            }
+            (Phase::Introduced, Message::Welcome { proof: shown, end }) => {
+                let who = (entry.connection.peer, entry.connection.device);
+                if shown != proof(&identity.secret, &entry.nonce, who, &end) {
+                    let why = "it does not know this job's secret, or is another rank than its address says";
+                    return Err(DownCause::Protocol(why.into()));
+                }
+                end.check(self.shared.options.packet_size).map_err(DownCause::Refused)?;
+                self.join(index, &end).map_err(DownCause::Lacking)?;
+                self.say(index, &Message::Ready)?;
+                self.up(index);
+                Ok(())
+            }
+            (Phase::Introduced, Message::Crossed) => {
+                entry.phase = Phase::Crossed;
+                Ok(())
+            }
+            (Phase::Answered, Message::Ready) => {
+                self.up(index);
+                Ok(())
+            }
+            (_, Message::Refusal(why)) => Err(DownCause::Refused(why)),
+            (_, Message::Bye) => Err(DownCause::Closed),
+            (_, other) => Err(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
+        }
+    }
+
+    fn say(&mut self, index: u32, message: &Message) -> Result<(), DownCause> {
+        let channel = self.entries.get(index).and_then(|entry| entry.channel.as_mut());
+        let said = channel.map_or(Ok(()), |channel| channel.send(message));
+        said.map_err(|error| DownCause::Gone(format!("its connection failed: {error}")))
+    }
+
+    /// A peer's connection has ended, or never came about.
+    fn hung_up(&mut self, index: u32, why: String) {
+        let Some(entry) = self.entries.get(index) else { return };
+        entry.channel = None;
+        if entry.phase == Phase::Calling {
+            // Nobody there has spoken: the peer may be found at another of its addresses.
+            if let Err(error) = self.dial(index) {
+                self.end(index, DownCause::Gone(format!("nobody answers at its addresses: {why}; {error}")));
+            }
+            return;
+        }
+        self.end(index, DownCause::Gone(format!("its connection ended: {why}")));
+    }
+
+    /// A connection has come to an end, by whatever cause. What is on its way comes first.
+    pub(super) fn end(&mut self, index: u32, cause: DownCause) {
+        let Some(entry) = self.entries.get(index) else { return };
+        if entry.phase == Phase::Failing {
+            return;
+        }
+        entry.connection.set_down(cause);
+        let was_joined = entry.phase.is_joined();
+        entry.phase = Phase::Failing;
+        if !entry.connection.fail(was_joined) {
+            self.finish(index);
+        }
+    }
+
+    /// The same, of which nobody is told.
+    fn end_quietly(&mut self, index: u32) {
+        if let Some(entry) = self.entries.get(index) {
+            entry.is_quiet = true;
+        }
+        self.end(index, DownCause::Closed);
+    }
+
+    /// This side wants it to end: what was sent still arrives.
+    pub(super) fn leave(&mut self, index: u32) {
+        let Some(entry) = self.entries.get(index) else { return };
+        entry.is_quiet = true;
+        match entry.phase {
+            Phase::Leaving | Phase::Failing => {}
+            Phase::Up | Phase::Answered if entry.connection.say_bye() => entry.phase = Phase::Leaving,
+            _ => self.end(index, DownCause::Closed),
+        }
+    }
+
+    /// Nothing of it is on its way any more.
+    pub(super) fn finish(&mut self, index: u32) {
+        let Some(mut entry) = self.entries.remove(index) else { return };
+        self.release();
+        self.owing.retain(|&other| other != index);
+        if let Some(channel) = &mut entry.channel {
+            // Where it is full or gone the hang-up says it, too.
+            let _ = channel.send(&Message::Bye);
+        }
+        let connection = entry.connection;
+        let cause = connection.set_down(DownCause::Closed);
+        connection.close();
+        let (peer, device) = (connection.peer, connection.device);
+        if !entry.is_quiet {
+            self.pending.push_back(Event::PeerDown { peer, cause });
+        }
+        let held = &mut self.strangers.held;
+        if let Some(at) = held.iter().position(|guest| guest.device == device) {
+            let guest = held.swap_remove(at);
+            self.meet(guest);
+        }
+    }
+
+    /// Looks for connections whose links have gone, and those that a link has broken off.
+    pub(super) fn end_unwanted(&mut self) {
+        for index in self.entries.numbers() {
+            let Some(entry) = self.entries.get(index) else { continue };
+            let gone = entry.connection.unwanted.swap(0, Ordering::AcqRel);
+            entry.links = entry.links.saturating_sub(gone);
+            if gone > 0 && entry.links == 0 {
+                self.leave(index);
+            } else if entry.connection.is_down()
+                && !entry.phase.is_ending()
+                && let Some(cause) = entry.connection.down().cloned()
+            {
+                self.end(index, cause);
+            }
+        }
+    }
+
+    /// Nothing goes any more.
+    pub(super) fn lose_everybody(&mut self, why: &str) {
+        for index in self.entries.numbers() {
+            self.end(index, DownCause::Lacking(why.to_owned()));
+        }
+    }
+}
+
+impl Strangers {
+    /// A place for one more.
+    fn place(&mut self) -> usize {
+        if let Some(free) = self.all.iter().position(Option::is_none) {
+            return free;
+        }
+        if self.all.len() < MOST_STRANGERS {
+            self.all.push(None);
+            return self.all.len() - 1;
+        }
+        self.oldest = (self.oldest + 1) % MOST_STRANGERS;
+        self.all[self.oldest] = None;
+        self.oldest
+    }
+}
+
+/// Whether it is this process that has not enough of something.
+fn is_lack(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+fn refuse(mut channel: Channel, why: String) {
+    tracing::warn!(whom = channel.whom(), why, "a connection was refused");
+    let _ = channel.send(&Message::Refusal(why));
+}

@@ -1,0 +1,235 @@
+//! The shared receive queue, and the packets that are posted to it.
+
+use super::bounces::HEADER;
+use super::memory::{Area, Slabs};
+use super::sys::bindings::{ibv_recv_wr, ibv_sge};
+use super::sys::{PostFailure, ProtectionDomain, SharedReceiveQueue, VerbsError};
+use super::wr_id::WrId;
+use crate::contract::{Header, Payload};
+use crate::mem::{MemMut, Packet, PacketSource, SmallBytes, copy::copy_now};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Receives that are posted under one doorbell.
+const TOGETHER: usize = 16;
+
+/// A place for one message.
+#[derive(Debug)]
+struct Slot {
+    packet: Option<Packet>,
+    key: u32,
+}
+
+/// The receives of a device.
+#[derive(Debug)]
+pub(super) struct Receives {
+    // In the order in which they have to go: the queue, whose receives name registrations, then these, then the memory.
+    queue: Option<Arc<SharedReceiveQueue>>,
+    slabs: Slabs,
+    headers: Area,
+    slots: Vec<Slot>,
+    /// Slots with a packet, not posted so far.
+    fresh: Vec<u32>,
+    /// Slots without, and whose message took the packet.
+    empty: Vec<(u32, Option<u32>)>,
+    source: Arc<dyn PacketSource>,
+    /// As many fresh ones are worth a doorbell.
+    enough: usize,
+}
+
+/// A message that came, and whether its receive is there again.
+#[derive(Debug)]
+pub(super) enum Taken {
+    /// A short one.
+    Small(Header, SmallBytes),
+    /// Another one.
+    Large(Header, Payload),
+}
+
+impl Receives {
+    /// A queue of so many receives; nothing is posted yet.
+    pub(super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        depth: u32,
+        source: Arc<dyn PacketSource>,
+    ) -> Result<Self, VerbsError> {
+        let queue = SharedReceiveQueue::create(domain, depth, 2)?;
+        let headers = Area::new(domain, depth as usize * HEADER)?;
+        let slots = (0..depth).map(|_| Slot { packet: None, key: 0 }).collect();
+        Ok(Self {
+            queue: Some(queue),
+            slabs: Slabs::new(domain.clone()),
+            headers,
+            slots,
+            fresh: Vec::with_capacity(depth as usize),
+            empty: (0..depth).rev().map(|slot| (slot, None)).collect(),
+            source,
+            enough: TOGETHER.min(depth as usize / 4).max(1),
+        })
+    }
+
+    /// The queue, for queue pairs.
+    pub(super) fn queue(&self) -> Option<&Arc<SharedReceiveQueue>> {
+        self.queue.as_ref()
+    }
+
+    /// How many receives it has.
+    pub(super) fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether the library has its queue at that address.
+    pub(super) fn is(&self, address: usize) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.as_raw().addr() == address)
+    }
+
+    /// Takes the message out of a slot, `len` bytes with its header. `None`: too short to have one. The slot is posted again, with another
+    /// packet if the message has kept its own; where there is none, `credit_to` is told of when there is.
+    #[inline]
+    pub(super) fn take(&mut self, slot: u32, len: usize, credit_to: u32) -> Option<(Taken, bool)> {
+        let at = slot as usize;
+        let mut header = [0_u64; 2];
+        let read = self.headers.part(at * HEADER, HEADER);
+        let read = read.map(|bytes| copy_now(MemMut::host(header.as_mut_bytes()), bytes));
+        let payload = len.checked_sub(HEADER);
+        let (Some(Ok(())), Some(payload), Some(place)) = (read, payload, self.slots.get_mut(at)) else {
+            self.again(slot);
+            return None;
+        };
+        let Some(mut packet) = place.packet.take() else {
+            debug_assert!(false, "a slot without a packet is not posted");
+            return None;
+        };
+        packet.set_len(payload);
+        if payload <= SmallBytes::MAX
+            && let Some(mut small) = SmallBytes::zeroed(payload)
+            && copy_now(MemMut::host(small.as_mut_slice()), packet.view()).is_ok()
+        {
+            place.packet = Some(packet);
+            self.fresh.push(slot);
+            return Some((Taken::Small(Header(header), small), true));
+        }
+        let refilled = self.fill(slot);
+        if !refilled {
+            self.empty.push((slot, Some(credit_to)));
+        }
+        Some((Taken::Large(Header(header), Payload::Packet(packet)), refilled))
+    }
+
+    /// A receive has ended without a message.
+    pub(super) fn again(&mut self, slot: u32) {
+        if self.slots.get(slot as usize).is_some_and(|slot| slot.packet.is_some()) {
+            self.fresh.push(slot);
+        }
+    }
+
+    /// A packet for a slot. Whether there was one.
+    fn fill(&mut self, slot: u32) -> bool {
+        let Some(place) = self.slots.get_mut(slot as usize) else { return false };
+        let Some(packet) = self.source.take() else { return false };
+        // SAFETY: this holds the source, and with it the packets' pool, and drops the registrations first.
+        match unsafe { self.slabs.key(&packet) } {
+            Ok(key) => {
+                *place = Slot { packet: Some(packet), key };
+                self.fresh.push(slot);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a packet cannot be received into");
+                false
+            }
+        }
+    }
+
+    /// Looks for packets for the slots that have none. The connections whose messages had kept theirs.
+    #[cold]
+    pub(super) fn refill(&mut self, mut credit: impl FnMut(u32)) {
+        while let Some(&(slot, whose)) = self.empty.last() {
+            if !self.fill(slot) {
+                return;
+            }
+            self.empty.pop();
+            if let Some(whose) = whose {
+                credit(whose);
+            }
+        }
+    }
+
+    /// Whether slots are without a packet.
+    #[inline(always)]
+    pub(super) fn is_hungry(&self) -> bool {
+        !self.empty.is_empty()
+    }
+
+    /// Whether enough receives have to be posted for it to be worth while.
+    #[inline(always)]
+    pub(super) fn is_due(&self) -> bool {
+        self.fresh.len() >= self.enough
+    }
+
+    /// Whether any have.
+    #[inline(always)]
+    pub(super) fn has_fresh(&self) -> bool {
+        !self.fresh.is_empty()
+    }
+
+    /// Posts what is to be posted.
+    pub(super) fn post(&mut self) {
+        while !self.fresh.is_empty() {
+            let count = self.fresh.len().min(TOGETHER);
+            let posted = self.post_some(count);
+            // From the back: those whose memory was touched last.
+            self.fresh.truncate(self.fresh.len() - posted);
+            if posted < count {
+                return;
+            }
+        }
+    }
+
+    /// Posts the last `count`. How many went.
+    fn post_some(&self, count: usize) -> usize {
+        let Some(queue) = &self.queue else { return 0 };
+        let room = self.source.packet_size();
+        let mut parts = [[ibv_sge::default(); 2]; TOGETHER];
+        let mut requests = [ibv_recv_wr::default(); TOGETHER];
+        let slots = self.fresh.iter().rev().take(count);
+        for ((&slot, parts), request) in slots.zip(&mut parts).zip(&mut requests) {
+            let Some(Slot { packet: Some(packet), key }) = self.slots.get(slot as usize) else { return 0 };
+            parts[0] = ibv_sge {
+                addr: self.headers.addr(slot as usize * HEADER),
+                length: 16,
+                lkey: self.headers.key(),
+            };
+            let length = u32::try_from(room).unwrap_or(u32::MAX);
+            parts[1] = ibv_sge { addr: packet.addr() as u64, length, lkey: *key };
+            request.wr_id = WrId::Receive(slot).encode();
+            (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), 2);
+        }
+        let first = requests.as_mut_ptr();
+        for at in 1..count {
+            requests[at - 1].next = first.wrapping_add(at);
+        }
+        // SAFETY: each receive names its slot's part of the header table, and the packet in its slot, which stays there until the
+        // receive is over or the queue is destroyed.
+        match unsafe { queue.post(first) } {
+            Ok(()) => count,
+            Err(PostFailure { errno, bad_wr: bad }) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                tracing::warn!(%error, "receives cannot be posted");
+                // Those before the one that was refused were taken.
+                let bad = (0..count).find(|&at| std::ptr::eq(first.wrapping_add(at), bad.cast()));
+                bad.unwrap_or(0)
+            }
+        }
+    }
+
+    /// Ends it: nothing is received any more, and packets go back. All queue pairs are gone by now.
+    pub(super) fn close(&mut self) {
+        self.queue = None;
+        for slot in &mut self.slots {
+            slot.packet = None;
+        }
+        self.fresh.clear();
+        self.empty.clear();
+    }
+}

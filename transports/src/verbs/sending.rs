@@ -1,0 +1,284 @@
+//! Work requests of one queue pair, what they hold, and when it is free again.
+
+use super::bounces::{Bounce, Bounces, Filled, HEADER};
+use super::memory::Words;
+use super::sys::bindings::{
+    IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE, IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
+};
+use super::sys::{PostFailure, QueuePair};
+use super::wire::End;
+use super::wr_id::WrId;
+use crate::contract::{Busy, Header};
+use crate::mem::MemRef;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Requests of a queue that messages leave free: for credits, the last message, and what is posted behind everything.
+const RESERVE: u32 = 4;
+
+/// Said by an immediate: nothing comes after this.
+pub(super) const BYE: u32 = 1;
+
+/// Why a message was not sent.
+#[derive(Debug)]
+pub(super) enum Unsent {
+    /// Not now.
+    Busy(Busy),
+    /// The peer has written a credit that cannot be.
+    Wrong(String),
+    /// The queue pair, or a registration, has failed.
+    Failed(String),
+}
+
+/// The sending half of a connection.
+#[derive(Debug)]
+pub(super) struct Sending {
+    /// None when it is over.
+    queue: Option<Arc<QueuePair>>,
+    connection: u32,
+    depth: u32,
+    /// Bytes that go inline.
+    inline: usize,
+    /// Sequence number of the last request that was posted, and of the last whose completion was asked for.
+    posted: u32,
+    signalled: u32,
+    /// Messages sent, and how many of them the peer has said to have taken in.
+    sent: u64,
+    returned: u64,
+    /// Messages that may be under way.
+    window: u64,
+    /// The peer's word, and its key.
+    word: (u64, u32),
+    /// What requests hold, in their order.
+    bounced: VecDeque<(u32, Bounce)>,
+}
+
+impl Sending {
+    pub(super) fn new(queue: Arc<QueuePair>, connection: u32) -> Self {
+        Self {
+            connection,
+            depth: queue.send_depth(),
+            inline: queue.inline(),
+            queue: Some(queue),
+            posted: 0,
+            signalled: 0,
+            sent: 0,
+            returned: 0,
+            window: 0,
+            word: (0, 0),
+            bounced: VecDeque::new(),
+        }
+    }
+
+    /// The queue pair, while there is one.
+    pub(super) fn queue(&self) -> Option<&Arc<QueuePair>> {
+        self.queue.as_ref()
+    }
+
+    /// The peer's end is known: it can be sent to.
+    pub(super) fn open(&mut self, end: &End) {
+        (self.window, self.word) = (u64::from(end.window), (end.word_addr, end.word_key));
+    }
+
+    /// Sends a message of host memory, no longer than the bounce buffers. `completed` is the sequence number of the last request
+    /// that is known to be over.
+    #[inline]
+    pub(super) fn message(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        if self.outstanding(completed) + RESERVE >= self.depth {
+            return Err(Unsent::Busy(Busy::Full));
+        }
+        if self.sent - self.returned >= self.window {
+            self.look_at_credits(words)?;
+        }
+        if HEADER + bytes.len() <= self.inline {
+            self.inline_message(header, bytes)?;
+        } else {
+            self.bounced_message((header, bytes), completed, bounces)?;
+        }
+        self.sent += 1;
+        Ok(())
+    }
+
+    #[cold]
+    fn look_at_credits(&mut self, words: &Words) -> Result<(), Unsent> {
+        let returned = words.received();
+        if returned > self.sent || returned < self.returned {
+            return Err(Unsent::Wrong(format!(
+                "it says that it has taken in {returned} messages, of {} that were sent, after {}",
+                self.sent, self.returned
+            )));
+        }
+        self.returned = returned;
+        match self.sent - returned < self.window {
+            true => Ok(()),
+            false => Err(Unsent::Busy(Busy::Full)),
+        }
+    }
+
+    #[inline]
+    fn inline_message(&mut self, header: Header, bytes: MemRef<'_>) -> Result<(), Unsent> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let mut parts = [
+            ibv_sge { addr: header.0.as_ptr() as u64, length: 16, lkey: 0 },
+            ibv_sge { addr: bytes.as_ptr() as u64, length: len, lkey: 0 },
+        ];
+        let count = if len == 0 { 1 } else { 2 };
+        let mut request = self.request(&mut parts[..count], IBV_WR_SEND);
+        request.send_flags = IBV_SEND_INLINE;
+        // Rarely: what is asked for is what gives room back.
+        let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
+        // SAFETY: the call copies what goes inline; header and bytes are host memory, borrowed as long.
+        unsafe { self.post(&mut request, due) }
+    }
+
+    fn bounced_message(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        self.give_back(completed, bounces);
+        let Some(bounce) = bounces.take() else { return Err(Unsent::Busy(Busy::NoPacket)) };
+        let posted = match bounces.fill(&bounce, header, bytes) {
+            Ok(Filled { addr, len, key }) => {
+                let mut part = [ibv_sge { addr, length: len, lkey: key }];
+                let mut request = self.request(&mut part, IBV_WR_SEND);
+                // Always told of: a peer that is sent to no more must not keep the last ones.
+                // SAFETY: the bounce is nobody else's until the request is over.
+                unsafe { self.post(&mut request, true) }
+            }
+            Err(error) => Err(Unsent::Failed(error.to_string())),
+        };
+        match posted {
+            Ok(()) => self.bounced.push_back((self.posted, bounce)),
+            Err(_) => bounces.give_back(bounce),
+        }
+        posted
+    }
+
+    /// Tells the peer how many of its messages were taken in. Whether there was room for that.
+    pub(super) fn credit(&mut self, taken: u64, completed: u32, words: &Words) -> bool {
+        if self.outstanding(completed) + RESERVE / 2 >= self.depth {
+            return false;
+        }
+        let mut part = [ibv_sge { addr: words.to_be_sent(taken), length: 8, lkey: words.key() }];
+        let mut request = self.request(&mut part, IBV_WR_RDMA_WRITE);
+        request.send_flags = if self.inline >= 8 { IBV_SEND_INLINE } else { 0 };
+        let (remote_addr, rkey) = self.word;
+        request.wr.rdma.remote_addr = remote_addr;
+        request.wr.rdma.rkey = rkey;
+        let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
+        // SAFETY: the words stay registered as long as the connection; should the value change before it is
+        // read, a later count goes, which is as good.
+        unsafe { self.post(&mut request, due) }.is_ok()
+    }
+
+    /// Posts the last message, behind all others. Whether it could be.
+    pub(super) fn bye(&mut self) -> bool {
+        let mut request = self.request(&mut [], IBV_WR_SEND_WITH_IMM);
+        request.anon_1.imm_data = BYE.to_be();
+        request.wr_id = WrId::Bye { connection: self.connection }.encode();
+        request.send_flags = IBV_SEND_SIGNALED;
+        // SAFETY: it names no memory.
+        unsafe { self.post_named(&mut request) }.is_ok()
+    }
+
+    /// Moves the queue pair to the error state: everything outstanding comes back flushed. Whether a last request was posted behind
+    /// it.
+    pub(super) fn fail(&mut self, was_up: bool) -> bool {
+        let Some(queue) = &self.queue else { return false };
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() };
+        if let Err(error) = queue.modify(&mut attr, IBV_QP_STATE) {
+            tracing::warn!(%error, "a queue pair cannot be ended");
+            return false;
+        }
+        if !was_up {
+            return false;
+        }
+        let mut request = self.request(&mut [], IBV_WR_SEND);
+        request.wr_id = WrId::Last { connection: self.connection }.encode();
+        request.send_flags = IBV_SEND_SIGNALED;
+        // SAFETY: it names no memory.
+        unsafe { self.post_named(&mut request) }.is_ok()
+    }
+
+    /// Everything is over: lets go of the queue pair and of what requests held.
+    pub(super) fn close(&mut self, bounces: &Bounces) {
+        // First: no request of it reads a bounce after this.
+        self.queue = None;
+        for (_, bounce) in self.bounced.drain(..) {
+            bounces.give_back(bounce);
+        }
+    }
+
+    #[inline(always)]
+    fn outstanding(&self, completed: u32) -> u32 {
+        self.posted.wrapping_sub(completed)
+    }
+
+    fn give_back(&mut self, completed: u32, bounces: &Bounces) {
+        // Behind what is completed, in a circle of sequence numbers.
+        while let Some((sequence, _)) = self.bounced.front()
+            && completed.wrapping_sub(*sequence) < 1 << 31
+            && let Some((_, bounce)) = self.bounced.pop_front()
+        {
+            bounces.give_back(bounce);
+        }
+    }
+
+    /// A request of those parts. They have to stay where they are until it is posted.
+    #[inline(always)]
+    fn request(&self, parts: &mut [ibv_sge], opcode: u32) -> ibv_send_wr {
+        ibv_send_wr {
+            sg_list: parts.as_mut_ptr(),
+            num_sge: i32::try_from(parts.len()).unwrap_or(0),
+            opcode,
+            ..Default::default()
+        }
+    }
+
+    /// Posts a request under the next sequence number.
+    ///
+    /// # Safety
+    /// Its parts are memory that stays until it is over, or go inline.
+    #[inline(always)]
+    unsafe fn post(&mut self, request: &mut ibv_send_wr, signalled: bool) -> Result<(), Unsent> {
+        let sequence = self.posted.wrapping_add(1);
+        request.wr_id = WrId::Send { connection: self.connection, sequence }.encode();
+        if signalled {
+            request.send_flags |= IBV_SEND_SIGNALED;
+        }
+        // SAFETY: promised by the caller.
+        unsafe { self.post_named(request) }?;
+        self.posted = sequence;
+        if signalled {
+            self.signalled = sequence;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As of [`post`](Self::post).
+    #[inline(always)]
+    unsafe fn post_named(&mut self, request: &mut ibv_send_wr) -> Result<(), Unsent> {
+        let Some(queue) = &self.queue else { return Err(Unsent::Failed("it is closed".into())) };
+        // SAFETY: promised by the caller.
+        unsafe { queue.post_send(request) }.map_err(|PostFailure { errno, .. }| Self::why(errno))
+    }
+
+    #[cold]
+    fn why(errno: i32) -> Unsent {
+        match errno {
+            // Some providers' queues hold less than they say, since a request may take several places.
+            libc::ENOMEM | libc::EAGAIN => Unsent::Busy(Busy::Full),
+            errno => Unsent::Failed(std::io::Error::from_raw_os_error(errno).to_string()),
+        }
+    }
+}
