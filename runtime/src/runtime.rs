@@ -278,6 +278,7 @@ impl Runtime {
             (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
             (TransportChoice::Shm, Box::new(Shm::new(geometry))),
             (TransportChoice::Verbs, Box::new(Rdma::new(verbs_options(settings)))),
+            (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs_options(settings)))),
         ]
     }
 

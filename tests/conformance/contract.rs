@@ -40,6 +40,7 @@ fn transport(choice: TransportChoice) -> Box<dyn Transport> {
     match choice {
         TransportChoice::Loopback => Box::new(Loopback::new(4096)),
         TransportChoice::Shm => Box::new(Shm::new(Geometry { slots: 16, chunks: 4, chunk_size: 4096 })),
+        TransportChoice::VerbsSimulated => Box::new(Rdma::simulated(verbs_options())),
         TransportChoice::Verbs => Box::new(Rdma::new(verbs_options())),
         other => panic!("say here how {other:?} is opened"),
     }

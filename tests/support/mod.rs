@@ -120,6 +120,17 @@ impl Job for OverVerbs {
     }
 }
 
+/// Over the simulated NIC of this process.
+pub struct OverSimulatedNic;
+
+impl Job for OverSimulatedNic {
+    const NAME: &'static str = "verbs-simulated";
+    const TRANSPORT: TransportChoice = TransportChoice::VerbsSimulated;
+    const PATH: Path = Path::VerbsSimulated;
+    const TRIES_LOCKS: bool = true;
+    const IS_RDMA: bool = true;
+}
+
 /// The RDMA device of a rank, of those that `TEST_VERBS` names: the two of the guest without.
 pub fn rdma_device(rank: usize) -> String {
     let names = std::env::var("TEST_VERBS").unwrap_or_else(|_| "rxe0,rxe1".into());
@@ -133,6 +144,7 @@ macro_rules! over_each_transport {
     ($($test:ident),+ $(,)?) => {
         $crate::over_transport!(loopback, OverLoopback, [], $($test),+);
         $crate::over_transport!(shm, OverShm, [], $($test),+);
+        $crate::over_transport!(simulated_nic, OverSimulatedNic, [], $($test),+);
         $crate::over_transport!(
             verbs,
             OverVerbs,

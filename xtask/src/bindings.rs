@@ -327,6 +327,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
         "--no-doc-comments",
         "--disable-header-comment",
         "--with-derive-default",
+        "--impl-debug",
         "--use-core",
         "--ctypes-prefix=core::ffi",
         "--anon-fields-prefix=anon_",

@@ -3,6 +3,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`sys`] | libibverbs: bindings, a table of functions that may be missing, objects whose drop order cannot be wrong |
+//! | [`simulated`] | a libibverbs in software, for tests and for machines without RDMA |
 //! | [`options`] | what can be chosen |
 //! | [`port`] | which port, and which of its GIDs |
 //! | [`address`] | what a device publishes, and whether two can reach each other |
@@ -41,6 +42,7 @@ pub mod port;
 mod queue_pairs;
 mod receives;
 mod sending;
+pub mod simulated;
 pub mod sys;
 pub mod wire;
 mod wr_id;
@@ -48,7 +50,8 @@ mod wr_id;
 pub use options::Options;
 
 use crate::contract::{DeviceInfo, Domain, Identity, Transport, Unavailable};
-use std::sync::Arc;
+use simulated::SimulatedNic;
+use std::sync::{Arc, OnceLock};
 use sys::{Context, Verbs, VerbsError};
 
 /// The transport's name.
@@ -60,47 +63,74 @@ pub const SIMULATED: &str = "verbs-simulated";
 /// RDMA by verbs.
 #[derive(Clone, Debug)]
 pub struct Rdma {
-    verbs: Result<Arc<Verbs>, VerbsError>,
-    is_simulated: bool,
+    source: Source,
     options: Options,
 }
 
+/// Whose functions.
+#[derive(Clone, Debug)]
+enum Source {
+    /// This machine's libibverbs, opened when it is first asked for something.
+    Library(OnceLock<Result<Arc<Verbs>, VerbsError>>),
+    /// The process's simulated NIC.
+    Simulated,
+    /// One of the program's own.
+    Given(Arc<SimulatedNic>),
+}
+
 impl Rdma {
-    /// Over this machine's libibverbs, which is opened now. Why it cannot be is told by [`devices`](Transport::devices).
+    /// Over this machine's libibverbs.
     pub fn new(options: Options) -> Self {
-        Self { verbs: Verbs::open(), is_simulated: false, options }
+        Self { source: Source::Library(OnceLock::new()), options }
     }
 
-    /// Over the functions of a simulated NIC.
-    pub fn simulated(verbs: Arc<Verbs>, options: Options) -> Self {
-        Self { verbs: Ok(verbs), is_simulated: true, options }
+    /// Over this process's simulated NIC, which is made when it is first needed.
+    pub fn simulated(options: Options) -> Self {
+        Self { source: Source::Simulated, options }
     }
 
-    fn verbs(&self) -> Result<&Arc<Verbs>, Unavailable> {
-        self.verbs.as_ref().map_err(|error| Unavailable::new(self.name(), error.to_string()))
+    /// Over a simulated NIC of the program's own.
+    pub fn over(nic: Arc<SimulatedNic>, options: Options) -> Self {
+        Self { source: Source::Given(nic), options }
+    }
+
+    fn is_simulated(&self) -> bool {
+        !matches!(self.source, Source::Library(_))
+    }
+
+    fn verbs(&self) -> Result<Arc<Verbs>, Unavailable> {
+        static NIC: OnceLock<Result<SimulatedNic, VerbsError>> = OnceLock::new();
+        let verbs = match &self.source {
+            Source::Library(verbs) => verbs.get_or_init(Verbs::open).clone(),
+            Source::Simulated => NIC
+                .get_or_init(SimulatedNic::from_env)
+                .as_ref()
+                .map(SimulatedNic::verbs)
+                .map_err(Clone::clone),
+            Source::Given(nic) => Ok(nic.verbs()),
+        };
+        verbs.map_err(|error| Unavailable::new(self.name(), error.to_string()))
     }
 }
 
 impl Transport for Rdma {
     fn name(&self) -> &'static str {
-        if self.is_simulated { SIMULATED } else { NAME }
+        if self.is_simulated() { SIMULATED } else { NAME }
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
         let verbs = self.verbs()?;
-        let names = Context::list(verbs).map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
-        let note = if self.is_simulated { "a simulated NIC" } else { "an RDMA device" };
+        let names =
+            Context::list(&verbs).map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
+        let note = if self.is_simulated() { "a simulated NIC" } else { "an RDMA device" };
         Ok(names.into_iter().map(|name| DeviceInfo { name: name.to_string(), note: note.into() }).collect())
     }
 
     fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
         let verbs = self.verbs()?;
-        let domain = domain::RdmaDomain::open(
-            (verbs, self.name(), self.is_simulated),
-            &device.name,
-            self.options.clone(),
-            identity,
-        )?;
+        let (name, options) = (self.name(), self.options.clone());
+        let domain =
+            domain::RdmaDomain::open((&verbs, name, self.is_simulated()), &device.name, options, identity)?;
         Ok(Arc::new(domain))
     }
 }

@@ -120,6 +120,11 @@ impl Default for ibv_gid {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_gid {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_gid {{ union }}")
+    }
+}
 pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
 pub const IBV_GID_TYPE_ROCE_V1: ibv_gid_type = 1;
 pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
@@ -152,6 +157,11 @@ impl Default for ibv_gid_entry {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_gid_entry {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_gid_entry {{ gid: {:?} }}", self.gid)
     }
 }
 pub const IBV_NODE_UNKNOWN: ibv_node_type = -1;
@@ -760,6 +770,11 @@ impl Default for ibv_async_event__bindgen_ty_1 {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_async_event__bindgen_ty_1 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_async_event__bindgen_ty_1 {{ union }}")
+    }
+}
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
     ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
@@ -775,6 +790,11 @@ impl Default for ibv_async_event {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_async_event {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_async_event {{ element: {:?}, event_type: {:?} }}", self.element, self.event_type)
     }
 }
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
@@ -891,6 +911,11 @@ impl Default for ibv_wc__bindgen_ty_1 {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_wc__bindgen_ty_1 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_wc__bindgen_ty_1 {{ union }}")
+    }
+}
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
     ["Size of ibv_wc"][::core::mem::size_of::<ibv_wc>() - 48usize];
@@ -915,6 +940,15 @@ impl Default for ibv_wc {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_wc {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_wc {{ status: {:?}, opcode: {:?}, anon_1: {:?}, wc_flags: {:?} }}",
+            self.status, self.opcode, self.anon_1, self.wc_flags
+        )
     }
 }
 pub const IBV_ACCESS_LOCAL_WRITE: ibv_access_flags = 1;
@@ -1078,6 +1112,11 @@ impl Default for ibv_global_route {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_global_route {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_global_route {{ dgid: {:?} }}", self.dgid)
+    }
+}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_grh {
@@ -1107,6 +1146,15 @@ impl Default for ibv_grh {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_grh {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_grh {{ version_tclass_flow: {:?}, paylen: {:?}, sgid: {:?}, dgid: {:?} }}",
+            self.version_tclass_flow, self.paylen, self.sgid, self.dgid
+        )
     }
 }
 pub const IBV_RATE_MAX: ibv_rate = 0;
@@ -1166,6 +1214,11 @@ impl Default for ibv_ah_attr {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_ah_attr {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_ah_attr {{ grh: {:?} }}", self.grh)
     }
 }
 pub const IBV_SRQ_MAX_WR: ibv_srq_attr_mask = 1;
@@ -1526,6 +1579,22 @@ impl Default for ibv_qp_attr {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_qp_attr {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_qp_attr {{ qp_state: {:?}, cur_qp_state: {:?}, path_mtu: {:?}, path_mig_state: {:?}, qp_access_flags: {:?}, cap: {:?}, ah_attr: {:?}, alt_ah_attr: {:?} }}",
+            self.qp_state,
+            self.cur_qp_state,
+            self.path_mtu,
+            self.path_mig_state,
+            self.qp_access_flags,
+            self.cap,
+            self.ah_attr,
+            self.alt_ah_attr
+        )
+    }
+}
 pub const IBV_WR_RDMA_WRITE: ibv_wr_opcode = 0;
 pub const IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_opcode = 1;
 pub const IBV_WR_SEND: ibv_wr_opcode = 2;
@@ -1620,6 +1689,11 @@ impl Default for ibv_send_wr__bindgen_ty_1 {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_send_wr__bindgen_ty_1 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_send_wr__bindgen_ty_1 {{ union }}")
     }
 }
 #[repr(C)]
@@ -1718,6 +1792,11 @@ impl Default for ibv_send_wr__bindgen_ty_2 {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_send_wr__bindgen_ty_2 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_send_wr__bindgen_ty_2 {{ union }}")
+    }
+}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union ibv_send_wr__bindgen_ty_3 {
@@ -1751,6 +1830,11 @@ impl Default for ibv_send_wr__bindgen_ty_3 {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_send_wr__bindgen_ty_3 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_send_wr__bindgen_ty_3 {{ union }}")
     }
 }
 #[repr(C)]
@@ -1835,6 +1919,11 @@ impl Default for ibv_send_wr__bindgen_ty_4 {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_send_wr__bindgen_ty_4 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ibv_send_wr__bindgen_ty_4 {{ union }}")
+    }
+}
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
     ["Size of ibv_send_wr"][::core::mem::size_of::<ibv_send_wr>() - 128usize];
@@ -1855,6 +1944,23 @@ impl Default for ibv_send_wr {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_send_wr {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_send_wr {{ next: {:?}, sg_list: {:?}, num_sge: {:?}, opcode: {:?}, send_flags: {:?}, anon_1: {:?}, wr: {:?}, qp_type: {:?}, anon_2: {:?} }}",
+            self.next,
+            self.sg_list,
+            self.num_sge,
+            self.opcode,
+            self.send_flags,
+            self.anon_1,
+            self.wr,
+            self.qp_type,
+            self.anon_2
+        )
     }
 }
 #[repr(C)]
@@ -1915,6 +2021,15 @@ impl Default for ibv_srq {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_srq {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_srq {{ context: {:?}, srq_context: {:?}, pd: {:?} }}",
+            self.context, self.srq_context, self.pd
+        )
+    }
+}
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
@@ -1957,6 +2072,22 @@ impl Default for ibv_qp {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_qp {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_qp {{ context: {:?}, qp_context: {:?}, pd: {:?}, send_cq: {:?}, recv_cq: {:?}, srq: {:?}, state: {:?}, qp_type: {:?} }}",
+            self.context,
+            self.qp_context,
+            self.pd,
+            self.send_cq,
+            self.recv_cq,
+            self.srq,
+            self.state,
+            self.qp_type
+        )
     }
 }
 #[repr(C)]
@@ -2080,6 +2211,38 @@ impl Default for ibv_qp_ex {
         }
     }
 }
+impl ::core::fmt::Debug for ibv_qp_ex {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_qp_ex {{ qp_base: {:?}, wr_flags: {:?}, wr_atomic_cmp_swp: {:?}, wr_atomic_fetch_add: {:?}, wr_bind_mw: {:?}, wr_local_inv: {:?}, wr_rdma_read: {:?}, wr_rdma_write: {:?}, wr_rdma_write_imm: {:?}, wr_send: {:?}, wr_send_imm: {:?}, wr_send_inv: {:?}, wr_send_tso: {:?}, wr_set_ud_addr: {:?}, wr_set_xrc_srqn: {:?}, wr_set_inline_data: {:?}, wr_set_inline_data_list: {:?}, wr_set_sge: {:?}, wr_set_sge_list: {:?}, wr_start: {:?}, wr_complete: {:?}, wr_abort: {:?}, wr_atomic_write: {:?}, wr_flush: {:?} }}",
+            self.qp_base,
+            self.wr_flags,
+            self.wr_atomic_cmp_swp,
+            self.wr_atomic_fetch_add,
+            self.wr_bind_mw,
+            self.wr_local_inv,
+            self.wr_rdma_read,
+            self.wr_rdma_write,
+            self.wr_rdma_write_imm,
+            self.wr_send,
+            self.wr_send_imm,
+            self.wr_send_inv,
+            self.wr_send_tso,
+            self.wr_set_ud_addr,
+            self.wr_set_xrc_srqn,
+            self.wr_set_inline_data,
+            self.wr_set_inline_data_list,
+            self.wr_set_sge,
+            self.wr_set_sge_list,
+            self.wr_start,
+            self.wr_complete,
+            self.wr_abort,
+            self.wr_atomic_write,
+            self.wr_flush
+        )
+    }
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_comp_channel {
@@ -2141,6 +2304,15 @@ impl Default for ibv_cq {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_cq {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_cq {{ context: {:?}, channel: {:?}, cq_context: {:?}, cqe: {:?} }}",
+            self.context, self.channel, self.cq_context, self.cqe
+        )
     }
 }
 #[repr(C)]
@@ -2258,6 +2430,37 @@ impl Default for ibv_cq_ex {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_cq_ex {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_cq_ex {{ context: {:?}, channel: {:?}, cq_context: {:?}, cqe: {:?}, status: {:?}, start_poll: {:?}, next_poll: {:?}, end_poll: {:?}, read_opcode: {:?}, read_vendor_err: {:?}, read_byte_len: {:?}, read_imm_data: {:?}, read_qp_num: {:?}, read_src_qp: {:?}, read_wc_flags: {:?}, read_slid: {:?}, read_sl: {:?}, read_dlid_path_bits: {:?}, read_completion_ts: {:?}, read_cvlan: {:?}, read_flow_tag: {:?}, read_tm_info: {:?}, read_completion_wallclock_ns: {:?} }}",
+            self.context,
+            self.channel,
+            self.cq_context,
+            self.cqe,
+            self.status,
+            self.start_poll,
+            self.next_poll,
+            self.end_poll,
+            self.read_opcode,
+            self.read_vendor_err,
+            self.read_byte_len,
+            self.read_imm_data,
+            self.read_qp_num,
+            self.read_src_qp,
+            self.read_wc_flags,
+            self.read_slid,
+            self.read_sl,
+            self.read_dlid_path_bits,
+            self.read_completion_ts,
+            self.read_cvlan,
+            self.read_flow_tag,
+            self.read_tm_info,
+            self.read_completion_wallclock_ns
+        )
     }
 }
 #[repr(C)]
@@ -2530,6 +2733,15 @@ impl Default for ibv_context {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for ibv_context {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "ibv_context {{ device: {:?}, ops: {:?}, cmd_fd: {:?}, async_fd: {:?}, num_comp_vectors: {:?}, abi_compat: {:?} }}",
+            self.device, self.ops, self.cmd_fd, self.async_fd, self.num_comp_vectors, self.abi_compat
+        )
     }
 }
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = 1;
@@ -2886,6 +3098,53 @@ impl Default for verbs_context {
             ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
             s.assume_init()
         }
+    }
+}
+impl ::core::fmt::Debug for verbs_context {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "verbs_context {{ query_port: {:?}, advise_mr: {:?}, alloc_null_mr: {:?}, read_counters: {:?}, attach_counters_point_flow: {:?}, create_counters: {:?}, destroy_counters: {:?}, reg_dm_mr: {:?}, alloc_dm: {:?}, free_dm: {:?}, modify_flow_action_esp: {:?}, destroy_flow_action: {:?}, create_flow_action_esp: {:?}, modify_qp_rate_limit: {:?}, alloc_parent_domain: {:?}, dealloc_td: {:?}, alloc_td: {:?}, modify_cq: {:?}, post_srq_ops: {:?}, destroy_rwq_ind_table: {:?}, create_rwq_ind_table: {:?}, destroy_wq: {:?}, modify_wq: {:?}, create_wq: {:?}, query_rt_values: {:?}, create_cq_ex: {:?}, priv: {:?}, query_device_ex: {:?}, ibv_destroy_flow: {:?}, ABI_placeholder2: {:?}, ibv_create_flow: {:?}, ABI_placeholder1: {:?}, open_qp: {:?}, create_qp_ex: {:?}, get_srq_num: {:?}, create_srq_ex: {:?}, open_xrcd: {:?}, close_xrcd: {:?}, context: {:?} }}",
+            self.query_port,
+            self.advise_mr,
+            self.alloc_null_mr,
+            self.read_counters,
+            self.attach_counters_point_flow,
+            self.create_counters,
+            self.destroy_counters,
+            self.reg_dm_mr,
+            self.alloc_dm,
+            self.free_dm,
+            self.modify_flow_action_esp,
+            self.destroy_flow_action,
+            self.create_flow_action_esp,
+            self.modify_qp_rate_limit,
+            self.alloc_parent_domain,
+            self.dealloc_td,
+            self.alloc_td,
+            self.modify_cq,
+            self.post_srq_ops,
+            self.destroy_rwq_ind_table,
+            self.create_rwq_ind_table,
+            self.destroy_wq,
+            self.modify_wq,
+            self.create_wq,
+            self.query_rt_values,
+            self.create_cq_ex,
+            self.priv_,
+            self.query_device_ex,
+            self.ibv_destroy_flow,
+            self.ABI_placeholder2,
+            self.ibv_create_flow,
+            self.ABI_placeholder1,
+            self.open_qp,
+            self.create_qp_ex,
+            self.get_srq_num,
+            self.create_srq_ex,
+            self.open_xrcd,
+            self.close_xrcd,
+            self.context
+        )
     }
 }
 pub const MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT: mlx5_ib_uapi_reg_dmabuf_flags = 1;

@@ -43,3 +43,6 @@ pub use gids::{GidEntry, GidIndex, GidKind};
 pub use memory::{Access, MemoryRegion};
 pub use queue_pair::{QueuePair, QueuePairKind, QueuePairSpec};
 pub use receive::{PostFailure, SharedReceiveQueue};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! Who is who on the simulated network.
+//!
+//! A process takes *blocks* of 255 port addresses, each by binding a socket's name, so that the kernel sees to it that
+//! nobody else has them. GIDs and LIDs are made from a port's address, and lead back to it: a port is found from its GID
+//! without anybody's being asked.
+
+use super::LinkLayer;
+use std::fmt;
+
+/// 255 port addresses that belong to one process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct Block(pub(super) u16);
+
+/// Blocks that there are. A LID has room for this many, with those left out that mean groups of ports.
+pub(super) const BLOCKS: u16 = 0xbf;
+
+/// Ports of a block: numbers 1 to this.
+pub(super) const PORTS_OF_A_BLOCK: u8 = 255;
+
+/// A port on the simulated network.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct PortAddress(u32);
+
+/// The version of RoCE that an entry of the table of GIDs is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum GidKind {
+    InfiniBand,
+    RoceV1,
+    RoceV2,
+}
+
+/// How an InfiniBand GID of ours begins, and a link-local one of RoCE: the locally administered vendor 02:00:ca.
+const LINK_LOCAL: [u8; 13] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x00, 0xca, 0xff, 0xfe];
+/// How an IPv4 address of ours begins, mapped to IPv6: 10.
+const MAPPED: [u8; 13] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10];
+
+impl PortAddress {
+    pub(super) fn new(block: Block, number: u8) -> Self {
+        Self(u32::from(block.0) << 8 | u32::from(number))
+    }
+
+    /// The address as a packet carries it.
+    pub(super) fn raw(self) -> u32 {
+        self.0
+    }
+
+    /// What a packet says an address is.
+    pub(super) fn from_raw(raw: u32) -> Option<Self> {
+        let number = u8::try_from(raw & 0xff).ok()?;
+        let block = u16::try_from(raw >> 8).ok()?;
+        (number != 0 && block < BLOCKS).then(|| Self::new(Block(block), number))
+    }
+
+    pub(super) fn block(self) -> Block {
+        Block((self.0 >> 8) as u16)
+    }
+
+    fn tail(self) -> [u8; 3] {
+        let [_, high, low, number] = self.0.to_be_bytes();
+        [high, low, number]
+    }
+
+    fn with(start: [u8; 13], [high, low, number]: [u8; 3]) -> [u8; 16] {
+        std::array::from_fn(|at| start.get(at).copied().unwrap_or([high, low, number][at.saturating_sub(13)]))
+    }
+
+    /// The port's table of GIDs.
+    pub(super) fn gids(self, layer: LinkLayer) -> Vec<([u8; 16], GidKind)> {
+        let local = Self::with(LINK_LOCAL, self.tail());
+        let mapped = Self::with(MAPPED, self.tail());
+        match layer {
+            LinkLayer::InfiniBand => vec![(local, GidKind::InfiniBand)],
+            LinkLayer::Ethernet => vec![
+                (local, GidKind::RoceV1),
+                (local, GidKind::RoceV2),
+                (mapped, GidKind::RoceV1),
+                (mapped, GidKind::RoceV2),
+            ],
+        }
+    }
+
+    /// The LID of a port on InfiniBand.
+    pub(super) fn lid(self) -> u16 {
+        (self.0 & 0xffff) as u16
+    }
+
+    /// Whose GID this is; `None` for one that cannot be on the network.
+    pub(super) fn from_gid(gid: &[u8; 16]) -> Option<Self> {
+        let ours = gid.starts_with(&LINK_LOCAL) || gid.starts_with(&MAPPED);
+        let [high, low, number] = [gid[13], gid[14], gid[15]];
+        ours.then(|| Self::from_raw(u32::from_be_bytes([0, high, low, number]))).flatten()
+    }
+
+    /// Whose LID this is.
+    pub(super) fn from_lid(lid: u16) -> Option<Self> {
+        Self::from_raw(u32::from(lid))
+    }
+}
+
+impl fmt::Debug for PortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [high, low, number] = self.tail();
+        write!(f, "10.{high}.{low}.{number}")
+    }
+}
+
+/// The name of the socket at which a block of a network is reached. Names of the abstract namespace end with their
+/// sockets: nothing stays behind.
+pub(super) fn socket_name(fabric: &str, block: Block) -> Vec<u8> {
+    // FNV-1a: the name is no secret, it has to be short and the same in all processes.
+    let hash = fabric.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("carrack-simulated-nic-{hash:016x}-{}", block.0).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gids_and_lids_lead_back_to_their_port() {
+        for port in [PortAddress::new(Block(0), 1), PortAddress::new(Block(BLOCKS - 1), 255)] {
+            for layer in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
+                for (gid, _) in port.gids(layer) {
+                    assert_eq!(PortAddress::from_gid(&gid), Some(port));
+                }
+            }
+            assert_eq!(PortAddress::from_lid(port.lid()), Some(port));
+            assert_eq!(PortAddress::from_raw(port.raw()), Some(port));
+        }
+    }
+
+    #[test]
+    fn what_is_no_port_of_the_network_is_none() {
+        assert_eq!(PortAddress::from_gid(&[0; 16]), None);
+        assert_eq!(PortAddress::from_lid(0), None);
+        assert_eq!(PortAddress::from_lid(0xc001), None, "a LID of a group");
+        assert_eq!(PortAddress::from_raw(u32::MAX), None);
+        let elsewhere = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1];
+        assert_eq!(PortAddress::from_gid(&elsewhere), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! The engine's thread.
+
+use super::address::Block;
+use super::completion::CompletionQueue;
+use super::device::{AsyncEvent, Source};
+use super::engine::{Engine, Job, Outbox};
+use super::faults::Visibility;
+use super::network::Network;
+use super::queue_pair::QueuePair;
+use super::wire::Packet;
+use crate::verbs::sys::bindings as ibv;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Packets that are delivered between two looks at what else there is.
+const AT_ONCE: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Processor {
+    engine: Arc<Engine>,
+    network: Network,
+    packets: VecDeque<Packet>,
+    /// Queue pairs that want to be woken. The number tells apart those that want it at the same time.
+    timers: BTreeMap<(Instant, u64), Arc<QueuePair>>,
+    ticks: u64,
+    held: Vec<Arc<QueuePair>>,
+    late: Vec<Arc<CompletionQueue>>,
+}
+
+impl Processor {
+    pub(super) fn new(engine: &Arc<Engine>) -> Result<Self, Errno> {
+        Ok(Self {
+            network: Network::new(engine.fabric(), engine.bell.fd())?,
+            engine: Arc::clone(engine),
+            packets: VecDeque::new(),
+            timers: BTreeMap::new(),
+            ticks: 0,
+            held: Vec::new(),
+            late: Vec::new(),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            let for_all = self.engine.bell.heard();
+            if self.engine.has_stopped() {
+                return;
+            }
+            if for_all {
+                self.engine.devices().iter().for_each(|device| device.settle_writes(Visibility::AtOnce));
+            }
+            self.look_at_jobs();
+            for pair in std::mem::take(&mut self.held) {
+                self.with(&pair, QueuePair::proceed);
+            }
+            for _ in 0..AT_ONCE {
+                let Some(packet) = self.packets.pop_front() else { break };
+                self.deliver(packet);
+            }
+            let next = self.look_at_the_clock();
+            self.look_at_the_network(next);
+        }
+    }
+
+    fn look_at_jobs(&mut self) {
+        for job in self.engine.take_jobs() {
+            match job {
+                Job::Work(pair) => {
+                    pair.heard();
+                    let wait = pair.device.faults.next_scatter();
+                    if wait.is_zero() {
+                        self.with(&pair, QueuePair::proceed);
+                    } else {
+                        self.wake_at(Instant::now() + wait, &pair);
+                    }
+                }
+                Job::Late(queue) => {
+                    if !self.late.iter().any(|known| Arc::ptr_eq(known, &queue)) {
+                        self.late.push(queue);
+                    }
+                }
+                Job::Overrun(queue) => self.break_queue(&queue),
+                Job::Listen(listener) => self.network.listen(listener),
+            }
+        }
+    }
+
+    /// Everything that completes in a broken queue is in error.
+    fn break_queue(&mut self, queue: &Arc<CompletionQueue>) {
+        let kind = ibv::IBV_EVENT_CQ_ERR;
+        queue.events.push(AsyncEvent { kind, source: Source::Completions(Arc::clone(queue)) });
+        for pair in self.engine.devices().iter().flat_map(|device| device.queues()) {
+            if Arc::ptr_eq(&pair.parts.send_cq, queue) || Arc::ptr_eq(&pair.parts.recv_cq, queue) {
+                pair.completions_are_lost();
+            }
+        }
+    }
+
+    /// Lets a queue pair do something, and does what it wants.
+    fn with(&mut self, pair: &Arc<QueuePair>, act: impl FnOnce(&Arc<QueuePair>, &mut Outbox)) {
+        let mut out = Outbox::default();
+        act(pair, &mut out);
+        for when in std::mem::take(&mut out.wakes) {
+            self.wake_at(when, pair);
+        }
+        if out.held {
+            self.held.push(Arc::clone(pair));
+        }
+        self.packets.extend(out.packets);
+    }
+
+    fn wake_at(&mut self, when: Instant, pair: &Arc<QueuePair>) {
+        self.ticks += 1;
+        self.timers.insert((when, self.ticks), Arc::clone(pair));
+    }
+
+    fn deliver(&mut self, packet: Packet) {
+        let block = packet.target.0.block();
+        if let Some(device) = self.engine.device(packet.target.0) {
+            let pair = device.queue(packet.target.1);
+            let mut out = Outbox::default();
+            device.deliver(packet, &mut out);
+            if let Some(pair) = pair {
+                out.wakes.drain(..).for_each(|when| self.wake_at(when, &pair));
+                if out.held {
+                    self.held.push(pair);
+                }
+            }
+            self.packets.extend(out.packets);
+        } else if self.engine.has_block(block) || self.engine.fabric().is_none() {
+            self.lose(packet);
+        } else if let Err(packet) = self.network.send(packet) {
+            self.lose(packet);
+        }
+    }
+
+    /// A packet cannot be delivered. If it is one of this process's own, its sender is told.
+    fn lose(&mut self, packet: Packet) {
+        let mut out = Outbox::default();
+        if self.engine.device(packet.source.0).is_some() {
+            out.lost_for_nobody(&packet);
+        }
+        self.packets.extend(out.packets);
+    }
+
+    /// Does what is due, and says when something is to be done next.
+    fn look_at_the_clock(&mut self) -> Option<Instant> {
+        if self.timers.is_empty() && self.late.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        while let Some(first) = self.timers.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            let pair = first.remove();
+            self.with(&pair, |pair, out| pair.wake(now, out));
+        }
+        let mut next = self.timers.first_key_value().map(|((when, _), _)| *when);
+        self.late.retain(|queue| match queue.release(now) {
+            None => false,
+            Some(due) => {
+                next = next.into_iter().chain(due).min();
+                true
+            }
+        });
+        next
+    }
+
+    /// Takes in what other processes send; sleeps when there is nothing else to do.
+    fn look_at_the_network(&mut self, next: Option<Instant>) {
+        let busy = !self.packets.is_empty() || !self.engine.bell.may_sleep();
+        if busy && self.network.is_alone() {
+            return;
+        }
+        let timeout = match next {
+            _ if busy => Some(Duration::ZERO),
+            Some(next) => Some(next.saturating_duration_since(Instant::now())),
+            None => None,
+        };
+        let engine = Arc::clone(&self.engine);
+        let is_ours = |block| engine.has_block(block);
+        let gone = self.network.poll(timeout, &mut self.packets, is_ours);
+        gone.into_iter().for_each(|block| self.peers_are_gone(block));
+    }
+
+    /// A process is gone, and with it all that was on its way there.
+    fn peers_are_gone(&mut self, block: Block) {
+        for pair in self.engine.devices().iter().flat_map(|device| device.queues()) {
+            self.with(&pair, |pair, out| pair.peer_is_gone(block, out));
+        }
+    }
+}
