@@ -6,6 +6,7 @@
 //! | `rules` | the rules on our own sources that no lint knows: where `unsafe`, copies and atomics may stand |
 //! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
 //! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
+//! | `guest` | `cargo xtask rdma-guest`: a command in a small virtual machine with simulated RDMA devices |
 //! | `slim` | copies programs without their symbols |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
@@ -14,6 +15,7 @@
 mod bundle;
 mod child;
 mod error;
+mod guest;
 mod peers;
 mod rules;
 mod slim;
@@ -39,6 +41,8 @@ enum Task {
     BenchPeers(peers::Options),
     /// Build a folder of programs with which `carrack selftest` runs on a machine without Rust
     Bundle(bundle::Options),
+    /// Run a command in a small virtual machine with simulated RDMA devices (docs/rdma-guest.md)
+    RdmaGuest(guest::Options),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&options),
         Task::BenchPeers(options) => peers::run(&options),
         Task::Bundle(options) => bundle::run(&options),
+        Task::RdmaGuest(options) => Ok(guest::run(&options)),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
