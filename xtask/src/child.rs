@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
@@ -153,11 +153,6 @@ impl Running {
             .spawn()
             .map_err(|source| TaskError::Start { program: spoken(command), source })?;
         Ok(Self { child, mark })
-    }
-
-    /// Its outputs, as far as they are piped; to be taken once.
-    pub(crate) fn outputs(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
-        (self.child.stdout.take(), self.child.stderr.take())
     }
 
     /// Sends it a signal; not to what it has started.

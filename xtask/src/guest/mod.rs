@@ -8,7 +8,7 @@
 //! | `kernel`, `image` | the guest's kernel and its modules, fetched once |
 //! | `initramfs`, `cpio` | the guest's first file system, with `xtask/guest/init` in it |
 //! | `qemu` | QEMU's command line |
-//! | `session`, `words` | the guests of a run, what they say, and how it ended |
+//! | `session`, `words`, `tail` | the guests of a run, what they say, and how it ended |
 //! | `cargo_test` | a test program of Cargo's, built here and run there |
 
 mod apt;
@@ -21,6 +21,7 @@ mod needs;
 mod plan;
 mod qemu;
 mod session;
+mod tail;
 mod words;
 
 use std::env;

@@ -22,10 +22,15 @@ pub(super) struct Parts {
     pub(super) folder: PathBuf,
 }
 
-/// In the guest's folder, where its status and its orders are written, and what its kernel says.
+/// Files in the guest's folder: what the command says, /init says to xtask, and the command says to xtask. Ports of the guest have these names.
+pub(super) const OUTPUT: &str = "stdout";
+pub(super) const ERRORS: &str = "stderr";
 pub(super) const STATUS: &str = "status";
 pub(super) const ORDERS: &str = "host";
+
+/// And what the guest's kernel says, and QEMU.
 pub(super) const CONSOLE: &str = "console";
+pub(super) const LOG: &str = "log";
 
 /// In the folder above: the socket that joins the network cards of two guests.
 pub(super) const NETWORK: &str = "../network";
@@ -50,8 +55,8 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     line.option("-serial", format!("file:{CONSOLE}"));
     line.words("-object rng-random,id=rng,filename=/dev/urandom -device virtio-rng-pci,rng=rng");
     line.words("-device virtio-serial-pci,max_ports=8");
-    for (name, file) in [("stdout", "/dev/stdout"), ("stderr", "/dev/stderr"), (STATUS, STATUS), (ORDERS, ORDERS)] {
-        line.option("-chardev", format!("file,id={name},path={file}"));
+    for name in [OUTPUT, ERRORS, STATUS, ORDERS] {
+        line.option("-chardev", format!("file,id={name},path={name}"));
         line.option("-device", format!("virtserialport,chardev={name},name={name}"));
     }
     line.share("root", Path::new("/"), true);

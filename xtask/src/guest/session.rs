@@ -1,11 +1,8 @@
 //! One run: the guests are booted, the command begins in all of them at once, and its output and its status come back.
 
-use std::fs;
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +12,8 @@ use super::initramfs;
 use super::kernel::{Emptied, Kernel};
 use super::plan::{Node, Plan};
 use super::qemu::{self, Parts};
-use super::words::{Order, Tail, Word};
+use super::tail::Tail;
+use super::words::{Order, Word};
 use crate::child::Running;
 use crate::error::TaskError;
 use crate::guest::GuestError;
@@ -34,15 +32,6 @@ const BOOT: Duration = Duration::from_secs(120);
 
 /// How often the guests are looked at.
 const GLANCE: Duration = Duration::from_millis(20);
-
-/// How long to read on when the guests have ended.
-const LAST_LINES: Duration = Duration::from_secs(2);
-
-/// The longest line that is handed over in one piece, in bytes.
-const LINE: u64 = 1 << 16;
-
-/// How many lines may wait to be handed over; beyond, the command waits.
-const LINES: usize = 1024;
 
 /// An output of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +126,7 @@ struct Guest {
     folder: PathBuf,
     words: Tail,
     orders: Tail,
+    outputs: [(Stream, Tail); 2],
     ready: bool,
     ended: bool,
     end: End,
@@ -151,26 +141,38 @@ impl Session {
         more_modules: &[PathBuf],
         mut on_line: impl FnMut(&Said),
     ) -> Result<(), GuestError> {
-        let (send, lines) = sync_channel(LINES);
         for node in plan.wiring.nodes() {
             let left = self.deadline.saturating_duration_since(Instant::now());
-            let guest = Guest::start(node, plan, &parts(node), more_modules, left, &send)?;
-            self.guests.push(guest);
+            self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
             // The second connects to where the first one listens.
             let network = parts(node).folder.join(qemu::NETWORK);
             while plan.wiring.nodes().count() > self.guests.len() && !network.exists() && !self.is_over()? {
                 thread::sleep(GLANCE);
             }
         }
-        drop(send);
-        while !self.is_over()? {
-            hand_over(&lines, &mut on_line);
+        loop {
+            // First: what was said before the end is read after it.
+            let over = self.is_over()?;
+            let said = self.said(over)?;
+            said.iter().for_each(&mut on_line);
+            match (said.is_empty(), over) {
+                (true, true) => return Ok(()),
+                (true, false) => thread::sleep(GLANCE),
+                (false, _) => {}
+            }
         }
-        let until = Instant::now() + LAST_LINES;
-        while let Ok(said) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            on_line(&said);
+    }
+
+    /// What the command has said since the last look.
+    fn said(&mut self, over: bool) -> Result<Vec<Said>, TaskError> {
+        let mut said = Vec::new();
+        for guest in &mut self.guests {
+            for (stream, tail) in &mut guest.outputs {
+                let lines = tail.lines(over)?.into_iter();
+                said.extend(lines.map(|bytes| Said { node: guest.node, stream: *stream, bytes }));
+            }
         }
-        Ok(())
+        Ok(said)
     }
 
     /// Looks at all guests, does what they want, and says whether all have ended.
@@ -188,7 +190,7 @@ impl Session {
             self.guests.iter().for_each(|guest| guest.qemu.signal(Signal::KILL));
         } else if !self.going && self.guests.iter().all(|guest| guest.ready) {
             self.going = true;
-            self.guests.iter().try_for_each(Guest::go)?;
+            self.guests.iter().try_for_each(|guest| guest.answer("go"))?;
         }
         Ok(self.guests.iter().all(|guest| guest.ended))
     }
@@ -224,7 +226,8 @@ impl Session {
                 eprintln!("xtask: guest {} ended without a status; its last words:", guest.node);
             }
             if console || (failed && !self.timed_out) {
-                let said = fs::read(guest.folder.join(qemu::CONSOLE)).unwrap_or_default();
+                let files = [qemu::LOG, qemu::CONSOLE].map(|name| fs::read(guest.folder.join(name)).unwrap_or_default());
+                let said = files.concat();
                 let said = String::from_utf8_lossy(&said);
                 let lines: Vec<_> = said.lines().collect();
                 let last = if console { &lines[..] } else { &lines[lines.len().saturating_sub(25)..] };
@@ -241,7 +244,6 @@ impl Guest {
         parts: &Parts,
         more_modules: &[PathBuf],
         left: Duration,
-        send: &SyncSender<Said>,
     ) -> Result<Self, TaskError> {
         let folder = &parts.folder;
         fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
@@ -255,16 +257,17 @@ impl Guest {
             let path = folder.join(name);
             fs::write(&path, contents).map_err(TaskError::file(&path))?;
         }
-        let mut command = qemu::command(node, plan, parts, left);
-        let mut qemu = Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
-        let (out, err) = qemu.outputs();
-        out.into_iter().for_each(|pipe| read_lines(pipe, node, Stream::Out, send.clone()));
-        err.into_iter().for_each(|pipe| read_lines(pipe, node, Stream::Err, send.clone()));
+        let log = folder.join(qemu::LOG);
+        let log = File::create(&log).map_err(TaskError::file(log))?;
+        let again = log.try_clone().map_err(TaskError::file(folder))?;
+        let qemu = Running::start(qemu::command(node, plan, parts, left).stdout(log).stderr(again))?;
+        let tail = |name: &str| Tail::new(folder.join(name));
         Ok(Self {
             node,
             qemu,
-            words: Tail::new(folder.join(qemu::STATUS)),
-            orders: Tail::new(folder.join(qemu::ORDERS)),
+            words: tail(qemu::STATUS),
+            orders: tail(qemu::ORDERS),
+            outputs: [(Stream::Out, tail(qemu::OUTPUT)), (Stream::Err, tail(qemu::ERRORS))],
             folder: folder.clone(),
             ready: false,
             ended: false,
@@ -276,53 +279,25 @@ impl Guest {
     fn look(&mut self) -> Result<Vec<String>, TaskError> {
         // First: what it said before its end is heard after it.
         self.ended = self.ended || self.qemu.ended()?.is_some();
-        for line in self.words.lines().map_err(TaskError::file(self.folder.join(qemu::STATUS)))? {
-            match Word::read(&line) {
+        for line in self.words.lines(false)? {
+            match Word::read(String::from_utf8_lossy(&line).trim_end()) {
                 Some(Word::Ready) => self.ready = true,
-                Some(Word::Exit(status)) => self.end.status = Some(status),
+                Some(Word::Exit(status)) => {
+                    self.end.status = Some(status);
+                    self.answer("done")?;
+                }
                 None => {}
             }
         }
-        self.orders.lines().map_err(TaskError::file(self.folder.join(qemu::ORDERS)))
+        let orders = self.orders.lines(false)?;
+        Ok(orders.iter().map(|line| String::from_utf8_lossy(line).trim_end().to_owned()).collect())
     }
 
-    /// Lets the command begin.
-    fn go(&self) -> Result<(), TaskError> {
-        let path = self.folder.join("go");
+    /// Tells /init what it waits for.
+    fn answer(&self, word: &str) -> Result<(), TaskError> {
+        let path = self.folder.join(word);
         fs::write(&path, "").map_err(TaskError::file(&path))
     }
-}
-
-/// Hands over what has come, after a moment if nothing has.
-fn hand_over(lines: &Receiver<Said>, on_line: &mut impl FnMut(&Said)) {
-    match lines.recv_timeout(GLANCE) {
-        Ok(first) => {
-            on_line(&first);
-            lines.try_iter().take(LINES).for_each(|said| on_line(&said));
-        }
-        Err(RecvTimeoutError::Timeout) => {}
-        // QEMU has closed its outputs and is about to end.
-        Err(RecvTimeoutError::Disconnected) => thread::sleep(GLANCE),
-    }
-}
-
-/// Reads on a thread of its own, since a pipe cannot be waited for with a limit.
-fn read_lines(pipe: impl Read + Send + 'static, node: Node, stream: Stream, send: SyncSender<Said>) {
-    thread::spawn(move || {
-        let mut reader = BufReader::new(pipe);
-        while let Ok(Some(bytes)) = piece(&mut reader) {
-            if send.send(Said { node, stream, bytes }).is_err() {
-                return;
-            }
-        }
-    });
-}
-
-/// The next line with its end, or as much of it as is handed over at once.
-fn piece(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    let read = reader.take(LINE).read_until(b'\n', &mut bytes)?;
-    Ok((read > 0).then_some(bytes))
 }
 
 #[cfg(test)]
@@ -354,18 +329,6 @@ mod tests {
     fn a_run_that_was_ended_at_its_limit_says_so() {
         assert_eq!(verdict(&[end(0, false), end(None, false)], true), TIMED_OUT);
         assert_eq!(verdict(&[end(None, true), end(None, false)], true), TIMED_OUT);
-    }
-
-    #[test]
-    fn output_comes_as_it_is_with_its_ends_of_lines() {
-        let mut input = io::Cursor::new([b"one\r\n\nt\xffo".to_vec(), vec![b'x'; 70_000]].concat());
-        let mut pieces = Vec::new();
-        while let Some(bytes) = piece(&mut input).unwrap() {
-            pieces.push(bytes);
-        }
-        assert_eq!(pieces[..2], [b"one\r\n".to_vec(), b"\n".to_vec()]);
-        assert_eq!(pieces.iter().map(Vec::len).collect::<Vec<_>>(), [5, 1, 65536, 4467]);
-        assert_eq!(pieces.concat(), input.into_inner());
     }
 
     #[test]

@@ -1,8 +1,4 @@
-//! What a guest says through its ports, as lines in files that QEMU writes: how far it is, and what it wants of the host.
-
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::PathBuf;
+//! What a guest says to xtask, in lines: how far it is, and what it wants of the host.
 
 use super::plan::Node;
 
@@ -56,43 +52,8 @@ impl Order {
     }
 }
 
-/// The end of a file that grows.
-pub(super) struct Tail {
-    path: PathBuf,
-    file: Option<File>,
-    begun: Vec<u8>,
-}
-
-impl Tail {
-    /// Of a file that may not be there yet.
-    pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, file: None, begun: Vec::new() }
-    }
-
-    /// The lines that have been completed since the last call.
-    pub(super) fn lines(&mut self) -> io::Result<Vec<String>> {
-        if self.file.is_none() {
-            self.file = match File::open(&self.path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                other => Some(other?),
-            };
-        }
-        if let Some(file) = &mut self.file {
-            file.read_to_end(&mut self.begun)?;
-        }
-        let Some(end) = self.begun.iter().rposition(|byte| *byte == b'\n') else {
-            return Ok(Vec::new());
-        };
-        let whole: Vec<u8> = self.begun.drain(..=end).collect();
-        Ok(String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::io::Write;
-
     use super::*;
 
     #[test]
@@ -113,18 +74,5 @@ mod tests {
         for wrong in ["", "kill", "kill 2", "kill -1", "kill all", "burn 1"] {
             assert!(Order::read(wrong).unwrap_err().contains("kill, stop"), "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn lines_of_a_growing_file_come_whole_and_once() {
-        let path = std::env::temp_dir().join(format!("xtask-tail-{}", std::process::id()));
-        let mut tail = Tail::new(path.clone());
-        assert_eq!(tail.lines().unwrap(), [""; 0]);
-        let mut file = File::create(&path).unwrap();
-        for (written, expected) in [("one\ntw", vec!["one"]), ("", vec![]), ("o\nthree\n", vec!["two", "three"])] {
-            file.write_all(written.as_bytes()).unwrap();
-            assert_eq!(tail.lines().unwrap(), expected);
-        }
-        fs::remove_file(path).unwrap();
     }
 }
