@@ -7,6 +7,7 @@
 //! | `needs`, `apt` | what the machine must have, and packages of other suites, without touching the machine's set-up |
 //! | `kernel`, `image` | the guest's kernel and its modules, fetched once |
 //! | `initramfs`, `cpio` | the guest's first file system, with `xtask/guest/init` in it |
+//! | `dmabuf` | a driver for the guest that takes dma-bufs |
 //! | `qemu` | QEMU's command line |
 //! | `session`, `words`, `tail` | the guests of a run, what they say, and how it ended |
 //! | `cargo_test` | a test program of Cargo's, built here and run there |
@@ -14,6 +15,7 @@
 mod apt;
 mod cargo_test;
 mod cpio;
+mod dmabuf;
 mod image;
 mod initramfs;
 mod kernel;
@@ -94,6 +96,9 @@ pub(crate) struct Options {
     /// A module that is loaded instead of the kernel's of the same name, or beside its own
     #[arg(long, value_name = "FILE.ko")]
     module: Vec<PathBuf>,
+    /// A driver that takes dma-bufs, built for the default kernel, and its library, preloaded
+    #[arg(long, conflicts_with = "kernel")]
+    dmabuf: bool,
     /// Show all that the guest's kernel says, at the end
     #[arg(long)]
     console: bool,
@@ -133,7 +138,13 @@ fn carry_out(options: &Options) -> Result<u8, GuestError> {
     plan.limit = Duration::from_secs(options.timeout.into());
     plan.writable = absolute(&options.writable)?;
     plan.modules = absolute(&options.module)?;
-    let host = Host::prepare(&workspace, &options.kernel.clone().unwrap_or_default())?;
+    let source = options.kernel.clone().unwrap_or_default();
+    let host = Host::prepare(&workspace, &source)?;
+    if options.dmabuf {
+        let built = dmabuf::get(&host.kernel, &source)?;
+        plan.modules.push(built.module);
+        plan.environment.push(("LD_PRELOAD".into(), built.shim.into()));
+    }
     host.run(&plan, options.console, |said| pass_on(said, plan.wiring))
 }
 

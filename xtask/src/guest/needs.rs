@@ -59,8 +59,8 @@ pub(super) const GUEST: &[Need] = &[
 pub(super) const HEADERS: &[Need] =
     &[Need { what: What::File("/usr/include/infiniband/verbs.h"), package: "libibverbs-dev" }];
 
-/// For modules of the guest's kernel.
-pub(super) const MODULES: &[Need] = &[program("make", "make"), program("gcc", "gcc")];
+/// For modules of the guest's kernel, which was built with this compiler.
+pub(super) const MODULES: &[Need] = &[program("make", "make"), program("x86_64-linux-gnu-gcc-12", "gcc-12")];
 
 /// Sees to it that all of `needs` is there.
 ///
