@@ -41,7 +41,14 @@ impl TestProgram {
     /// Builds `name`, a target of kind `test` of any package.
     pub(crate) fn build(workspace: &Workspace, name: &str) -> Result<Self, TaskError> {
         let mut command = workspace.cargo();
-        command.args(["test", "--no-run", "--workspace", "--message-format=json-render-diagnostics", "--test", name]);
+        command.args([
+            "test",
+            "--no-run",
+            "--workspace",
+            "--message-format=json-render-diagnostics",
+            "--test",
+            name,
+        ]);
         let mut built = None;
         child::run(&mut command, BUILD, |line| built = built.take().or_else(|| program(line, name)))?;
         built.ok_or_else(|| TaskError::Missing {

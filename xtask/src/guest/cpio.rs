@@ -91,7 +91,10 @@ mod tests {
         assert_eq!(&bytes[14..22], b"000041ed");
         assert_eq!(&bytes[110..116], b"bin\0\0\0");
         let file = &bytes[116..];
-        assert_eq!((&file[14..22], &file[54..62], &file[94..102]), (&b"000081ed"[..], &b"00000005"[..], &b"00000006"[..]));
+        assert_eq!(
+            (&file[14..22], &file[54..62], &file[94..102]),
+            (&b"000081ed"[..], &b"00000005"[..], &b"00000006"[..])
+        );
         assert_eq!(&file[110..124], b"bin/a\0hello\0\0\0");
         assert_eq!(&file[124 + 110..], b"TRAILER!!!\0\0\0\0");
         assert_eq!(bytes.len() % 4, 0);

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::apt::Suite;
-use super::kernel::{Emptied, Kernel, Source};
+use super::kernel::{Emptied, Kernel, Source, lock};
 use super::needs;
 use crate::child;
 use crate::error::TaskError;
@@ -31,6 +31,8 @@ pub(super) struct DmaBuf {
 pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError> {
     let folder = kernel.folder.join("dmabuf");
     let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim.so") };
+    fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
+    let _lock = lock(&folder)?;
     // Written last, and another one when a source of ours is.
     let mark = folder.join("sources");
     let sources = [DRIVER, SHIM].concat();
@@ -40,7 +42,6 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
     needs::see_to(needs::HEADERS)?;
     needs::see_to(needs::MODULES)?;
     eprintln!("xtask: building the guest's driver with dma-bufs");
-    fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
     let work = Emptied::new(folder.join("unfinished"))?;
     let headers = unpack(&work.0, &kernel.version, source)?;
     let driver = work.0.join("drivers/infiniband/sw/rxe");
@@ -51,10 +52,18 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
         .arg(&headers)
         .arg(format!("M={}", driver.display()))
         .args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]))?;
-    run(Command::new("strip").arg("--strip-debug").arg(driver.join("rdma_rxe.ko")).arg("-o").arg(&built.module))?;
+    run(Command::new("strip")
+        .arg("--strip-debug")
+        .arg(driver.join("rdma_rxe.ko"))
+        .arg("-o")
+        .arg(&built.module))?;
     let shim = work.0.join("shim.c");
     fs::write(&shim, SHIM).map_err(TaskError::file(&shim))?;
-    run(Command::new("cc").args(["-O2", "-Wall", "-shared", "-fPIC", "-o"]).arg(&built.shim).arg(&shim).arg("-ldl"))?;
+    run(Command::new("cc")
+        .args(["-O2", "-Wall", "-shared", "-fPIC", "-o"])
+        .arg(&built.shim)
+        .arg(&shim)
+        .arg("-ldl"))?;
     fs::write(&mark, sources).map_err(TaskError::file(&mark))?;
     Ok(built)
 }
@@ -64,9 +73,11 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestE
     let suite = Suite::open(work, &source.suite)?;
     let main = format!("linux-headers-{version}");
     let shown = suite.show(&main);
-    let gone = || GuestError::Package {
+    let gone = || {
+        GuestError::Package {
         packages: main.clone(),
         what: "package of that version: the archive has moved on (remove target/guest, and the newer kernel is fetched)".into(),
+    }
     };
     let revision = shown.lines().find_map(|line| line.strip_prefix("Version: ")).ok_or_else(gone)?;
     let packages = packages(version).ok_or_else(gone)?;
@@ -88,7 +99,10 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestE
     let makefile = headers.join("Makefile");
     let root = root.display();
     edit(&makefile, |text| {
-        Some(text.replace("/usr/src/", &format!("{root}/usr/src/")).replace("/usr/lib/", &format!("{root}/usr/lib/")))
+        Some(
+            text.replace("/usr/src/", &format!("{root}/usr/src/"))
+                .replace("/usr/lib/", &format!("{root}/usr/lib/")),
+        )
     })?;
     Ok(headers)
 }
@@ -165,7 +179,10 @@ mod tests {
     #[test]
     fn a_kernel_is_built_with_four_packages() {
         let packages = packages("6.12.95+deb12-amd64").unwrap();
-        assert_eq!(packages[1..], ["linux-headers-6.12.95+deb12-common", "linux-kbuild-6.12.95+deb12", "linux-source-6.12"]);
+        assert_eq!(
+            packages[1..],
+            ["linux-headers-6.12.95+deb12-common", "linux-kbuild-6.12.95+deb12", "linux-source-6.12"]
+        );
         assert_eq!(super::packages("6.12.95"), None);
     }
 
@@ -173,7 +190,10 @@ mod tests {
     fn ours_comes_after_the_first_such_line_and_nowhere_else() {
         let text = "struct a {\n\tstruct ib_umem\t\t*umem;\n\tint b;\n};\nstruct ib_umem *umem;\n";
         let changed = after(text, "struct ib_umem *umem;", "int c;").unwrap();
-        assert_eq!(changed, "struct a {\n\tstruct ib_umem\t\t*umem;\nint c;\n\tint b;\n};\nstruct ib_umem *umem;\n");
+        assert_eq!(
+            changed,
+            "struct a {\n\tstruct ib_umem\t\t*umem;\nint c;\n\tint b;\n};\nstruct ib_umem *umem;\n"
+        );
         assert_eq!(after(text, "int d;", "int c;"), None);
     }
 }

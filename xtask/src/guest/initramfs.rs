@@ -17,7 +17,10 @@ const FOLDERS: &[&str] = &["bin", "sbin", "proc", "sys", "dev", "root", "job", "
 /// Modules by the list that /init loads them from. `crc32_generic` is asked for by name, not by dependency, by Soft-RoCE.
 const LISTS: &[(&str, &[&str])] = &[
     ("boot", &["virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"]),
-    ("rdma", &["rdma_rxe", "rdma_ucm", "ib_umad", "veth", "dummy", "virtio_net", "crc32_generic", "crc32_pclmul"]),
+    (
+        "rdma",
+        &["rdma_rxe", "rdma_ucm", "ib_umad", "veth", "dummy", "virtio_net", "crc32_generic", "crc32_pclmul"],
+    ),
 ];
 
 /// Without this one there are no devices.
@@ -54,7 +57,8 @@ fn arrange<'a>(lists: &[(&'a str, Vec<PathBuf>)], ours: &[PathBuf]) -> (Lists<'a
     let mut arranged = Lists::new();
     for (name, files) in lists {
         let new = files.iter().filter(|file| loaded.insert(name_of(file)));
-        let instead = |file: &PathBuf| ours.iter().find(|our| name_of(our) == name_of(file)).unwrap_or(file).clone();
+        let instead =
+            |file: &PathBuf| ours.iter().find(|our| name_of(our) == name_of(file)).unwrap_or(file).clone();
         arranged.push((*name, new.map(instead).collect()));
     }
     let others = ours.iter().filter(|our| !loaded.contains(&name_of(our))).cloned().collect();
@@ -75,7 +79,8 @@ mod tests {
 
     #[test]
     fn a_module_is_loaded_once_and_ours_instead_of_the_kernels() {
-        let lists = [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/k/a.ko", "/k/rdma_rxe.ko"]))];
+        let lists =
+            [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/k/a.ko", "/k/rdma_rxe.ko"]))];
         let (lists, others) = arrange(&lists, &paths(&["/our/rdma_rxe.ko", "/our/siw.ko"]));
         assert_eq!(lists, [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/our/rdma_rxe.ko"]))]);
         assert_eq!(others, paths(&["/our/siw.ko"]));

@@ -51,7 +51,9 @@ impl FromStr for Source {
     fn from_str(text: &str) -> Result<Self, String> {
         let (suite, package) = text.split_once(':').unwrap_or((text, NEWEST));
         let plain = |word: &str| {
-            !word.is_empty() && !word.starts_with(['-', '.']) && word.chars().all(|c| c.is_ascii_alphanumeric() || "-+.~".contains(c))
+            !word.is_empty()
+                && !word.starts_with(['-', '.'])
+                && word.chars().all(|c| c.is_ascii_alphanumeric() || "-+.~".contains(c))
         };
         if plain(suite) && plain(package) {
             Ok(Self { suite: suite.into(), package: package.into() })
@@ -80,9 +82,7 @@ impl Kernel {
     pub(super) fn get(cache: &Path, source: &Source) -> Result<Self, GuestError> {
         fs::create_dir_all(cache).map_err(TaskError::file(cache))?;
         let folder = cache.join(source.to_string().replace(':', "_"));
-        // Of two that come at once, the second waits, and finds what the first has fetched.
-        let lock = File::create(cache.join("lock")).map_err(TaskError::file(cache))?;
-        flock(&lock, FlockOperation::LockExclusive).map_err(|error| TaskError::file(cache)(error.into()))?;
+        let _lock = lock(cache)?;
         if let Ok(version) = fs::read_to_string(folder.join("version")) {
             return Ok(Self { folder, version: version.trim().to_owned() });
         }
@@ -114,6 +114,13 @@ impl Kernel {
         // It complains of modules that this kernel does not have; whoever cannot do without one looks for it.
         Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
     }
+}
+
+/// Of two that come at once, the second waits here, and finds what the first has made.
+pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
+    let file = File::create(folder.join("lock")).map_err(TaskError::file(folder))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| TaskError::file(folder)(error.into()))?;
+    Ok(file)
 }
 
 /// The files that `modprobe --show-depends` names, each once.
@@ -168,7 +175,8 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
     let vmlinuz = [root.join("boot"), from].iter().find_map(|folder| entry(folder, "vmlinuz"));
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
     let bytes = fs::read(&vmlinuz).map_err(TaskError::file(&vmlinuz))?;
-    let (range, packing) = image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
+    let (range, packing) =
+        image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
     let (program, ending) = packing.program();
     let packed = built.image().with_extension(ending);
     fs::write(&packed, &bytes[range]).map_err(TaskError::file(&packed))?;
@@ -221,9 +229,9 @@ fn version(root: &Path) -> Option<String> {
 /// The entry of a folder whose name begins so.
 fn entry(folder: &Path, start: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
-    entries.map(|entry| entry.path()).find(|path| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start))
-    })
+    entries
+        .map(|entry| entry.path())
+        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start)))
 }
 
 /// Moves the modules that a guest may want, unpacked and stripped, and what `depmod` reads.

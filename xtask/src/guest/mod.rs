@@ -174,7 +174,12 @@ impl Host {
 
     /// Runs a plan, hands over what its command says, and gives its status: the command's, the worst of the two in two guests,
     /// 124 at the limit, 125 where the guest failed.
-    pub(crate) fn run(&self, plan: &Plan, console: bool, on_line: impl FnMut(&Said)) -> Result<u8, GuestError> {
+    pub(crate) fn run(
+        &self,
+        plan: &Plan,
+        console: bool,
+        on_line: impl FnMut(&Said),
+    ) -> Result<u8, GuestError> {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
     }
 

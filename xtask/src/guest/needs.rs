@@ -111,7 +111,8 @@ fn apt_get() -> Command {
 
 /// The packages of what is not there, each once.
 fn missing(needs: &[Need]) -> Vec<&'static str> {
-    let mut packages: Vec<_> = needs.iter().filter(|need| !need.what.is_there()).map(|need| need.package).collect();
+    let mut packages: Vec<_> =
+        needs.iter().filter(|need| !need.what.is_there()).map(|need| need.package).collect();
     packages.sort_unstable();
     packages.dedup();
     packages
@@ -153,9 +154,9 @@ fn holds(folder: &Path, name: &str) -> bool {
         return false;
     };
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name()).any(|file| {
-        file.to_string_lossy().starts_with(&*start.to_string_lossy())
-    })
+    entries
+        .map(|entry| entry.file_name())
+        .any(|file| file.to_string_lossy().starts_with(&*start.to_string_lossy()))
 }
 
 #[cfg(test)]

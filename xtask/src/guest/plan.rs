@@ -84,7 +84,11 @@ impl Plan {
         self.addresses(node, &mut script);
         for module in more_modules {
             let module = quoted(module.as_os_str());
-            script.line(&[b"for needed in $(modinfo -F depends ", &module, b" | tr , ' '); do modprobe \"$needed\"; done"]);
+            script.line(&[
+                b"for needed in $(modinfo -F depends ",
+                &module,
+                b" | tr , ' '); do modprobe \"$needed\"; done",
+            ]);
             script.line(&[b"insmod ", &module]);
         }
         script.line(&[self.wiring.set_up().as_bytes()]);
@@ -107,14 +111,16 @@ impl Plan {
         // After the user's own, since the environment may have a PATH.
         script.line(&[b"export PATH=\"$PATH:/usr/sbin:/sbin:/usr/bin:/bin\""]);
         self.addresses(node, &mut script);
-        let words: Vec<u8> = self.command.iter().flat_map(|word| [b" ".to_vec(), quoted(word)].concat()).collect();
+        let words: Vec<u8> =
+            self.command.iter().flat_map(|word| [b" ".to_vec(), quoted(word)].concat()).collect();
         script.line(&[b"exec", &words]);
         script.0
     }
 
     /// The variables by which a command finds itself and the other end.
     fn addresses(&self, node: Node, script: &mut Script) {
-        let (own, other) = if node == Node(0) { ("10.77.0.1", "10.77.0.2") } else { ("10.77.0.2", "10.77.0.1") };
+        let (own, other) =
+            if node == Node(0) { ("10.77.0.1", "10.77.0.2") } else { ("10.77.0.2", "10.77.0.1") };
         let two = self.wiring == Wiring::TwoGuests;
         for (name, value) in [
             ("NODES", if two { "2" } else { "1" }),
@@ -185,7 +191,11 @@ mod tests {
 
     #[test]
     fn each_of_two_nodes_knows_itself_and_the_other() {
-        let mut plan = plan(&["sh", "-c", "echo $RDMA_GUEST_NODES $RDMA_GUEST_NODE $RDMA_GUEST_ADDRESS $RDMA_GUEST_PEER $RDMA_GUEST_PEER_DEVICE"]);
+        let mut plan = plan(&[
+            "sh",
+            "-c",
+            "echo $RDMA_GUEST_NODES $RDMA_GUEST_NODE $RDMA_GUEST_ADDRESS $RDMA_GUEST_PEER $RDMA_GUEST_PEER_DEVICE",
+        ]);
         assert_eq!(shell(plan.command_script(Node(0))), "1 0 10.77.0.1 10.77.0.2 rxe1\n");
         plan.wiring = Wiring::TwoGuests;
         assert_eq!(plan.wiring.nodes().collect::<Vec<_>>(), [Node(0), Node(1)]);
@@ -196,7 +206,8 @@ mod tests {
     #[test]
     fn a_second_processor_and_more_modules_come_with_the_set_up() {
         let mut plan = plan(&["true"]);
-        let script = |plan: &Plan| String::from_utf8(plan.setup_script(Node(0), &["/m/siw.ko".into()])).unwrap();
+        let script =
+            |plan: &Plan| String::from_utf8(plan.setup_script(Node(0), &["/m/siw.ko".into()])).unwrap();
         assert!(script(&plan).contains("insmod '/m/siw.ko'") && !script(&plan).contains("/online"));
         plan.processors = 2;
         assert!(script(&plan).contains("/online"));

@@ -46,7 +46,9 @@ pub(super) fn command(node: Node, plan: &Plan, parts: &Parts, left: Duration) ->
 
 fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsString> {
     let mut line = Line::default();
-    line.words("-machine pc -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none -no-reboot");
+    line.words(
+        "-machine pc -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none -no-reboot",
+    );
     line.words(&format!("-smp {} -m {}", plan.processors, plan.memory));
     line.path("-kernel", &parts.kernel).path("-initrd", &parts.initramfs);
     let kernel = "console=ttyS0 quiet maxcpus=1 panic=-1 oops=panic tsc=reliable no_timer_check mitigations=off nowatchdog \
@@ -101,7 +103,10 @@ impl Line {
         // In a list of options, a comma is written twice.
         let folder = folder.to_string_lossy().replace(',', ",,");
         let only = if read_only { "on" } else { "off" };
-        self.option("-fsdev", format!("local,id={tag},path={folder},security_model=none,readonly={only},multidevs=remap"));
+        self.option(
+            "-fsdev",
+            format!("local,id={tag},path={folder},security_model=none,readonly={only},multidevs=remap"),
+        );
         self.option("-device", format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"));
     }
 }
@@ -141,16 +146,24 @@ mod tests {
         plan.wiring = Wiring::TwoGuests;
         let lines = [line(Node(0), &plan), line(Node(1), &plan)];
         assert!(lines[0].contains("server=on") && lines[0].contains("mac=52:54:00:77:00:01"), "{}", lines[0]);
-        assert!(lines[1].contains("server=off") && lines[1].contains("mac=52:54:00:77:00:02"), "{}", lines[1]);
+        assert!(
+            lines[1].contains("server=off") && lines[1].contains("mac=52:54:00:77:00:02"),
+            "{}",
+            lines[1]
+        );
     }
 
     #[test]
     fn a_guest_dies_with_whoever_started_it() {
         let plan = Plan::new(vec!["true".into()], "/".into());
-        let parts = Parts { kernel: "k".into(), initramfs: "i".into(), modules: "m".into(), folder: "/r/0".into() };
+        let parts =
+            Parts { kernel: "k".into(), initramfs: "i".into(), modules: "m".into(), folder: "/r/0".into() };
         let command = command(Node(0), &plan, &parts, Duration::ZERO);
         assert_eq!(command.get_program(), "setpriv");
-        assert_eq!(command.get_args().take(3).collect::<Vec<_>>(), ["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        assert_eq!(
+            command.get_args().take(3).collect::<Vec<_>>(),
+            ["--pdeathsig", "KILL", "qemu-system-x86_64"]
+        );
         assert_eq!(command.get_current_dir(), Some(Path::new("/r/0")));
     }
 }

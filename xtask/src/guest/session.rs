@@ -69,7 +69,8 @@ pub(super) fn run(
             modules: kernel.modules(),
             folder: folder.0.join(format!("{attempt}")).join(node.to_string()),
         };
-        let mut session = Session { guests: Vec::new(), began: Instant::now(), deadline, going: false, timed_out: false };
+        let mut session =
+            Session { guests: Vec::new(), began: Instant::now(), deadline, going: false, timed_out: false };
         session.boot(plan, parts, &more_modules, &mut on_line)?;
         let again = !session.going && !session.timed_out && attempt < ATTEMPTS;
         session.report(console, plan.limit);
@@ -185,7 +186,8 @@ impl Session {
         let now = Instant::now();
         self.timed_out |= now > self.deadline && self.guests.iter().any(|guest| !guest.ended);
         let failed = !self.going
-            && (now > self.began + BOOT || self.guests.iter().any(|guest| guest.ended && guest.end.status.is_none()));
+            && (now > self.began + BOOT
+                || self.guests.iter().any(|guest| guest.ended && guest.end.status.is_none()));
         if self.timed_out || failed {
             self.guests.iter().for_each(|guest| guest.qemu.signal(Signal::KILL));
         } else if !self.going && self.guests.iter().all(|guest| guest.ready) {
@@ -221,12 +223,17 @@ impl Session {
         for guest in &self.guests {
             let failed = guest.end.status.is_none() && !guest.end.excused;
             if failed && self.timed_out {
-                eprintln!("xtask: guest {} was still running after {} s and was ended", guest.node, limit.as_secs());
+                eprintln!(
+                    "xtask: guest {} was still running after {} s and was ended",
+                    guest.node,
+                    limit.as_secs()
+                );
             } else if failed {
                 eprintln!("xtask: guest {} ended without a status; its last words:", guest.node);
             }
             if console || (failed && !self.timed_out) {
-                let files = [qemu::LOG, qemu::CONSOLE].map(|name| fs::read(guest.folder.join(name)).unwrap_or_default());
+                let files = [qemu::LOG, qemu::CONSOLE]
+                    .map(|name| fs::read(guest.folder.join(name)).unwrap_or_default());
                 let said = files.concat();
                 let said = String::from_utf8_lossy(&said);
                 let lines: Vec<_> = said.lines().collect();
@@ -333,14 +340,16 @@ mod tests {
 
     #[test]
     fn what_killed_runs_have_left_goes_and_what_others_have_stays() {
-        let runs = Emptied::new(std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id()))).unwrap();
+        let runs =
+            Emptied::new(std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id()))).unwrap();
         // No process has the largest number there is.
         let ours = format!("{}-0", std::process::id());
         for name in [&*ours, "4294967295-0", "something"] {
             fs::create_dir(runs.0.join(name)).unwrap();
         }
         sweep(&runs.0);
-        let left = fs::read_dir(&runs.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let left =
+            fs::read_dir(&runs.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         assert_eq!(left.collect::<BTreeSet<_>>(), BTreeSet::from([ours, "something".to_owned()]));
     }
 }

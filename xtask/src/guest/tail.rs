@@ -93,7 +93,10 @@ mod tests {
             [("one\r\ntw", vec!["one\r\n"]), ("", vec![]), ("o\n\nthr", vec!["two\n", "\n"]), ("ee", vec![])]
         {
             file.write_all(written.as_bytes()).unwrap();
-            assert_eq!(tail.lines(false).unwrap(), expected.iter().map(|line| line.as_bytes()).collect::<Vec<_>>());
+            assert_eq!(
+                tail.lines(false).unwrap(),
+                expected.iter().map(|line| line.as_bytes()).collect::<Vec<_>>()
+            );
         }
         assert_eq!(tail.lines(true).unwrap(), [b"three"]);
         assert_eq!(tail.lines(true).unwrap(), [[0; 0]; 0]);

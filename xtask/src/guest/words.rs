@@ -48,7 +48,9 @@ impl Order {
                 _ => None,
             }
         });
-        order.ok_or_else(|| format!("{line:?} is no order: kill, stop, continue or lose, and the number of a node"))
+        order.ok_or_else(|| {
+            format!("{line:?} is no order: kill, stop, continue or lose, and the number of a node")
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! environment, and name it in [`CHECKS`]. In two guests the same tests run in both at once, in the same order, and meet by the addresses in
 //! `RDMA_GUEST_ADDRESS` and `RDMA_GUEST_PEER`. A test that has a guest killed needs a line of its own, by a filter: it is the run's last one.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::time::Instant;
 
@@ -32,11 +33,15 @@ enum What {
 
 const END: &str = "the end";
 
+const LAST_WORDS: usize = 20;
+
 const CHECKS: &[Check] = &[
     Check { name: "soft_device", what: What::C("soft_device.c"), wiring: Wiring::OneGuest, status: 0 },
     Check {
         name: "a_commands_status_and_output_come_back_and_what_it_leaves_running_is_ended",
-        what: What::Shell("(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; echo the end; exit 7"),
+        what: What::Shell(
+            "(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; echo the end; exit 7",
+        ),
         wiring: Wiring::OneGuest,
         status: 7,
     },
@@ -70,13 +75,21 @@ pub(super) fn step(context: &mut Context) -> Outcome {
             Err(error) => return Outcome::Failed(error.to_string()),
         };
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
-        println!("\n     In {}: {}", if check.wiring == Wiring::TwoGuests { "two guests" } else { "a guest" }, check.name);
+        println!(
+            "\n     In {}: {}",
+            if check.wiring == Wiring::TwoGuests { "two guests" } else { "a guest" },
+            check.name
+        );
         if let Err(why) = run(context, &host, check, &plan) {
             println!("error: {}: {why}", check.name);
             failed.push(check.name);
         }
     }
-    if failed.is_empty() { Outcome::Passed } else { Outcome::Failed(format!("failed: {}", failed.join(", "))) }
+    if failed.is_empty() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(format!("failed: {}", failed.join(", ")))
+    }
 }
 
 fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestError> {
@@ -100,13 +113,21 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestErro
 fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result<(), String> {
     let mut tally = Tally::default();
     let mut last = String::new();
+    // Of a line for the shell, only a failure's last words are printed.
+    let mut words = VecDeque::new();
     let status = host.run(plan, false, |said| {
         let line = String::from_utf8_lossy(&said.bytes);
         let line = line.trim_end();
-        match check.what {
-            What::Shell(_) => {}
-            _ if plan.wiring == Wiring::TwoGuests => println!("[{}] {line}", said.node),
-            _ => println!("{line}"),
+        let marked = if plan.wiring == Wiring::TwoGuests {
+            format!("[{}] {line}", said.node)
+        } else {
+            line.to_owned()
+        };
+        if matches!(check.what, What::Shell(_)) {
+            words.push_back(marked);
+            words.drain(..words.len().saturating_sub(LAST_WORDS));
+        } else {
+            println!("{marked}");
         }
         if said.node == Node(0) && said.stream == Stream::Out {
             tally.read(line);
@@ -126,10 +147,13 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
             println!("test guest::{} ... ok", check.name);
             tally.one_passed();
         }
-        _ if outcome.is_ok() && tally.is_empty() => outcome = Err("no test ran: is its filter out of date?".into()),
+        _ if outcome.is_ok() && tally.is_empty() => {
+            outcome = Err("no test ran: is its filter out of date?".into())
+        }
         _ => {}
     }
     if outcome.is_err() {
+        words.iter().for_each(|line| println!("{line}"));
         // Also where only the second guest knows of it, or a test has aborted its process.
         tally.at_least_one_failed();
     }
