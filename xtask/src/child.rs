@@ -155,6 +155,14 @@ impl Running {
         Ok(Self { child, mark })
     }
 
+    /// Sends it a signal; not to what it has started.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
+            // The one error is that it has ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
     /// Its status, once it has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, TaskError> {
         self.child.try_wait().map_err(TaskError::file(format!("/proc/{}", self.child.id())))

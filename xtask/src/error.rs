@@ -25,6 +25,9 @@ pub(crate) enum TaskError {
     /// Something is missing that this task does not install.
     #[error("{what} is missing; {remedy}")]
     Missing { what: String, remedy: &'static str },
+    /// No step of the test run has such a name.
+    #[error("no step has that in its name; there are: {names}")]
+    NoStep { names: String },
     /// A bundle is more than can be carried.
     #[error(
         "{} has {:.1} MB, and {:.0} at most are easily carried: leave something out\n{sizes}",

@@ -7,6 +7,7 @@
 //! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
 //! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
 //! | `bindings` | `cargo xtask bindings`: what `verbs/sys` knows of rdma-core's headers |
+//! | `guest` | `cargo xtask rdma-guest`: a command in a small virtual machine with simulated RDMA devices |
 //! | `slim` | copies programs without their symbols |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
@@ -16,6 +17,7 @@ mod bindings;
 mod bundle;
 mod child;
 mod error;
+mod guest;
 mod peers;
 mod rules;
 mod slim;
@@ -43,6 +45,8 @@ enum Task {
     Bundle(bundle::Options),
     /// Make the bindings of libibverbs from rdma-core's headers, or compare them
     Bindings(bindings::Options),
+    /// Run a command in a small virtual machine with simulated RDMA devices (docs/rdma-guest.md)
+    RdmaGuest(guest::Options),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Task::BenchPeers(options) => peers::run(&options),
         Task::Bundle(options) => bundle::run(&options),
         Task::Bindings(options) => bindings::run(&options),
+        Task::RdmaGuest(options) => Ok(guest::run(&options)),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error}");

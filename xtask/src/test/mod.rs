@@ -10,13 +10,14 @@ mod step;
 mod steps;
 mod summary;
 mod tally;
+mod verbs_guest;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::error::TaskError;
 use crate::workspace::Workspace;
-use step::{Context, Outcome};
+use step::{Context, Outcome, Step};
 use summary::Summary;
 use tally::Tally;
 
@@ -29,6 +30,9 @@ pub(crate) struct Options {
     /// Leave out what takes minutes: documentation, release builds, loom, Miri, cargo-deny
     #[arg(long)]
     quick: bool,
+    /// Run only the steps whose names have this in them
+    #[arg(long, value_name = "STEP")]
+    only: Option<String>,
 }
 
 /// Runs the steps; the exit code is a failure if any step failed.
@@ -37,7 +41,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let mut context = Context { workspace, tally: Tally::default(), limit: BUDGET };
     let mut summary = Summary::default();
-    for step in steps::ALL {
+    let wanted = |step: &&Step| options.only.as_ref().is_none_or(|only| step.name.contains(only));
+    if !steps::ALL.iter().any(|step| wanted(&step)) {
+        let names: Vec<_> = steps::ALL.iter().map(|step| step.name).collect();
+        return Err(TaskError::NoStep { names: names.join("; ") });
+    }
+    for step in steps::ALL.iter().filter(wanted) {
         println!("\n=== {} ===", step.name);
         let left = BUDGET.saturating_sub(began.elapsed());
         let step_began = Instant::now();

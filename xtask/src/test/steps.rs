@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::step::{Context, Outcome, Step};
-use super::{deny, miri, msrv};
+use super::{deny, miri, msrv, verbs_guest};
 use crate::child;
 use crate::rules;
 
@@ -22,6 +22,7 @@ pub(super) const ALL: &[Step] = &[
     Step { name: "doc", quick: false, optional: false, limit: minutes(10), body: doc },
     Step { name: "build, release", quick: false, optional: false, limit: minutes(15), body: build_release },
     Step { name: "test, release", quick: false, optional: false, limit: minutes(15), body: test_release },
+    Step { name: "verbs guest", quick: false, optional: true, limit: minutes(10), body: verbs_guest::step },
     Step { name: "loom", quick: false, optional: false, limit: minutes(12), body: loom },
     Step { name: "miri", quick: false, optional: true, limit: minutes(12), body: miri::step },
     Step { name: "cargo-deny", quick: false, optional: true, limit: minutes(12), body: deny::step },

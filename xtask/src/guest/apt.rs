@@ -1,0 +1,137 @@
+//! The machine's archive of Debian, asked for packages of another suite. Nothing of the machine's own set-up is touched: the lists and the
+//! packages go to a folder of ours.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::child;
+use crate::error::TaskError;
+use crate::guest::{GuestError, needs};
+
+/// The keys of Debian's archive.
+pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// For 170 MB at most, on a slow line.
+const DOWNLOAD: Duration = Duration::from_secs(400);
+
+const LOOK: Duration = Duration::from_secs(60);
+
+/// The packages of a suite.
+pub(super) struct Suite {
+    folder: PathBuf,
+}
+
+impl Suite {
+    /// Asks the machine's archive for the packages of `suite`, and keeps what it says below `folder`.
+    pub(super) fn open(folder: &Path, suite: &str) -> Result<Self, GuestError> {
+        let folder = folder.join("apt");
+        for below in ["lists/partial", "cache/archives/partial"] {
+            let path = folder.join(below);
+            fs::create_dir_all(&path).map_err(TaskError::file(&path))?;
+        }
+        let sources = folder.join("sources.list");
+        let line = format!("deb [signed-by={KEYRING}] {} {suite} main\n", main_archive()?);
+        fs::write(&sources, line).map_err(TaskError::file(&sources))?;
+        let suite = Self { folder };
+        suite.ask("apt-get", &["update"], DOWNLOAD)?;
+        Ok(suite)
+    }
+
+    /// What is known of a package; nothing where there is no such package.
+    pub(super) fn show(&self, package: &str) -> String {
+        self.ask("apt-cache", &["show", "--no-all-versions", package], LOOK).unwrap_or_default()
+    }
+
+    /// Downloads packages, and gives their files.
+    pub(super) fn download(&self, packages: &[String]) -> Result<Vec<PathBuf>, TaskError> {
+        let to = self.folder.join("packages");
+        fs::create_dir_all(&to).map_err(TaskError::file(&to))?;
+        let mut command = self.command("apt-get");
+        command.arg("download").args(packages).current_dir(&to);
+        child::hear(&mut command, DOWNLOAD)?.unless_failed(&command)?;
+        let entries = fs::read_dir(&to).map_err(TaskError::file(&to))?;
+        Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+    }
+
+    fn ask(&self, program: &str, arguments: &[&str], limit: Duration) -> Result<String, TaskError> {
+        let mut command = self.command(program);
+        command.args(arguments);
+        child::hear(&mut command, limit)?.unless_failed(&command)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("LC_ALL", "C").arg("-qq");
+        let folder = self.folder.display();
+        for option in [
+            format!("Dir::State::Lists={folder}/lists"),
+            format!("Dir::Cache={folder}/cache"),
+            format!("Dir::Etc::SourceList={folder}/sources.list"),
+            "Dir::Etc::SourceParts=/dev/null".into(),
+            "Dir::Etc::Preferences=/dev/null".into(),
+            "Dir::Etc::PreferencesParts=/dev/null".into(),
+            "Acquire::Languages=none".into(),
+            // The user that apt would download as cannot write to our folder.
+            "APT::Sandbox::User=root".into(),
+        ] {
+            command.args(["-o", &option]);
+        }
+        command
+    }
+}
+
+/// The address of the archive that this machine has its own packages from.
+fn main_archive() -> Result<String, GuestError> {
+    let known = || {
+        let mut command = Command::new("apt-get");
+        let format = "$(LABEL)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)";
+        command.args(["indextargets", "--format", format, "Created-By: Packages"]);
+        child::hear(&mut command, LOOK)?.unless_failed(&command)
+    };
+    let codename = codename(&fs::read_to_string("/etc/os-release").unwrap_or_default());
+    if let Some(address) = archive_of(&known()?, &codename) {
+        return Ok(address);
+    }
+    // On a machine whose lists were thrown away, as in most images, apt knows no labels.
+    let updated = needs::update();
+    archive_of(&known()?, &codename).ok_or(GuestError::NoArchive { updated: updated.err() })
+}
+
+/// Of Debian's archives among `targets`, the one with the suite `codename`, or else the first: there are others for security.
+fn archive_of(targets: &str, codename: &str) -> Option<String> {
+    let rows = targets.lines().filter_map(|line| {
+        let mut fields = line.split('|');
+        let row = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        (row.0 == "Debian" && row.2 == "main").then_some((row.1, row.3))
+    });
+    let rows: Vec<_> = rows.collect();
+    let ours = rows.iter().find(|(suite, _)| *suite == codename).or(rows.first());
+    ours.map(|(_, address)| (*address).to_owned())
+}
+
+fn codename(os_release: &str) -> String {
+    let line = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    line.unwrap_or_default().trim_matches('"').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_debians_own_and_of_the_machines_suite() {
+        let targets = "Other|bookworm|main|one\nDebian|sid|main|two\nDebian|bookworm|contrib|three\nDebian|bookworm|main|four\n";
+        assert_eq!(archive_of(targets, "bookworm").as_deref(), Some("four"));
+        assert_eq!(archive_of(targets, "trixie").as_deref(), Some("two"));
+        assert_eq!(archive_of("Ubuntu|noble|main|one\n|bookworm|main|two\nhalf a line", "bookworm"), None);
+    }
+
+    #[test]
+    fn the_suite_of_a_machine_stands_in_its_release_file() {
+        assert_eq!(codename("ID=debian\nVERSION_CODENAME=bookworm\n"), "bookworm");
+        assert_eq!(codename("VERSION_CODENAME=\"trixie\"\n"), "trixie");
+        assert_eq!(codename("ID=arch\n"), "");
+    }
+}

@@ -1,0 +1,199 @@
+//! Memory regions over dma-bufs for the guest's soft device, whose driver has none: a module built from Debian's source of the guest's kernel
+//! and a file of ours, and a library to be preloaded for the driver's other half.
+
+use std::fs;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use super::apt::Suite;
+use super::kernel::{Emptied, Kernel, Source, lock};
+use super::needs;
+use crate::child;
+use crate::error::TaskError;
+use crate::guest::GuestError;
+
+const DRIVER: &str = include_str!("../../guest/dmabuf/rxe_dmabuf.c");
+const SHIM: &str = include_str!("../../guest/dmabuf/shim.c");
+
+/// For each step: the longest unpacks a kernel's source.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What a guest needs for dma-bufs.
+pub(super) struct DmaBuf {
+    pub(super) module: PathBuf,
+    pub(super) shim: PathBuf,
+}
+
+/// What is built for `kernel`, out of its folder or anew.
+pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError> {
+    let folder = kernel.folder.join("dmabuf");
+    let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim.so") };
+    fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
+    let _lock = lock(&folder)?;
+    // Written last, and another one when a source of ours is.
+    let mark = folder.join("sources");
+    let sources = [DRIVER, SHIM].concat();
+    if fs::read_to_string(&mark).is_ok_and(|built_from| built_from == sources) {
+        return Ok(built);
+    }
+    needs::see_to(needs::HEADERS)?;
+    needs::see_to(needs::MODULES)?;
+    eprintln!("xtask: building the guest's driver with dma-bufs");
+    let work = Emptied::new(folder.join("unfinished"))?;
+    let headers = unpack(&work.0, &kernel.version, source)?;
+    let driver = work.0.join("drivers/infiniband/sw/rxe");
+    add_to(&driver)?;
+    let jobs = thread::available_parallelism().map_or(1, NonZero::get);
+    run(Command::new("make")
+        .args(["-s", &format!("-j{jobs}"), "-C"])
+        .arg(&headers)
+        .arg(format!("M={}", driver.display()))
+        .args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]))?;
+    run(Command::new("strip")
+        .arg("--strip-debug")
+        .arg(driver.join("rdma_rxe.ko"))
+        .arg("-o")
+        .arg(&built.module))?;
+    let shim = work.0.join("shim.c");
+    fs::write(&shim, SHIM).map_err(TaskError::file(&shim))?;
+    run(Command::new("cc")
+        .args(["-O2", "-Wall", "-shared", "-fPIC", "-o"])
+        .arg(&built.shim)
+        .arg(&shim)
+        .arg("-ldl"))?;
+    fs::write(&mark, sources).map_err(TaskError::file(&mark))?;
+    Ok(built)
+}
+
+/// Brings the headers of the kernel and the source of its soft device to `work`, and gives the folder that modules are built with.
+fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestError> {
+    let suite = Suite::open(work, &source.suite)?;
+    let main = format!("linux-headers-{version}");
+    let shown = suite.show(&main);
+    let gone = || {
+        GuestError::Package {
+        packages: main.clone(),
+        what: "package of that version: the archive has moved on (remove target/guest, and the newer kernel is fetched)".into(),
+    }
+    };
+    let revision = shown.lines().find_map(|line| line.strip_prefix("Version: ")).ok_or_else(gone)?;
+    let packages = packages(version).ok_or_else(gone)?;
+    let root = work.join("root");
+    let exact: Vec<_> = packages.iter().map(|package| format!("{package}={revision}")).collect();
+    for package in suite.download(&exact)? {
+        run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&root))?;
+        fs::remove_file(&package).map_err(TaskError::file(&package))?;
+    }
+    let archive = root.join("usr/src").join(format!("{}.tar.xz", packages[3]));
+    run(Command::new("tar")
+        .arg("-C")
+        .arg(work)
+        .args(["--strip-components=1", "--wildcards", "-xJf"])
+        .arg(&archive)
+        .arg("*/drivers/infiniband/sw/rxe/*"))?;
+    let headers = root.join("usr/src").join(main);
+    // It names the other packages' files where they would be installed.
+    let makefile = headers.join("Makefile");
+    let root = root.display();
+    edit(&makefile, |text| {
+        Some(
+            text.replace("/usr/src/", &format!("{root}/usr/src/"))
+                .replace("/usr/lib/", &format!("{root}/usr/lib/")),
+        )
+    })?;
+    Ok(headers)
+}
+
+/// Headers, those that all kinds of this kernel have in common, the tools of the build, and the source.
+fn packages(version: &str) -> Option<[String; 4]> {
+    let base = version.strip_suffix("-amd64")?;
+    let mut numbers = base.split(['.', '-', '+']);
+    let (major, minor) = (numbers.next()?, numbers.next()?);
+    Some([
+        format!("linux-headers-{version}"),
+        format!("linux-headers-{base}-common"),
+        format!("linux-kbuild-{base}"),
+        format!("linux-source-{major}.{minor}"),
+    ])
+}
+
+/// Hooks our file into the driver's source.
+fn add_to(driver: &Path) -> Result<(), TaskError> {
+    let ours = driver.join("rxe_dmabuf.c");
+    fs::write(&ours, DRIVER).map_err(TaskError::file(&ours))?;
+    for (file, line, more) in [
+        ("rxe_verbs.h", "#include <linux/interrupt.h>", "#include <linux/iosys-map.h>"),
+        ("rxe_verbs.h", "struct ib_umem *umem;", "struct dma_buf *dmabuf;\nstruct iosys_map dmap;"),
+        ("rxe_mr.c", "ib_umem_release(mr->umem);", "rxe_mr_dmabuf_release(mr);"),
+        ("rxe_verbs.c", ".reg_user_mr = rxe_reg_user_mr,", ".reg_user_mr_dmabuf = rxe_reg_user_mr_dmabuf,"),
+        ("rxe_loc.h", "#define RXE_LOC_H", DECLARATIONS),
+    ] {
+        edit(&driver.join(file), |text| after(text, line, more))?;
+    }
+    edit(&driver.join("Makefile"), |text| {
+        let object = "rxe_hw_counters.o";
+        text.contains(object).then(|| text.replacen(object, &format!("{object} rxe_dmabuf.o"), 1))
+    })
+}
+
+const DECLARATIONS: &str = "\
+#include <linux/version.h>
+struct ib_dmah;
+void rxe_mr_dmabuf_release(struct rxe_mr *mr);
+struct ib_mr *rxe_reg_user_mr_dmabuf(struct ib_pd *, u64, u64, u64, int, int,
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 17, 0)
+				     struct ib_dmah *,
+#endif
+				     struct uverbs_attr_bundle *);";
+
+/// The text with `more` after the first line that says `line`, however that is indented and spaced.
+fn after(text: &str, line: &str, more: &str) -> Option<String> {
+    let plain = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut lines: Vec<_> = text.lines().collect();
+    let at = lines.iter().position(|candidate| plain(candidate) == line)?;
+    lines.insert(at + 1, more);
+    Some(lines.join("\n") + "\n")
+}
+
+fn edit(path: &Path, change: impl FnOnce(&str) -> Option<String>) -> Result<(), TaskError> {
+    let text = fs::read_to_string(path).map_err(TaskError::file(path))?;
+    let changed = change(&text).ok_or_else(|| TaskError::Missing {
+        what: format!("the place for ours in {}", path.display()),
+        remedy: "this kernel's driver is not the one that xtask/src/guest/dmabuf.rs knows: mend it there",
+    })?;
+    fs::write(path, changed).map_err(TaskError::file(path))
+}
+
+fn run(command: &mut Command) -> Result<(), TaskError> {
+    child::hear(command, LIMIT)?.unless_failed(command)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_built_with_four_packages() {
+        let packages = packages("6.12.95+deb12-amd64").unwrap();
+        assert_eq!(
+            packages[1..],
+            ["linux-headers-6.12.95+deb12-common", "linux-kbuild-6.12.95+deb12", "linux-source-6.12"]
+        );
+        assert_eq!(super::packages("6.12.95"), None);
+    }
+
+    #[test]
+    fn ours_comes_after_the_first_such_line_and_nowhere_else() {
+        let text = "struct a {\n\tstruct ib_umem\t\t*umem;\n\tint b;\n};\nstruct ib_umem *umem;\n";
+        let changed = after(text, "struct ib_umem *umem;", "int c;").unwrap();
+        assert_eq!(
+            changed,
+            "struct a {\n\tstruct ib_umem\t\t*umem;\nint c;\n\tint b;\n};\nstruct ib_umem *umem;\n"
+        );
+        assert_eq!(after(text, "int d;", "int c;"), None);
+    }
+}

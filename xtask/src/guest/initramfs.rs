@@ -1,0 +1,88 @@
+//! The guest's first file system: a shell, our /init, and the modules that it needs before it has the machine's files.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::cpio::Archive;
+use super::kernel::Kernel;
+use super::needs;
+use crate::error::TaskError;
+use crate::guest::GuestError;
+
+const INIT: &str = include_str!("../../guest/init");
+
+/// Where /init mounts things, and where its programs go.
+const FOLDERS: &[&str] = &["bin", "sbin", "proc", "sys", "dev", "root", "job", "over", "new", "modules"];
+
+/// Modules by the list that /init loads them from. `crc32_generic` is asked for by name, not by dependency, by Soft-RoCE.
+const LISTS: &[(&str, &[&str])] = &[
+    ("boot", &["virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"]),
+    (
+        "rdma",
+        &["rdma_rxe", "rdma_ucm", "ib_umad", "veth", "dummy", "virtio_net", "crc32_generic", "crc32_pclmul"],
+    ),
+];
+
+/// Without this one there are no devices.
+const DEVICE: &str = "rdma_rxe.ko";
+
+/// Writes it to `to`. Modules among `ours` take the place of the kernel's own of the same name; the others of `ours` come back, to be
+/// loaded later.
+pub(super) fn write(to: &Path, kernel: &Kernel, ours: &[PathBuf]) -> Result<Vec<PathBuf>, GuestError> {
+    let lists = LISTS.iter().map(|(name, modules)| Ok((*name, kernel.files_of(modules)?)));
+    let lists = lists.collect::<Result<Vec<_>, TaskError>>()?;
+    let (lists, others) = arrange(&lists, ours);
+    if !lists.iter().any(|(_, files)| files.iter().any(|file| file.ends_with(DEVICE))) {
+        let what = format!("the module {DEVICE} (kernels for clouds lack it)");
+        return Err(GuestError::Package { packages: kernel.version.clone(), what });
+    }
+    let mut archive = Archive::create(to)?;
+    FOLDERS.iter().try_for_each(|folder| archive.folder(folder))?;
+    archive.file("init", INIT.as_bytes())?;
+    archive.carry("bin", &needs::find("busybox").unwrap_or_default())?;
+    for (name, files) in &lists {
+        let list: String = files.iter().map(|file| format!("{}\n", name_of(file))).collect();
+        archive.file(&format!("modules/{name}"), list.as_bytes())?;
+        files.iter().try_for_each(|file| archive.carry("modules", file))?;
+    }
+    archive.finish()?;
+    Ok(others)
+}
+
+type Lists<'a> = Vec<(&'a str, Vec<PathBuf>)>;
+
+/// The lists without what an earlier one has already, and with `ours` where they belong; and what of `ours` is in none.
+fn arrange<'a>(lists: &[(&'a str, Vec<PathBuf>)], ours: &[PathBuf]) -> (Lists<'a>, Vec<PathBuf>) {
+    let mut loaded = BTreeSet::new();
+    let mut arranged = Lists::new();
+    for (name, files) in lists {
+        let new = files.iter().filter(|file| loaded.insert(name_of(file)));
+        let instead =
+            |file: &PathBuf| ours.iter().find(|our| name_of(our) == name_of(file)).unwrap_or(file).clone();
+        arranged.push((*name, new.map(instead).collect()));
+    }
+    let others = ours.iter().filter(|our| !loaded.contains(&name_of(our))).cloned().collect();
+    (arranged, others)
+}
+
+fn name_of(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(paths: &[&str]) -> Vec<PathBuf> {
+        paths.iter().map(PathBuf::from).collect()
+    }
+
+    #[test]
+    fn a_module_is_loaded_once_and_ours_instead_of_the_kernels() {
+        let lists =
+            [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/k/a.ko", "/k/rdma_rxe.ko"]))];
+        let (lists, others) = arrange(&lists, &paths(&["/our/rdma_rxe.ko", "/our/siw.ko"]));
+        assert_eq!(lists, [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/our/rdma_rxe.ko"]))]);
+        assert_eq!(others, paths(&["/our/siw.ko"]));
+    }
+}

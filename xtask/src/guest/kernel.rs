@@ -1,0 +1,389 @@
+//! The guest's kernel: a Debian package's, with the modules that a guest may want, kept in the cache.
+//!
+//! ```text
+//! CACHE/SUITE/vmlinux                  the kernel proper
+//! CACHE/SUITE/tree/lib/modules/VERSION its modules, unpacked and stripped: so they load three times as fast
+//! CACHE/SUITE/version                  written last: without it the folder is unfinished
+//! ```
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::apt::Suite;
+use super::image;
+use super::needs;
+use crate::child;
+use crate::error::TaskError;
+use crate::guest::GuestError;
+
+/// For one program that unpacks or strips, on a slow machine.
+const UNPACK: Duration = Duration::from_secs(180);
+
+/// How many files a program is given at once.
+const TOGETHER: usize = 200;
+
+/// A suite of Debian's, and which package of it has the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(super) suite: String,
+    package: String,
+}
+
+/// Follows the newest kernel of its suite.
+const NEWEST: &str = "linux-image-amd64";
+
+impl Default for Source {
+    /// The kernel with which most has been tried.
+    fn default() -> Self {
+        Self { suite: "bookworm-backports".into(), package: NEWEST.into() }
+    }
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (suite, package) = text.split_once(':').unwrap_or((text, NEWEST));
+        let plain = |word: &str| {
+            !word.is_empty()
+                && !word.starts_with(['-', '.'])
+                && word.chars().all(|c| c.is_ascii_alphanumeric() || "-+.~".contains(c))
+        };
+        if plain(suite) && plain(package) {
+            Ok(Self { suite: suite.into(), package: package.into() })
+        } else {
+            Err("a kernel is named as SUITE or SUITE:PACKAGE, like trixie-backports:linux-image-amd64".into())
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.suite, self.package)
+    }
+}
+
+/// A kernel that is ready to be booted.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub(super) folder: PathBuf,
+    /// As `uname -r` gives it.
+    pub(super) version: String,
+}
+
+impl Kernel {
+    /// The kernel of `source` out of the cache, fetched if it is not there.
+    pub(super) fn get(cache: &Path, source: &Source) -> Result<Self, GuestError> {
+        fs::create_dir_all(cache).map_err(TaskError::file(cache))?;
+        let folder = cache.join(source.to_string().replace(':', "_"));
+        let _lock = lock(cache)?;
+        if let Ok(version) = fs::read_to_string(folder.join("version")) {
+            return Ok(Self { folder, version: version.trim().to_owned() });
+        }
+        eprintln!("xtask: fetching the guest's kernel ({source}) into {}", cache.display());
+        let work = Emptied::new(cache.join("unfinished"))?;
+        let built = fetch(&work.0, source)?;
+        if folder.exists() {
+            fs::remove_dir_all(&folder).map_err(TaskError::file(&folder))?;
+        }
+        fs::rename(&built.folder, &folder).map_err(TaskError::file(&folder))?;
+        Ok(Self { folder, ..built })
+    }
+
+    /// The kernel proper.
+    pub(super) fn image(&self) -> PathBuf {
+        self.folder.join("vmlinux")
+    }
+
+    /// The folder that the guest has as `/lib/modules/VERSION`.
+    pub(super) fn modules(&self) -> PathBuf {
+        self.folder.join("tree/lib/modules").join(&self.version)
+    }
+
+    /// The files of `names` and of all modules that these need, in the order in which they load. What is built into the kernel has none.
+    pub(super) fn files_of(&self, names: &[&str]) -> Result<Vec<PathBuf>, TaskError> {
+        let mut command = Command::new(needs::find("modprobe").unwrap_or_else(|| "modprobe".into()));
+        command.args(["-C", "/dev/null", "--dirname"]).arg(self.folder.join("tree"));
+        command.args(["--set-version", &self.version, "--show-depends", "--all"]).args(names);
+        // It complains of modules that this kernel does not have; whoever cannot do without one looks for it.
+        Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
+    }
+}
+
+/// Of two that come at once, the second waits here, and finds what the first has made.
+pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
+    let file = File::create(folder.join("lock")).map_err(TaskError::file(folder))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| TaskError::file(folder)(error.into()))?;
+    Ok(file)
+}
+
+/// The files that `modprobe --show-depends` names, each once.
+fn in_order(said: &str) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for file in said.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+        let file = PathBuf::from(file.trim_end());
+        if !files.contains(&file) {
+            files.push(file);
+        }
+    }
+    files
+}
+
+/// A folder that is empty at first, and gone in the end.
+pub(super) struct Emptied(pub(super) PathBuf);
+
+impl Emptied {
+    pub(super) fn new(folder: PathBuf) -> Result<Self, TaskError> {
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        // What cannot be removed is removed by the next run.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Brings a kernel into a folder below `work`.
+fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
+    let suite = Suite::open(work, &source.suite)?;
+    let packages = packages(&source.package, |package| suite.show(package));
+    let root = work.join("root");
+    for package in suite.download(&packages)? {
+        run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&root))?;
+        fs::remove_file(&package).map_err(TaskError::file(&package))?;
+    }
+    let strange = |what: &str| GuestError::Package { packages: packages.join(" "), what: what.into() };
+    let version = version(&root).ok_or_else(|| strange("modules"))?;
+    let from = modules_folder(&root).map(|folder| folder.join(&version)).ok_or_else(|| strange("modules"))?;
+    let built = Kernel { folder: work.join("built"), version };
+    let to = built.modules();
+    carry_modules(&from, &to)?;
+    run(Command::new(needs::find("depmod").unwrap_or_else(|| "depmod".into()))
+        .arg("-b")
+        .arg(built.folder.join("tree"))
+        .arg(&built.version))?;
+    let vmlinuz = [root.join("boot"), from].iter().find_map(|folder| entry(folder, "vmlinuz"));
+    let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
+    let bytes = fs::read(&vmlinuz).map_err(TaskError::file(&vmlinuz))?;
+    let (range, packing) =
+        image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
+    let (program, ending) = packing.program();
+    let packed = built.image().with_extension(ending);
+    fs::write(&packed, &bytes[range]).map_err(TaskError::file(&packed))?;
+    run(Command::new(program).args(["-q", "-d"]).arg(&packed))?;
+    // zstd keeps what it unpacks, the others do not.
+    let _ = fs::remove_file(&packed);
+    let path = built.folder.join("version");
+    fs::write(&path, &built.version).map_err(TaskError::file(path))?;
+    Ok(built)
+}
+
+/// The packages that have the files of `package`: what it depends on, one level after the other, where that is a part of a kernel.
+fn packages(package: &str, show: impl Fn(&str) -> String) -> Vec<String> {
+    let mut found = vec![package.to_owned()];
+    for at in 0.. {
+        let Some(next) = found.get(at) else { break };
+        for part in parts(&show(next)) {
+            if !found.contains(&part) {
+                found.push(part);
+            }
+        }
+    }
+    // This one has nothing but its dependencies.
+    found.retain(|name| name != NEWEST);
+    found
+}
+
+/// The parts of a kernel that a package depends on, as `apt-cache show` tells it.
+fn parts(shown: &str) -> Vec<String> {
+    let lists = shown.lines().filter_map(|line| line.strip_prefix("Depends: "));
+    let words = lists.flat_map(|list| list.split([',', '|']));
+    let names = words.filter_map(|word| word.split_whitespace().next());
+    let is_part = |name: &&str| {
+        ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|prefix| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        })
+    };
+    names.filter(is_part).map(str::to_owned).collect()
+}
+
+fn modules_folder(root: &Path) -> Option<PathBuf> {
+    ["lib/modules", "usr/lib/modules"].iter().map(|below| root.join(below)).find(|folder| folder.is_dir())
+}
+
+fn version(root: &Path) -> Option<String> {
+    let mut entries = fs::read_dir(modules_folder(root)?).ok()?;
+    entries.next()?.ok()?.file_name().into_string().ok()
+}
+
+/// The entry of a folder whose name begins so.
+fn entry(folder: &Path, start: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    entries
+        .map(|entry| entry.path())
+        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start)))
+}
+
+/// Moves the modules that a guest may want, unpacked and stripped, and what `depmod` reads.
+fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
+    let mut files = Vec::new();
+    walk(from, "", &mut files)?;
+    let mut packed = Vec::new();
+    for below in files.iter().filter(|below| is_wanted(below)) {
+        let path = to.join(below);
+        let folder = path.parent().unwrap_or(to);
+        fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
+        fs::rename(from.join(below), &path).map_err(TaskError::file(&path))?;
+        packed.push(path);
+    }
+    for (ending, unpack) in [("xz", &["xz", "-d"][..]), ("zst", &["zstd", "-q", "-d", "--rm"])] {
+        let of_it = |path: &&PathBuf| path.extension().is_some_and(|it| it == ending);
+        let (program, arguments) = (unpack[0], &unpack[1..]);
+        for files in packed.iter().filter(of_it).collect::<Vec<_>>().chunks(TOGETHER) {
+            run(Command::new(program).args(arguments).args(files))?;
+        }
+    }
+    let modules: Vec<_> = packed.iter().filter_map(|path| unpacked_module(path)).collect();
+    for files in modules.chunks(TOGETHER) {
+        // A signature is behind the file that it signs: this takes it away.
+        run(Command::new("strip").arg("--strip-debug").args(files))?;
+    }
+    Ok(())
+}
+
+/// The module's file once it is unpacked.
+fn unpacked_module(path: &Path) -> Option<PathBuf> {
+    let text = path.to_str()?;
+    let end = text.find(".ko")? + 3;
+    Some(text[..end].into())
+}
+
+fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<(), TaskError> {
+    for entry in fs::read_dir(folder).map_err(TaskError::file(folder))? {
+        let entry = entry.map_err(TaskError::file(folder))?;
+        let kind = entry.file_type().map_err(TaskError::file(entry.path()))?;
+        let below = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        if kind.is_dir() {
+            walk(&entry.path(), &format!("{below}/"), files)?;
+        } else if kind.is_file() {
+            files.push(below);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a guest may want a file of the modules' folder: RDMA, networks, what faults are made of, and the way to the machine's files;
+/// no drivers of hardware, and no large family that has nothing to do with any of these.
+fn is_wanted(below: &str) -> bool {
+    const FOLDERS: &[&str] = &[
+        "drivers/infiniband/",
+        "net/",
+        "fs/9p/",
+        "fs/netfs/",
+        "fs/fscache/",
+        "fs/overlayfs/",
+        "fs/configfs/",
+        "drivers/virtio/",
+        "drivers/char/virtio",
+        "crypto/",
+        "arch/x86/crypto/",
+        "lib/",
+    ];
+    const LEFT_OUT: &[&str] = &[
+        "drivers/infiniband/hw/",
+        "net/mac80211/",
+        "net/bluetooth/",
+        "net/wireless/",
+        "net/batman-adv/",
+        "net/ceph/",
+        "net/sctp/",
+        "net/tipc/",
+        "net/rxrpc/",
+        "net/sunrpc/",
+        "net/can/",
+        "net/nfc/",
+        "net/ieee802154/",
+    ];
+    let Some(module) = below.strip_prefix("kernel/") else {
+        return below.starts_with("modules.builtin") || below == "modules.order";
+    };
+    let begins = |folders: &[&str]| folders.iter().any(|folder| module.starts_with(folder));
+    let card = module.strip_prefix("drivers/net/").is_some_and(|rest| !rest.contains('/'));
+    module.contains(".ko") && (card || begins(FOLDERS)) && !begins(LEFT_OUT)
+}
+
+fn run(command: &mut Command) -> Result<(), TaskError> {
+    child::hear(command, UNPACK)?.unless_failed(command)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_named_by_its_suite_and_perhaps_its_package() {
+        assert_eq!("sid".parse(), Ok(Source { suite: "sid".into(), package: NEWEST.into() }));
+        let pinned: Source = "sid:linux-image-7.2.1+deb14-amd64".parse().unwrap();
+        assert_eq!(pinned.to_string(), "sid:linux-image-7.2.1+deb14-amd64");
+        for wrong in ["", "sid:", ":linux", "../etc", "a b", "sid:a/b", "-o"] {
+            assert!(wrong.parse::<Source>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_kernel_are_followed_through_what_they_depend_on() {
+        let show = |package: &str| {
+            match package {
+                NEWEST => "Package: linux-image-amd64\nDepends: linux-image-7.2-amd64 (= 7.2.1)\n",
+                "linux-image-7.2-amd64" => "Depends: kmod, linux-binary-7.2-amd64 (= 7.2.1), linux-modules-7.2-amd64 | linux-initramfs-tool\n",
+                "linux-modules-7.2-amd64" => "Depends: linux-image-7.2-amd64\n",
+                _ => "",
+            }
+            .to_owned()
+        };
+        let all = ["linux-image-7.2-amd64", "linux-binary-7.2-amd64", "linux-modules-7.2-amd64"];
+        assert_eq!(packages(NEWEST, show), all);
+        assert_eq!(packages("linux-image-7.2-amd64", show), all);
+    }
+
+    #[test]
+    fn modules_load_in_the_order_that_modprobe_gives_each_once() {
+        let said = "insmod /m/ib_core.ko \nbuiltin udp_tunnel\ninsmod /m/a b.ko\ninsmod /m/ib_core.ko \n";
+        assert_eq!(in_order(said), [Path::new("/m/ib_core.ko"), Path::new("/m/a b.ko")]);
+    }
+
+    #[test]
+    fn hardware_and_what_no_guest_wants_stay_out() {
+        for wanted in [
+            "modules.order",
+            "modules.builtin.modinfo",
+            "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz",
+            "kernel/net/sched/sch_netem.ko.xz",
+            "kernel/drivers/net/veth.ko",
+            "kernel/drivers/char/virtio_console.ko.zst",
+        ] {
+            assert!(is_wanted(wanted), "{wanted}");
+        }
+        for not in [
+            "modules.dep",
+            "kernel/drivers/infiniband/hw/mlx5/mlx5_ib.ko.xz",
+            "kernel/drivers/net/ethernet/intel/e1000/e1000.ko.xz",
+            "kernel/net/bluetooth/bluetooth.ko.xz",
+            "kernel/fs/xfs/xfs.ko.xz",
+            "kernel/net/notes.txt",
+        ] {
+            assert!(!is_wanted(not), "{not}");
+        }
+    }
+}

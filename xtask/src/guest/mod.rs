@@ -1,0 +1,254 @@
+//! `cargo xtask rdma-guest -- COMMAND`: runs a program of this machine in a small virtual machine with two RDMA devices, which the guest's
+//! kernel simulates (Soft-RoCE). docs/rdma-guest.md tells how to use it.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `plan` | what is to run, and the shell scripts that say so in the guest |
+//! | `needs`, `apt` | what the machine must have, and packages of other suites, without touching the machine's set-up |
+//! | `kernel`, `image` | the guest's kernel and its modules, fetched once |
+//! | `initramfs`, `cpio` | the guest's first file system, with `xtask/guest/init` in it |
+//! | `dmabuf` | a driver for the guest that takes dma-bufs |
+//! | `qemu` | QEMU's command line |
+//! | `session`, `words`, `tail` | the guests of a run, what they say, and how it ended |
+//! | `cargo_test` | a test program of Cargo's, built here and run there |
+
+mod apt;
+mod cargo_test;
+mod cpio;
+mod dmabuf;
+mod image;
+mod initramfs;
+mod kernel;
+mod needs;
+mod plan;
+mod qemu;
+mod session;
+mod tail;
+mod words;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use crate::child;
+use crate::error::TaskError;
+use crate::workspace::Workspace;
+use kernel::{Kernel, Source};
+
+pub(crate) use cargo_test::TestProgram;
+pub(crate) use plan::{Node, Plan, Wiring};
+pub(crate) use session::{Said, Stream};
+
+/// Why there is no guest on this machine.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GuestError {
+    /// The guest's kernel is one of Debian's for x86-64.
+    #[error("the guest is a machine of x86-64, and emulating it on another kind has not been tried")]
+    Platform,
+    /// Packages are not there, and were not installed.
+    #[error("a guest needs the packages {packages} (names are Debian's); {why}")]
+    Missing { packages: String, why: String },
+    /// apt knows of no archive of Debian's.
+    #[error(
+        "the guest's kernel comes from Debian, and apt on this machine knows no archive of Debian's{}",
+        updated.as_ref().map_or_else(String::new, |error| format!("; updating its lists failed, too: {error}"))
+    )]
+    NoArchive { updated: Option<TaskError> },
+    /// A package is not as this task knows them.
+    #[error("no {what} in {packages}; name another kernel with --kernel")]
+    Package { packages: String, what: String },
+    /// Something that goes on on this machine.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// Options of `cargo xtask rdma-guest`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// In how many guests the command runs at once: in one with both devices, or in two with one each
+    #[arg(long, default_value_t = 1, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
+    nodes: u8,
+    /// Each device in a network namespace of its own, n0 and n1; needs a kernel from 7.2 on
+    #[arg(long, conflicts_with = "nodes")]
+    namespaces: bool,
+    /// Virtual processors of each guest; more than one is quicker where two sides poll, and less stable
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    cpus: u8,
+    /// Memory of each guest
+    #[arg(long, default_value_t = 1024, value_name = "MB", value_parser = clap::value_parser!(u32).range(256..))]
+    memory: u32,
+    /// Limit of the whole run, the boot included; beyond it the status is 124
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+    /// An environment variable for the command; without a value, the one it has here
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    env: Vec<OsString>,
+    /// A folder of this machine that the guest may write to
+    #[arg(long, value_name = "DIR")]
+    writable: Vec<PathBuf>,
+    /// Which kernel of Debian's the guest boots [default: bookworm-backports]
+    #[arg(long, value_name = "SUITE[:PACKAGE]")]
+    kernel: Option<Source>,
+    /// A module that is loaded instead of the kernel's of the same name, or beside its own
+    #[arg(long, value_name = "FILE.ko")]
+    module: Vec<PathBuf>,
+    /// A driver that takes dma-bufs, built for the default kernel, and its library, preloaded
+    #[arg(long, conflicts_with = "kernel")]
+    dmabuf: bool,
+    /// Show all that the guest's kernel says, at the end
+    #[arg(long)]
+    console: bool,
+    /// Build this test program of the workspace and run it; the words after -- are its arguments
+    #[arg(long, value_name = "NAME")]
+    test: Option<String>,
+    /// The command and its arguments
+    #[arg(last = true, required_unless_present = "test", value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs the command. The status is the command's, 124 at the limit, and 125 where there was no guest.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    ExitCode::from(carry_out(options).unwrap_or_else(|error| {
+        eprintln!("xtask: {error}");
+        session::GUEST_FAILED
+    }))
+}
+
+fn carry_out(options: &Options) -> Result<u8, GuestError> {
+    let workspace = Workspace::load()?;
+    let mut plan = match &options.test {
+        None => {
+            let here = env::current_dir().map_err(TaskError::file("."))?;
+            Plan::new(options.command.clone(), here)
+        }
+        Some(name) => TestProgram::build(&workspace, name)?.plan(&options.command),
+    };
+    plan.environment.extend(handed_on(env::vars_os()));
+    plan.environment.extend(options.env.iter().map(variable));
+    plan.wiring = match (options.nodes, options.namespaces) {
+        (2, _) => Wiring::TwoGuests,
+        (_, true) => Wiring::Namespaces,
+        _ => Wiring::OneGuest,
+    };
+    (plan.processors, plan.memory) = (options.cpus, options.memory);
+    plan.limit = Duration::from_secs(options.timeout.into());
+    plan.writable = absolute(&options.writable)?;
+    plan.modules = absolute(&options.module)?;
+    let source = options.kernel.clone().unwrap_or_default();
+    let host = Host::prepare(&workspace, &source)?;
+    if options.dmabuf {
+        let built = dmabuf::get(&host.kernel, &source)?;
+        plan.modules.push(built.module);
+        plan.environment.push(("LD_PRELOAD".into(), built.shim.into()));
+    }
+    host.run(&plan, options.console, |said| pass_on(said, plan.wiring))
+}
+
+/// A machine that can run guests.
+pub(crate) struct Host {
+    kernel: Kernel,
+    /// Where each run has a folder while it lasts.
+    runs: PathBuf,
+    /// For what is built for guests.
+    programs: PathBuf,
+}
+
+impl Host {
+    /// Installs what is missing, if that is possible, and fetches the kernel, if it is not there.
+    ///
+    /// # Errors
+    /// Why there can be no guest here.
+    pub(crate) fn prepare(workspace: &Workspace, source: &Source) -> Result<Self, GuestError> {
+        if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+            return Err(GuestError::Platform);
+        }
+        needs::see_to(needs::GUEST)?;
+        let cache = workspace.target.join("guest");
+        let kernel = Kernel::get(&cache, source)?;
+        Ok(Self { kernel, runs: cache.join("runs"), programs: cache.join("programs") })
+    }
+
+    /// Runs a plan, hands over what its command says, and gives its status: the command's, the worst of the two in two guests,
+    /// 124 at the limit, 125 where the guest failed.
+    pub(crate) fn run(
+        &self,
+        plan: &Plan,
+        console: bool,
+        on_line: impl FnMut(&Said),
+    ) -> Result<u8, GuestError> {
+        session::run(&self.kernel, &self.runs, plan, console, on_line)
+    }
+
+    /// Builds a C program that uses verbs, here, and gives its path.
+    ///
+    /// # Errors
+    /// When the headers are not there and cannot be installed, or it does not compile.
+    pub(crate) fn compile(&self, source: &std::path::Path) -> Result<PathBuf, GuestError> {
+        needs::see_to(needs::HEADERS)?;
+        fs::create_dir_all(&self.programs).map_err(TaskError::file(&self.programs))?;
+        let program = self.programs.join(source.file_stem().unwrap_or_default());
+        let mut command = Command::new("cc");
+        command.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program).arg(source).arg("-libverbs");
+        child::hear(&mut command, Duration::from_secs(120))?.unless_failed(&command)?;
+        Ok(program)
+    }
+}
+
+/// What of this machine's environment a command has in the guest as well.
+fn handed_on(all: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (OsString, OsString)> {
+    const NAMES: &[&str] =
+        &["PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LOG"];
+    const FAMILIES: &[&str] = &["CARRACK_", "CARGO_", "RUST_TEST_", "TEST_"];
+    all.filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        NAMES.contains(&&*name) || FAMILIES.iter().any(|family| name.starts_with(family))
+    })
+}
+
+/// A variable as `--env` names it.
+fn variable(text: &OsString) -> (OsString, OsString) {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
+    let name = OsString::from_vec(parts.next().unwrap_or_default().to_vec());
+    let value = parts.next().map(|value| OsString::from_vec(value.to_vec()));
+    let value = value.or_else(|| env::var_os(&name)).unwrap_or_default();
+    (name, value)
+}
+
+fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
+    paths.iter().map(|path| path.canonicalize().map_err(TaskError::file(path))).collect()
+}
+
+/// Prints a line of the command where it would have printed it itself. A closed terminal is no reason to stop.
+fn pass_on(said: &Said, wiring: Wiring) {
+    let prefix = if wiring == Wiring::TwoGuests { format!("[{}] ", said.node) } else { String::new() };
+    let line = [prefix.as_bytes(), &said.bytes].concat();
+    let _ = match said.stream {
+        Stream::Out => io::stdout().lock().write_all(&line),
+        Stream::Err => io::stderr().lock().write_all(&line),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_has_the_value_it_is_given_or_the_one_it_has_here() {
+        let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
+        assert_eq!(variable(&"A=b=c".into()), pair("A", "b=c"));
+        assert_eq!(variable(&"A=".into()), pair("A", ""));
+        assert_eq!(variable(&"PATH".into()), (OsString::from("PATH"), env::var_os("PATH").unwrap()));
+    }
+
+    #[test]
+    fn settings_of_carrack_are_handed_on_and_what_is_this_machines_own_is_not() {
+        let all = ["CARRACK_GPU", "SECRET", "PATH", "TEST_SOAK", "XTASK_STEP"];
+        let names = handed_on(all.iter().map(|name| (OsString::from(name), OsString::new())));
+        assert_eq!(names.map(|(name, _)| name).collect::<Vec<_>>(), ["CARRACK_GPU", "PATH", "TEST_SOAK"]);
+    }
+}

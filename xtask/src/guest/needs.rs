@@ -1,0 +1,184 @@
+//! What the machine must have for a guest, and its installation.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::child;
+use crate::error::TaskError;
+use crate::guest::GuestError;
+
+/// For packages of some 30 MB, on a slow line; and for somebody else's installation to end before.
+const INSTALL: Duration = Duration::from_secs(300);
+
+/// Something that a package of Debian's brings.
+pub(super) struct Need {
+    what: What,
+    package: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    /// A program in PATH, or where administrators have theirs.
+    Program(&'static str),
+    /// A program without shared libraries: it runs where nothing else is.
+    Static(&'static str),
+    /// A file below one of the folders of libraries whose name begins so.
+    Library(&'static str),
+    /// A file at this path.
+    File(&'static str),
+}
+
+const fn program(name: &'static str, package: &'static str) -> Need {
+    Need { what: What::Program(name), package }
+}
+
+/// For every guest.
+pub(super) const GUEST: &[Need] = &[
+    program("qemu-system-x86_64", "qemu-system-x86"),
+    Need { what: What::Static("busybox"), package: "busybox-static" },
+    program("modprobe", "kmod"),
+    program("depmod", "kmod"),
+    program("xz", "xz-utils"),
+    program("zstd", "zstd"),
+    program("strip", "binutils"),
+    program("ip", "iproute2"),
+    program("rdma", "iproute2"),
+    // It ends a program with its parent.
+    program("setpriv", "util-linux"),
+    program("dpkg-deb", "dpkg"),
+    Need { what: What::File(super::apt::KEYRING), package: "debian-archive-keyring" },
+    Need { what: What::Library("libibverbs.so.1"), package: "libibverbs1" },
+    Need { what: What::Library("libibverbs/librxe-rdmav"), package: "ibverbs-providers" },
+];
+
+/// For C programs that use verbs.
+pub(super) const HEADERS: &[Need] =
+    &[Need { what: What::File("/usr/include/infiniband/verbs.h"), package: "libibverbs-dev" }];
+
+/// For modules of the guest's kernel, which was built with this compiler.
+pub(super) const MODULES: &[Need] = &[program("make", "make"), program("x86_64-linux-gnu-gcc-12", "gcc-12")];
+
+/// Sees to it that all of `needs` is there.
+///
+/// # Errors
+/// When something is missing and cannot be installed; the packages are named.
+pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
+    let packages = missing(needs);
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let cannot = |why: String| GuestError::Missing { packages: packages.join(" "), why };
+    if find("apt-get").is_none() {
+        return Err(cannot("there is no apt-get, which could install them".into()));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(cannot("only root can install them".into()));
+    }
+    eprintln!("xtask: installing {}", packages.join(" "));
+    let install = || {
+        let mut command = apt_get();
+        command.args(["install", "--no-install-recommends"]).args(&packages);
+        child::hear(&mut command, INSTALL)?.unless_failed(&command)
+    };
+    let installed = install().or_else(|_| {
+        // The lists of packages may be of yesterday, or not there.
+        update()?;
+        install()
+    });
+    installed.map_err(|error| cannot(error.to_string()))?;
+    match missing(needs) {
+        still if still.is_empty() => Ok(()),
+        _ => Err(cannot("installing them did not bring what is looked for".into())),
+    }
+}
+
+/// Brings the machine's lists of packages up to date.
+pub(super) fn update() -> Result<(), TaskError> {
+    let mut command = apt_get();
+    child::hear(command.arg("update"), INSTALL)?.unless_failed(&command)?;
+    Ok(())
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-qq", "-y", "-o", "DPkg::Lock::Timeout=200"]);
+    command
+}
+
+/// The packages of what is not there, each once.
+fn missing(needs: &[Need]) -> Vec<&'static str> {
+    let mut packages: Vec<_> =
+        needs.iter().filter(|need| !need.what.is_there()).map(|need| need.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
+}
+
+impl What {
+    fn is_there(self) -> bool {
+        match self {
+            Self::Program(name) => find(name).is_some(),
+            Self::Static(name) => find(name).is_some_and(|path| is_static(&path).unwrap_or(false)),
+            Self::Library(name) => libraries().any(|folder| holds(&folder, name)),
+            Self::File(path) => Path::new(path).exists(),
+        }
+    }
+}
+
+/// A program's path.
+pub(super) fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let others = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    env::split_paths(&path).chain(others).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// A program that needs libraries names the loader that brings them.
+fn is_static(program: &Path) -> io::Result<bool> {
+    let loader = b"/ld-linux";
+    Ok(!fs::read(program)?.windows(loader.len()).any(|window| window == loader))
+}
+
+fn libraries() -> impl Iterator<Item = PathBuf> {
+    ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"]
+        .into_iter()
+        .map(PathBuf::from)
+}
+
+fn holds(folder: &Path, name: &str) -> bool {
+    let path = folder.join(name);
+    let (Some(parent), Some(start)) = (path.parent(), path.file_name()) else {
+        return false;
+    };
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name())
+        .any(|file| file.to_string_lossy().starts_with(&*start.to_string_lossy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_by_its_package_once() {
+        let needs = [
+            program("sh", "shell"),
+            program("no-such-program", "some"),
+            program("nor-such-a-one", "some"),
+            Need { what: What::File("/no/such/file"), package: "files" },
+        ];
+        assert_eq!(missing(&needs), ["files", "some"]);
+    }
+
+    #[test]
+    fn a_program_with_libraries_is_not_static() {
+        // Test programs have them.
+        let this = env::current_exe().unwrap();
+        assert!(!is_static(&this).unwrap());
+        assert!(is_static(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/guest/init"))).unwrap());
+    }
+}

@@ -1,0 +1,355 @@
+//! One run: the guests are booted, the command begins in all of them at once, and its output and its status come back.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::initramfs;
+use super::kernel::{Emptied, Kernel};
+use super::plan::{Node, Plan};
+use super::qemu::{self, Parts};
+use super::tail::Tail;
+use super::words::{Order, Word};
+use crate::child::Running;
+use crate::error::TaskError;
+use crate::guest::GuestError;
+
+/// The status of a run that was not over at its limit.
+pub(crate) const TIMED_OUT: u8 = 124;
+
+/// The status of a run whose guest failed.
+pub(crate) const GUEST_FAILED: u8 = 125;
+
+/// How often guests are booted that fail before the command has begun: emulated kernels do so, rarely.
+const ATTEMPTS: u32 = 3;
+
+/// For a boot, which takes 3 seconds on a quiet machine.
+const BOOT: Duration = Duration::from_secs(120);
+
+/// How often the guests are looked at.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// An output of the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Out,
+    Err,
+}
+
+/// A line of a command, with its end.
+pub(crate) struct Said {
+    pub(crate) node: Node,
+    pub(crate) stream: Stream,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Runs a plan, and gives the worst status of its guests. Where that is none of the command's, the reason is printed.
+pub(super) fn run(
+    kernel: &Kernel,
+    runs: &Path,
+    plan: &Plan,
+    console: bool,
+    mut on_line: impl FnMut(&Said),
+) -> Result<u8, GuestError> {
+    static RUN: AtomicU32 = AtomicU32::new(0);
+    sweep(runs);
+    let number = RUN.fetch_add(1, Ordering::Relaxed);
+    let folder = Emptied::new(runs.join(format!("{}-{number}", std::process::id())))?;
+    let initramfs = folder.0.join("initramfs");
+    let more_modules = initramfs::write(&initramfs, kernel, &plan.modules)?;
+    let deadline = Instant::now() + plan.limit;
+    for attempt in 1.. {
+        let parts = |node: Node| Parts {
+            kernel: kernel.image(),
+            initramfs: initramfs.clone(),
+            modules: kernel.modules(),
+            folder: folder.0.join(format!("{attempt}")).join(node.to_string()),
+        };
+        let mut session =
+            Session { guests: Vec::new(), began: Instant::now(), deadline, going: false, timed_out: false };
+        session.boot(plan, parts, &more_modules, &mut on_line)?;
+        let again = !session.going && !session.timed_out && attempt < ATTEMPTS;
+        session.report(console, plan.limit);
+        if !again {
+            return Ok(verdict(&session.ends(), session.timed_out));
+        }
+        eprintln!("xtask: the guest failed before the command began; it is booted again");
+    }
+    unreachable!("the last attempt returns")
+}
+
+/// Removes what runs have left that were killed.
+fn sweep(runs: &Path) {
+    for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.split('-').next()).unwrap_or_default();
+        if process.parse::<u32>().is_ok() && !Path::new("/proc").join(process).exists() {
+            // Where this fails, the next run tries again.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// How a guest ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct End {
+    /// The command's.
+    status: Option<u8>,
+    /// It was to end without one.
+    excused: bool,
+}
+
+/// The worst of what the guests ended with. A run of which nothing came back has failed, also where all was asked for.
+fn verdict(ends: &[End], timed_out: bool) -> u8 {
+    let missing = if timed_out { TIMED_OUT } else { GUEST_FAILED };
+    let counted = ends.iter().filter(|end| end.status.is_some() || !end.excused);
+    counted.map(|end| end.status.unwrap_or(missing)).max().unwrap_or(missing)
+}
+
+/// Guests that belong together.
+struct Session {
+    guests: Vec<Guest>,
+    began: Instant,
+    deadline: Instant,
+    /// Whether the command has begun.
+    going: bool,
+    timed_out: bool,
+}
+
+/// A guest that was started.
+struct Guest {
+    node: Node,
+    qemu: Running,
+    folder: PathBuf,
+    words: Tail,
+    orders: Tail,
+    outputs: [(Stream, Tail); 2],
+    ready: bool,
+    ended: bool,
+    end: End,
+}
+
+impl Session {
+    /// Boots the guests and stays until all have ended.
+    fn boot(
+        &mut self,
+        plan: &Plan,
+        parts: impl Fn(Node) -> Parts,
+        more_modules: &[PathBuf],
+        mut on_line: impl FnMut(&Said),
+    ) -> Result<(), GuestError> {
+        for node in plan.wiring.nodes() {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
+            // The second connects to where the first one listens.
+            let network = parts(node).folder.join(qemu::NETWORK);
+            while plan.wiring.nodes().count() > self.guests.len() && !network.exists() && !self.is_over()? {
+                thread::sleep(GLANCE);
+            }
+        }
+        loop {
+            // First: what was said before the end is read after it.
+            let over = self.is_over()?;
+            let said = self.said(over)?;
+            said.iter().for_each(&mut on_line);
+            match (said.is_empty(), over) {
+                (true, true) => return Ok(()),
+                (true, false) => thread::sleep(GLANCE),
+                (false, _) => {}
+            }
+        }
+    }
+
+    /// What the command has said since the last look.
+    fn said(&mut self, over: bool) -> Result<Vec<Said>, TaskError> {
+        let mut said = Vec::new();
+        for guest in &mut self.guests {
+            for (stream, tail) in &mut guest.outputs {
+                let lines = tail.lines(over)?.into_iter();
+                said.extend(lines.map(|bytes| Said { node: guest.node, stream: *stream, bytes }));
+            }
+        }
+        Ok(said)
+    }
+
+    /// Looks at all guests, does what they want, and says whether all have ended.
+    fn is_over(&mut self) -> Result<bool, TaskError> {
+        for at in 0..self.guests.len() {
+            for order in self.guests[at].look()? {
+                self.carry_out(self.guests[at].node, &order);
+            }
+        }
+        let now = Instant::now();
+        self.timed_out |= now > self.deadline && self.guests.iter().any(|guest| !guest.ended);
+        let failed = !self.going
+            && (now > self.began + BOOT
+                || self.guests.iter().any(|guest| guest.ended && guest.end.status.is_none()));
+        if self.timed_out || failed {
+            self.guests.iter().for_each(|guest| guest.qemu.signal(Signal::KILL));
+        } else if !self.going && self.guests.iter().all(|guest| guest.ready) {
+            self.going = true;
+            self.guests.iter().try_for_each(|guest| guest.answer("go"))?;
+        }
+        Ok(self.guests.iter().all(|guest| guest.ended))
+    }
+
+    fn carry_out(&mut self, from: Node, order: &str) {
+        let (node, signal) = match Order::read(order) {
+            Ok(Order::Kill(node)) => (node, Some(Signal::KILL)),
+            Ok(Order::Stop(node)) => (node, Some(Signal::STOP)),
+            Ok(Order::Continue(node)) => (node, Some(Signal::CONT)),
+            Ok(Order::Lose(node)) => (node, None),
+            Err(error) => return eprintln!("xtask: guest {from}: {error}"),
+        };
+        let Some(guest) = self.guests.iter_mut().find(|guest| guest.node == node) else {
+            return eprintln!("xtask: guest {from}: there is no guest {node}");
+        };
+        guest.end.excused |= matches!(signal, None | Some(Signal::KILL));
+        if let Some(signal) = signal {
+            guest.qemu.signal(signal);
+        }
+    }
+
+    fn ends(&self) -> Vec<End> {
+        self.guests.iter().map(|guest| guest.end).collect()
+    }
+
+    /// Tells why a guest has no status.
+    fn report(&self, console: bool, limit: Duration) {
+        for guest in &self.guests {
+            let failed = guest.end.status.is_none() && !guest.end.excused;
+            if failed && self.timed_out {
+                eprintln!(
+                    "xtask: guest {} was still running after {} s and was ended",
+                    guest.node,
+                    limit.as_secs()
+                );
+            } else if failed {
+                eprintln!("xtask: guest {} ended without a status; its last words:", guest.node);
+            }
+            if console || (failed && !self.timed_out) {
+                let files = [qemu::LOG, qemu::CONSOLE]
+                    .map(|name| fs::read(guest.folder.join(name)).unwrap_or_default());
+                let said = files.concat();
+                let said = String::from_utf8_lossy(&said);
+                let lines: Vec<_> = said.lines().collect();
+                let last = if console { &lines[..] } else { &lines[lines.len().saturating_sub(25)..] };
+                last.iter().for_each(|line| eprintln!("  {}", line.trim_end()));
+            }
+        }
+    }
+}
+
+impl Guest {
+    fn start(
+        node: Node,
+        plan: &Plan,
+        parts: &Parts,
+        more_modules: &[PathBuf],
+        left: Duration,
+    ) -> Result<Self, TaskError> {
+        let folder = &parts.folder;
+        fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
+        let shares: String =
+            qemu::shares(plan).map(|(tag, path)| format!("{tag} {}\n", path.display())).collect();
+        for (name, contents) in [
+            ("setup", plan.setup_script(node, more_modules)),
+            ("command", plan.command_script(node)),
+            ("shares", shares.into_bytes()),
+        ] {
+            let path = folder.join(name);
+            fs::write(&path, contents).map_err(TaskError::file(&path))?;
+        }
+        let log = folder.join(qemu::LOG);
+        let log = File::create(&log).map_err(TaskError::file(log))?;
+        let again = log.try_clone().map_err(TaskError::file(folder))?;
+        let qemu = Running::start(qemu::command(node, plan, parts, left).stdout(log).stderr(again))?;
+        let tail = |name: &str| Tail::new(folder.join(name));
+        Ok(Self {
+            node,
+            qemu,
+            words: tail(qemu::STATUS),
+            orders: tail(qemu::ORDERS),
+            outputs: [(Stream::Out, tail(qemu::OUTPUT)), (Stream::Err, tail(qemu::ERRORS))],
+            folder: folder.clone(),
+            ready: false,
+            ended: false,
+            end: End { status: None, excused: false },
+        })
+    }
+
+    /// Hears what it has said since the last look, and gives its orders.
+    fn look(&mut self) -> Result<Vec<String>, TaskError> {
+        // First: what it said before its end is heard after it.
+        self.ended = self.ended || self.qemu.ended()?.is_some();
+        for line in self.words.lines(false)? {
+            match Word::read(String::from_utf8_lossy(&line).trim_end()) {
+                Some(Word::Ready) => self.ready = true,
+                Some(Word::Exit(status)) => {
+                    self.end.status = Some(status);
+                    self.answer("done")?;
+                }
+                None => {}
+            }
+        }
+        let orders = self.orders.lines(false)?;
+        Ok(orders.iter().map(|line| String::from_utf8_lossy(line).trim_end().to_owned()).collect())
+    }
+
+    /// Tells /init what it waits for.
+    fn answer(&self, word: &str) -> Result<(), TaskError> {
+        let path = self.folder.join(word);
+        fs::write(&path, "").map_err(TaskError::file(&path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn end(status: impl Into<Option<u8>>, excused: bool) -> End {
+        End { status: status.into(), excused }
+    }
+
+    #[test]
+    fn the_status_of_a_run_is_the_worst_of_its_guests() {
+        assert_eq!(verdict(&[end(0, false)], false), 0);
+        assert_eq!(verdict(&[end(0, false), end(3, false)], false), 3);
+        assert_eq!(verdict(&[end(101, false), end(3, false)], false), 101);
+    }
+
+    #[test]
+    fn a_guest_without_a_status_has_failed_unless_that_was_asked_for() {
+        assert_eq!(verdict(&[end(0, false), end(None, false)], false), GUEST_FAILED);
+        assert_eq!(verdict(&[end(0, false), end(None, true)], false), 0);
+        assert_eq!(verdict(&[end(7, true), end(0, false)], false), 7);
+        assert_eq!(verdict(&[end(None, true)], false), GUEST_FAILED);
+    }
+
+    #[test]
+    fn a_run_that_was_ended_at_its_limit_says_so() {
+        assert_eq!(verdict(&[end(0, false), end(None, false)], true), TIMED_OUT);
+        assert_eq!(verdict(&[end(None, true), end(None, false)], true), TIMED_OUT);
+    }
+
+    #[test]
+    fn what_killed_runs_have_left_goes_and_what_others_have_stays() {
+        let runs =
+            Emptied::new(std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id()))).unwrap();
+        // No process has the largest number there is.
+        let ours = format!("{}-0", std::process::id());
+        for name in [&*ours, "4294967295-0", "something"] {
+            fs::create_dir(runs.0.join(name)).unwrap();
+        }
+        sweep(&runs.0);
+        let left =
+            fs::read_dir(&runs.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        assert_eq!(left.collect::<BTreeSet<_>>(), BTreeSet::from([ours, "something".to_owned()]));
+    }
+}

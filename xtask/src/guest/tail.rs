@@ -1,0 +1,124 @@
+//! Files that QEMU writes what comes through a guest's ports to, read while they grow.
+//!
+//! Files, and no pipes: a pipe may be full, and what then waits in the guest is lost when its power goes off.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use rustix::fs::{FallocateFlags, fallocate};
+
+use crate::error::TaskError;
+
+/// The longest line that comes in one piece, in bytes.
+const LINE: usize = 1 << 16;
+
+/// The most that is read at once, in bytes.
+const LOOK: u64 = 1 << 20;
+
+/// The end of a file that grows.
+pub(super) struct Tail {
+    path: PathBuf,
+    file: Option<File>,
+    /// How much of it was read.
+    read: u64,
+    /// A line that has no end yet.
+    begun: Vec<u8>,
+}
+
+impl Tail {
+    /// Of a file that may not be there yet.
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, file: None, read: 0, begun: Vec::new() }
+    }
+
+    /// Lines that have come since the last call, with their ends; none, when nothing has. Of a file that is `over`, the last line needs no
+    /// end. The file's beginning may be gone after that: it would fill the disk.
+    pub(super) fn lines(&mut self, over: bool) -> Result<Vec<Vec<u8>>, TaskError> {
+        let new = self.look().map_err(TaskError::file(&self.path))?;
+        let mut lines = Vec::new();
+        for part in new.split_inclusive(|byte| *byte == b'\n') {
+            for piece in part.chunks(LINE) {
+                self.begun.extend_from_slice(piece);
+                if piece.ends_with(b"\n") || self.begun.len() >= LINE {
+                    lines.push(std::mem::take(&mut self.begun));
+                }
+            }
+        }
+        if over && new.is_empty() && !self.begun.is_empty() {
+            lines.push(std::mem::take(&mut self.begun));
+        }
+        Ok(lines)
+    }
+
+    fn look(&mut self) -> io::Result<Vec<u8>> {
+        let mut new = Vec::new();
+        if self.file.is_none() {
+            self.file = match OpenOptions::new().read(true).write(true).open(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(new),
+                other => Some(other?),
+            };
+        }
+        if let Some(file) = &mut self.file {
+            file.take(LOOK).read_to_end(&mut new)?;
+            let before = self.read / LOOK;
+            self.read += new.len() as u64;
+            if self.read / LOOK > before {
+                // Not every file system can; then it is all there until the run is over.
+                let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, self.read);
+            }
+        }
+        Ok(new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+
+    fn file(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("xtask-tail-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn lines_of_a_growing_file_come_whole_and_once() {
+        let path = file("lines");
+        let mut tail = Tail::new(path.clone());
+        assert_eq!(tail.lines(true).unwrap(), [[0; 0]; 0]);
+        let mut file = File::create(&path).unwrap();
+        for (written, expected) in
+            [("one\r\ntw", vec!["one\r\n"]), ("", vec![]), ("o\n\nthr", vec!["two\n", "\n"]), ("ee", vec![])]
+        {
+            file.write_all(written.as_bytes()).unwrap();
+            assert_eq!(
+                tail.lines(false).unwrap(),
+                expected.iter().map(|line| line.as_bytes()).collect::<Vec<_>>()
+            );
+        }
+        assert_eq!(tail.lines(true).unwrap(), [b"three"]);
+        assert_eq!(tail.lines(true).unwrap(), [[0; 0]; 0]);
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn much_of_it_comes_unchanged_in_pieces_and_leaves_the_disk() {
+        let path = file("much");
+        let bytes: Vec<u8> = (0..3_500_000u32).map(|at| (at % 251) as u8 | 0x80).collect();
+        fs::write(&path, &bytes).unwrap();
+        let mut tail = Tail::new(path.clone());
+        let mut pieces = Vec::new();
+        loop {
+            match tail.lines(true).unwrap() {
+                none if none.is_empty() => break,
+                some => pieces.extend(some),
+            }
+        }
+        assert!(pieces.iter().all(|piece| piece.len() <= 2 * LINE));
+        assert!(pieces.concat() == bytes);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 3_500_000);
+        fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,162 @@
+//! Real verbs, on the RDMA devices that the kernel of a small virtual machine simulates (Soft-RoCE).
+//!
+//! To add a test program: write it as any other of Cargo's, have each of its tests skip where there is no `RDMA_GUEST_NODE` in the
+//! environment, and name it in [`CHECKS`]. In two guests the same tests run in both at once, in the same order, and meet by the addresses in
+//! `RDMA_GUEST_ADDRESS` and `RDMA_GUEST_PEER`. A test that has a guest killed needs a line of its own, by a filter: it is the run's last one.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::time::Instant;
+
+use super::step::{Context, Outcome};
+use super::tally::Tally;
+use crate::guest::{GuestError, Host, Node, Plan, Stream, TestProgram, Wiring};
+
+/// Something that is run in a guest, or in two.
+struct Check {
+    name: &'static str,
+    what: What,
+    wiring: Wiring,
+    /// The status that it must end with.
+    status: u8,
+}
+
+enum What {
+    /// A C program of `xtask/guest`, whose output is of libtest's form.
+    C(&'static str),
+    /// Tests of a target of Cargo's: its name, and what the program is told.
+    #[allow(dead_code, reason = "the first one comes with the transport over verbs")]
+    Tests(&'static str, &'static [&'static str]),
+    /// Lines for the shell, which count as one test. The first guest's end by saying [`END`].
+    Shell(&'static str),
+}
+
+const END: &str = "the end";
+
+const LAST_WORDS: usize = 20;
+
+const CHECKS: &[Check] = &[
+    Check { name: "soft_device", what: What::C("soft_device.c"), wiring: Wiring::OneGuest, status: 0 },
+    Check {
+        name: "a_commands_status_and_output_come_back_and_what_it_leaves_running_is_ended",
+        what: What::Shell(
+            "(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; echo the end; exit 7",
+        ),
+        wiring: Wiring::OneGuest,
+        status: 7,
+    },
+    Check {
+        name: "a_guest_is_killed_while_the_other_one_goes_on",
+        what: What::Shell(
+            "test -e /sys/class/infiniband/rxe0 || exit 3\n\
+             test $RDMA_GUEST_NODE = 0 || exec sleep 1000\n\
+             busybox ping -c 1 -w 30 $RDMA_GUEST_PEER >&2 || exit 4\n\
+             echo kill 1 >$RDMA_GUEST_HOST\n\
+             while busybox ping -c 1 -w 1 $RDMA_GUEST_PEER >&2; do :; done\n\
+             echo the end",
+        ),
+        wiring: Wiring::TwoGuests,
+        status: 0,
+    },
+];
+
+pub(super) fn step(context: &mut Context) -> Outcome {
+    let began = Instant::now();
+    let host = match Host::prepare(&context.workspace, &Default::default()) {
+        Ok(host) => host,
+        Err(error) => return Outcome::Skipped(error.to_string()),
+    };
+    let mut failed = Vec::new();
+    for check in CHECKS {
+        let mut plan = match plan(context, &host, check) {
+            Ok(plan) => plan,
+            // Whoever has no headers is told so by name; what does not compile is wrong.
+            Err(error @ GuestError::Missing { .. }) => return Outcome::Skipped(error.to_string()),
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
+        println!(
+            "\n     In {}: {}",
+            if check.wiring == Wiring::TwoGuests { "two guests" } else { "a guest" },
+            check.name
+        );
+        if let Err(why) = run(context, &host, check, &plan) {
+            println!("error: {}: {why}", check.name);
+            failed.push(check.name);
+        }
+    }
+    if failed.is_empty() {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(format!("failed: {}", failed.join(", ")))
+    }
+}
+
+fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestError> {
+    let root = &context.workspace.root;
+    let mut plan = match check.what {
+        What::C(source) => {
+            let program = host.compile(&root.join("xtask/guest").join(source))?;
+            Plan::new(vec![program.into()], root.clone())
+        }
+        What::Tests(target, arguments) => {
+            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
+            TestProgram::build(&context.workspace, target)?.plan(&arguments)
+        }
+        What::Shell(line) => Plan::new(["sh", "-c", line].map(OsString::from).into(), root.clone()),
+    };
+    plan.wiring = check.wiring;
+    Ok(plan)
+}
+
+/// Runs a check and counts its tests. Those of two guests are the same ones: they are counted where the first guest says so.
+fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result<(), String> {
+    let mut tally = Tally::default();
+    let mut last = String::new();
+    // Of a line for the shell, only a failure's last words are printed.
+    let mut words = VecDeque::new();
+    let status = host.run(plan, false, |said| {
+        let line = String::from_utf8_lossy(&said.bytes);
+        let line = line.trim_end();
+        let marked = if plan.wiring == Wiring::TwoGuests {
+            format!("[{}] {line}", said.node)
+        } else {
+            line.to_owned()
+        };
+        if matches!(check.what, What::Shell(_)) {
+            words.push_back(marked);
+            words.drain(..words.len().saturating_sub(LAST_WORDS));
+        } else {
+            println!("{marked}");
+        }
+        if said.node == Node(0) && said.stream == Stream::Out {
+            tally.read(line);
+            line.clone_into(&mut last);
+        }
+    });
+    let mut outcome = match status {
+        Err(error) => Err(error.to_string()),
+        Ok(status) if status != check.status => Err(format!("status {status}, and not {}", check.status)),
+        Ok(_) => Ok(()),
+    };
+    match check.what {
+        What::Shell(_) if outcome.is_ok() && last != END => {
+            outcome = Err(format!("its last line is {last:?}, and not {END:?}"));
+        }
+        What::Shell(_) if outcome.is_ok() => {
+            println!("test guest::{} ... ok", check.name);
+            tally.one_passed();
+        }
+        _ if outcome.is_ok() && tally.is_empty() => {
+            outcome = Err("no test ran: is its filter out of date?".into())
+        }
+        _ => {}
+    }
+    if outcome.is_err() {
+        words.iter().for_each(|line| println!("{line}"));
+        // Also where only the second guest knows of it, or a test has aborted its process.
+        tally.at_least_one_failed();
+    }
+    context.tally.add(tally);
+    outcome
+}
