@@ -5,7 +5,7 @@
 //! completion object is told, as was asked for. An operation on memory that may not be tried again is an error when too many
 //! wait for their peers, unless the call may wait.
 
-use crate::memory::{Ground, WAYS, Way};
+use crate::memory::{Ground, Way, ways};
 use crate::over_each_transport;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
@@ -174,9 +174,10 @@ fn every_operation_keeps_to_what_is_allowed_while_too_many_wait_for_the_peer<J: 
 
 fn each_case<J: Job>(room: Room) {
     let mut seed = 0;
-    for way in WAYS {
+    let ways = ways::<J>();
+    for &way in &ways {
         let bench = Bench::new::<J>(way);
-        let messages = MESSAGES.iter().filter(|_| way == Way::Mapped);
+        let messages = MESSAGES.iter().filter(|_| way == ways[0]);
         let flush = [Flush { follows: true }];
         let flush = flush.iter().filter(|_| way != Way::Mapped);
         for &operation in OF_MEMORY.iter().chain(messages).chain(flush) {

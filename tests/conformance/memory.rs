@@ -34,8 +34,11 @@ pub(crate) enum Way {
     Asked(KernelCopyChoice),
 }
 
-pub(crate) const WAYS: [Way; 3] =
-    [Way::Mapped, Way::Asked(KernelCopyChoice::Auto), Way::Asked(KernelCopyChoice::Off)];
+/// The ways that there are over a transport. Nobody's memory is mapped by RDMA, and no kernel copies there.
+pub(crate) fn ways<J: Job>() -> Vec<Way> {
+    let asked = [KernelCopyChoice::Auto, KernelCopyChoice::Off].map(Way::Asked);
+    if J::IS_RDMA { vec![asked[0]] } else { [Way::Mapped].into_iter().chain(asked).collect() }
+}
 
 /// Two ranks, and a region of rank 1's.
 pub(crate) struct Ground {
@@ -79,7 +82,7 @@ impl Ground {
 }
 
 fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let len = SIZES[8] + 1000;
         let ground = Ground::new::<J>(way, Guarded::room(len));
         let zero = &ground.ranks[0];
@@ -127,7 +130,7 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
 }
 
 fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 200_000);
         let [zero, one] = &ground.ranks;
         let told = Sink::new(Sort::Queue);
@@ -156,7 +159,7 @@ fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
 
 fn atomic_operations_of_all_ranks_count<J: Job>() {
     const EACH: u64 = 500;
-    for way in WAYS {
+    for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 64);
         let over = AtomicBool::new(false);
         let mut last = vec![0; 2];
@@ -210,7 +213,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
 }
 
 fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 1000);
         let zero = &ground.ranks[0];
         let rmr = &ground.rmr;
@@ -254,7 +257,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
 }
 
 fn a_registration_that_has_ended_is_noticed<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let mut ground = Ground::new::<J>(way, 1000);
         let used = ground.rmr.clone();
         let sink = Sink::keeping();
@@ -289,7 +292,7 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
 }
 
 fn a_flush_ends_after_everything_before_it<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 1 << 20);
         let zero = &ground.ranks[0];
         let (flushed, over) = (Sink::keeping(), Sink::keeping());
@@ -312,7 +315,7 @@ fn a_flush_ends_after_everything_before_it<J: Job>() {
 fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Job>() {
     const ROUNDS: u64 = 300;
     const LEN: usize = 20_000;
-    for way in WAYS {
+    for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 4 * LEN);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -360,7 +363,7 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
 }
 
 fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let Ground { ranks: [zero, one], rmr, mr, .. } = Ground::new::<J>(way, 1000);
         let over = Sink::keeping();
         let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&over).call().unwrap();
@@ -377,7 +380,7 @@ fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
 }
 
 fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_be<J: Job>() {
-    for way in WAYS {
+    for way in ways::<J>() {
         let ground = Ground::new::<J>(way, 64);
         let (zero, rmr) = (ground.ranks[0].clone(), ground.rmr.clone());
         let seen = Arc::new(Mutex::new(None));
