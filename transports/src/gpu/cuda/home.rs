@@ -2,6 +2,7 @@
 
 use super::calls::Calls;
 use super::context::Context;
+use super::course::CourseWords;
 use super::error::{INVALID_CONTEXT, NOT_READY, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
@@ -20,6 +21,10 @@ pub(super) struct Home {
     pub(super) peers: Peers,
     /// Streams that wait for words here.
     pub(super) waits: Arc<Waits>,
+    /// The words by which it is told how far they are.
+    pub(super) courses: CourseWords,
+    /// Whether the device has host memory under the host's addresses.
+    same_addresses: OnceLock<bool>,
     /// Held while one of the above is made: none is made twice.
     setup: Mutex<()>,
     pub(super) context: Context,
@@ -33,6 +38,8 @@ impl Home {
             pool: OnceLock::new(),
             peers: Peers::new(devices),
             waits,
+            courses: CourseWords::default(),
+            same_addresses: OnceLock::new(),
             setup: Mutex::default(),
             context,
         }
@@ -48,6 +55,17 @@ impl Home {
         // SAFETY: the place for the answer is ours.
         unsafe { self.calls().stream_create(&raw mut stream, sys::STREAM_NON_BLOCKING) }?;
         Ok(stream)
+    }
+
+    /// Whether the device has host memory that is pinned or registered under the host's addresses; asked once.
+    pub(super) fn has_same_addresses(&self) -> bool {
+        *self.same_addresses.get_or_init(|| {
+            let (attribute, mut same) = (sys::device::HOST_POINTER_FOR_REGISTERED, 0);
+            // SAFETY: the place for the answer is ours.
+            let asked =
+                unsafe { self.calls().device_get_attribute(&raw mut same, attribute, self.context.device) };
+            asked.is_ok() && same != 0
+        })
     }
 
     /// What is in a slot, made first if need be, once.

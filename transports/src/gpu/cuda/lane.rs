@@ -104,6 +104,11 @@ impl Home {
         self.once(&self.lane_of(way).stream, || self.new_stream()).copied()
     }
 
+    /// The stream of a lane, if it has been needed.
+    pub(super) fn lanes_stream(&self, way: Way) -> Option<StreamHandle> {
+        self.lane_of(way).stream.get().copied()
+    }
+
     /// Notes that the lane's stream was just given a copy. The event fires when that is over.
     pub(super) fn given(self: &Arc<Self>, way: Way) -> Event {
         let number = self.lane_of(way).given.fetch_add(1, Ordering::AcqRel) + 1;
