@@ -20,7 +20,7 @@ use super::wire::{Mapped, Offer};
 use crate::device::{DeviceInner, Outstanding};
 use crate::names::Rank;
 use crate::peer::route::Linked;
-use crate::progress::Landing;
+use crate::progress::{Fetched, Landing};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
@@ -328,7 +328,8 @@ impl DeviceInner {
                 let (comp, status) = target.end(from, size, None);
                 let about = (from, status.tag, size);
                 let landing = Landing::of_message(transfer, comp, about, status.user_context);
-                self.add_landing(Landing { fetched: Some((offer.token, imported, deadline)), ..landing });
+                let fetched = Fetched { token: offer.token, from: imported, deadline };
+                self.add_landing(Landing { fetched: Some(Box::new(fetched)), ..landing });
                 Ok(())
             }
             Err(refused) => {

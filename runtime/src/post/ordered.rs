@@ -188,14 +188,14 @@ impl Ordered {
     }
 
     /// Takes out copies that are done, and the operations whose turn has come; both in the order of posting.
-    pub(super) fn ready(&mut self) -> (Vec<Landing>, Vec<(u64, Box<Later>)>) {
+    pub(super) fn ready(&mut self) -> (Vec<Box<Landing>>, Vec<(u64, Box<Later>)>) {
         let (mut copied, mut fired) = (Vec::new(), Vec::new());
         for line in &mut self.lines {
             while let Some(Entry { waits: Waits::Copy(landing), .. }) = line.entries.front_mut()
                 && landing.transfer.poll(false).is_some()
             {
                 if let Some(Entry { waits: Waits::Copy(landing), .. }) = line.entries.pop_front() {
-                    copied.push(*landing);
+                    copied.push(landing);
                 }
             }
             fired.extend(line.entries.front().filter(|entry| entry.has_fired()).map(Entry::name));

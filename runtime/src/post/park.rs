@@ -92,7 +92,8 @@ impl Post<'_, Put<'_>> {
             && let Some(SendBuffer::Owned(buffer)) = given.take()
         {
             let ends = (Buffer::Region(slice), buffer);
-            return self.transfer(place, ends, true, comp, Some(stream)).map_err(|(error, buffer)| {
+            return self.transfer(place, ends, true, comp, Some(stream)).map_err(|refused| {
+                let (error, buffer) = *refused;
                 *given = Some(SendBuffer::Owned(buffer));
                 error
             });
@@ -139,7 +140,8 @@ impl Post<'_, Get<'_>> {
             && let Some(slice) = region.slice(at, size)
         {
             let ends = (given.take().unwrap_or_default(), Buffer::Region(slice));
-            return self.transfer(place, ends, false, comp, Some(stream)).map_err(|(error, buffer)| {
+            return self.transfer(place, ends, false, comp, Some(stream)).map_err(|refused| {
+                let (error, buffer) = *refused;
                 *given = Some(buffer);
                 error
             });
@@ -391,10 +393,10 @@ impl Pass<'_> {
     #[cold]
     pub(crate) fn move_ordered(&mut self) {
         let Some(mut ordered) = self.device.ordered.try_lock() else { return };
-        let (copied, begin) = ordered.ready();
+        let (mut copied, begin) = ordered.ready();
         self.device.ordered.set_count(ordered.len());
         drop(ordered);
-        for landing in copied {
+        for landing in &mut copied {
             self.landed(landing);
         }
         if begin.is_empty() {

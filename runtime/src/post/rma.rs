@@ -20,7 +20,7 @@ use crate::runtime::Runtime;
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
-use carrack_transports::mem::{MemKind, Transfer};
+use carrack_transports::mem::{MemKind, Refused, Transfer};
 use std::sync::Arc;
 
 /// What a put is made of.
@@ -157,7 +157,6 @@ impl<K> Post<'_, K> {
 
     /// Copies between two buffers of which a GPU's engine has to touch one, in the order of a stream or as soon as it can. The
     /// error comes with the caller's buffer.
-    #[allow(clippy::result_large_err, reason = "not the hot path")]
     pub(super) fn transfer(
         &self,
         place: &Place<'_>,
@@ -165,7 +164,7 @@ impl<K> Post<'_, K> {
         gives_source: bool,
         comp: Option<&Arc<dyn Completion>>,
         stream: Option<&Arc<dyn Stream>>,
-    ) -> Result<Begun, (PostError, Buffer)> {
+    ) -> Result<Begun, Box<(PostError, Buffer)>> {
         let size = src.len();
         let started = match stream {
             Some(stream) => Transfer::start_on(&**stream, dst, src).map(Moving::Engine),
@@ -173,11 +172,11 @@ impl<K> Post<'_, K> {
         };
         match started {
             Ok(transfer) => {
-                let Outstanding { rank, tag, user_context, comp, .. } = self.outstanding(size, comp);
+                let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
                 let signal = place.signal;
                 let landing = Landing {
                     transfer,
-                    comp,
+                    comp: comp.cloned(),
                     rank,
                     tag,
                     size,
@@ -194,8 +193,8 @@ impl<K> Post<'_, K> {
                 Ok(Begun::UnderWay)
             }
             Err(refused) => {
-                let buffer = if gives_source { refused.src } else { refused.dst };
-                Err((PostError::Memory(refused.cause), buffer))
+                let Refused { dst, src, cause } = *refused;
+                Err(Box::new((PostError::Memory(cause), if gives_source { src } else { dst })))
             }
         }
     }
@@ -318,7 +317,8 @@ impl Post<'_, Put<'_>> {
         let (owned, borrowed) = own_or_take(device, given);
         if let Some(slice) = remote.and_then(|(region, at)| region.slice(at, size)) {
             return self.transfer(place, (Buffer::Region(slice), owned), true, comp, None).map_err(
-                |(error, buffer)| {
+                |refused| {
+                    let (error, buffer) = *refused;
                     *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
                     error
                 },
@@ -451,7 +451,8 @@ impl Post<'_, Get<'_>> {
         }
         let buffer = given.take().unwrap_or_default();
         let source = region.slice(at, size).map_or(Buffer::Empty, Buffer::Region);
-        self.transfer(place, (buffer, source), false, comp, None).map_err(|(error, buffer)| {
+        self.transfer(place, (buffer, source), false, comp, None).map_err(|refused| {
+            let (error, buffer) = *refused;
             *given = Some(buffer);
             error
         })

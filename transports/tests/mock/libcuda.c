@@ -4,7 +4,7 @@
 
      -DSTUB      as a toolkit's stub: every call says 34
      -DANCIENT   a driver of CUDA 10.2
-     -DPINNED    as otherwise, with pinned host memory
+     -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
    It counts the calls that a small copy, a wait, or an operation on them is made of: what each costs a program. */
@@ -40,6 +40,8 @@ static unsigned long long last_id = 100;
 /* For the tests to look at, and to end the driver. */
 int mock_inits(void) { return inits; }
 int mock_depth(void) { return depth; }
+int mock_enter(void) { return stack[depth++] = (void *)0xc0, 0; }
+int mock_leave(void) { return --depth; }
 int mock_retained(void) { return retained; }
 int mock_events(void) { return live_events; }
 int mock_streams(void) { return live_streams; }
@@ -245,6 +247,17 @@ int cuMemHostAlloc(void **ptr, size_t len, unsigned flags) {
   return refused;
 }
 
+int cuIpcGetMemHandle(void *handle, size_t ptr) {
+  IN_CONTEXT;
+  memset(handle, 0, 64);
+  return is_device(ptr, 1) ? 0 : INVALID_VALUE;
+}
+
+int cuPointerSetAttribute(const void *value, int attribute, size_t ptr) {
+  ALIVE;
+  return is_device(ptr, 1) ? 0 : INVALID_VALUE;
+}
+
 int cuMemFreeHost(void *ptr) { return cuMemFree_v2((size_t)ptr); }
 
 #endif
@@ -401,6 +414,9 @@ int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, s
       case 7: *(unsigned long long *)data[which] = at >= 0 ? allocations[at].id : 0; break;
       case 11: *(size_t *)data[which] = at >= 0 ? (size_t)allocations[at].ptr : 0; break;
       case 12: *(size_t *)data[which] = at >= 0 ? allocations[at].len : 0; break;
+#ifdef PINNED
+      case 10: *(int *)data[which] = at >= 0 && !allocations[at].pinned; break;
+#endif
       default: break;
     }
   }

@@ -10,6 +10,7 @@ use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What belongs to one context. Fields are dropped in this order: what lives in the context before the context.
@@ -25,6 +26,8 @@ pub(super) struct Home {
     pub(super) courses: CourseWords,
     /// Whether the device has host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
+    /// Whether the driver wants a context for the question whether something is over; not known before it has said so.
+    asks_in_context: AtomicBool,
     /// Held while one of the above is made: none is made twice.
     setup: Mutex<()>,
     pub(super) context: Context,
@@ -40,6 +43,7 @@ impl Home {
             waits,
             courses: CourseWords::default(),
             same_addresses: OnceLock::new(),
+            asks_in_context: AtomicBool::new(false),
             setup: Mutex::default(),
             context,
         }
@@ -135,11 +139,19 @@ impl Home {
 
     #[inline]
     fn is_ready(&self, ask: impl Fn() -> Result<(), GpuError>) -> Result<bool, GpuError> {
-        self.context.check()?;
-        let answer = match ask() {
-            // A thread without a context, on a driver that wants one.
-            Err(error) if error.code == INVALID_CONTEXT => self.context.enter().and_then(|_current| ask()),
-            answer => answer,
+        let ask_in_context = || self.context.enter().and_then(|_current| ask());
+        let answer = if self.asks_in_context.load(Ordering::Relaxed) {
+            ask_in_context()
+        } else {
+            self.context.check()?;
+            match ask() {
+                // A thread without a context, on a driver that wants one.
+                Err(error) if error.code == INVALID_CONTEXT => {
+                    self.asks_in_context.store(true, Ordering::Relaxed);
+                    ask_in_context()
+                }
+                answer => answer,
+            }
         };
         match answer {
             Ok(()) => Ok(true),

@@ -9,6 +9,7 @@ use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
 use crate::gpu::{Event, EventState, GpuError};
 use crate::sync::TryLock;
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -163,5 +164,12 @@ impl EventState for Copying {
         outcome?;
         lane.is_done_up_to(covers, self.number);
         Ok(())
+    }
+
+    fn is_behind(&self, earlier: &dyn EventState) -> bool {
+        let earlier: &dyn Any = earlier;
+        earlier.downcast_ref::<Self>().is_some_and(|earlier| {
+            earlier.way == self.way && earlier.number <= self.number && Arc::ptr_eq(&earlier.home, &self.home)
+        })
     }
 }
