@@ -201,8 +201,7 @@ impl DeviceInner {
         }
         let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
         if let Err(cause) = check_kinds(place, MemKind::Host) {
-            let is_put = matches!(target, Target::Put { .. });
-            finish(if is_put { Verdict::of_kind(place) } else { Verdict::Failed });
+            finish(Verdict::Failed);
             return target.fail(from, size, OpError::Copy(cause));
         }
         // Onto a GPU they go block by block.
