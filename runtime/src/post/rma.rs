@@ -97,13 +97,16 @@ impl<K> Post<'_, K> {
         if rmr.owner() != rank {
             return Err(PostError::Owner { rank, owner: rmr.owner() });
         }
-        let at = rmr.at(offset, len).ok_or(PostError::Outside { offset, len, room: rmr.len() })?;
+        let Some(at) = rmr.at(offset, len) else {
+            return Err(PostError::Outside { offset, len, room: rmr.len() });
+        };
         if device.is_closed() {
             return Err(device.why_closed());
         }
         // A rank whose memory is used must be heard of when it goes, so there has to be a link.
-        let route =
-            device.route(rank).ok_or(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 })?;
+        let Some(route) = device.route(rank) else {
+            return Err(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 });
+        };
         if route.linked().is_none() {
             route.link(&self.runtime.0, device)?;
         }
@@ -121,7 +124,7 @@ impl<K> Post<'_, K> {
             return Err(other_path(rank, transport, required, why));
         }
         let Some(imported) = imported else { return Ok(None) };
-        let region = imported.region().ok_or(PostError::Stale(rank))?;
+        let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
         let room = region.len() as u64;
         if at.checked_add(len).is_none_or(|end| end > room) {
             return Err(PostError::Outside { offset: at, len, room });
@@ -295,7 +298,7 @@ impl Post<'_, Put<'_>> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, PostError> {
         let place = &self.kind.place;
-        let buffer = given.as_ref().ok_or(PostError::Spent)?;
+        let Some(buffer) = given.as_ref() else { return Err(PostError::Spent) };
         let size = buffer.len();
         let remote = self.remote(place, size as u64, buffer.gpu())?;
         let device = self.device_inner();
@@ -417,7 +420,7 @@ impl Post<'_, Get<'_>> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, PostError> {
         let place = &self.kind.place;
-        let buffer = given.as_mut().ok_or(PostError::Spent)?;
+        let Some(buffer) = given.as_mut() else { return Err(PostError::Spent) };
         let size = buffer.len();
         let (kind, device) = (buffer.kind(), self.device_inner());
         let near = buffer.gpu().cloned();
