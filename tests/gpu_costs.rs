@@ -114,6 +114,15 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
         let ends = ground.during(|| ground.until(|| over.get() == wanted));
         assert!(ends.queries <= 3 && ends.records <= 1 && ends.questions == 0, "{many}: {ends:?}");
     }
+    // However many are under way, progress asks for one of them, once.
+    ground.word("mock_hold");
+    let wanted = over.get() + 40;
+    (0..40).for_each(|_| put(&ground, from.whole(), &to, &over));
+    let progress = |calls: i32| ground.during(|| (0..calls).for_each(|_| drop(ground.runtime.progress())));
+    assert_eq!(progress(1).records, 1);
+    assert_eq!(progress(100), Calls { queries: 100, ..copies(0, 200) });
+    ground.word("mock_release");
+    ground.until(|| over.get() == wanted);
     // Where the thread has the context, as programs of the CUDA runtime have, it stays.
     ground.word("mock_enter");
     let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &over));

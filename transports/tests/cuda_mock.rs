@@ -105,6 +105,10 @@ fn copies_use_a_few_streams_and_events_again_and_again() {
     // SAFETY: both regions outlive the copies.
     let copy = || unsafe { gpu.copy((to, other.kind()), (from, one.kind()), 100) }.unwrap();
     let copies: Vec<_> = (0..100).map(|_| copy()).collect();
+    assert!(
+        copies[1].is_behind(&copies[0]) && !copies[0].is_behind(&copies[1]),
+        "in the order of their stream"
+    );
     // The first is asked for: an event is recorded behind all of them, and twice it has not fired.
     assert_eq!([(); 4].map(|()| copies[0].query().unwrap()), [false, false, false, true]);
     assert!(copies.iter().all(|copy| copy.query().unwrap()));

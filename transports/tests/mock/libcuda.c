@@ -262,6 +262,11 @@ int cuMemFreeHost(void *ptr) { return cuMemFree_v2((size_t)ptr); }
 
 #endif
 
+/* While this is set no work ends. */
+static int held;
+int mock_hold(void) { return held = 1; }
+int mock_release(void) { return held = 0; }
+
 /* A stream counts how often it has to be asked until it has done what it was given. */
 static int questions[256];
 
@@ -313,6 +318,7 @@ int cuStreamQuery(size_t stream) {
   queries++;
   IN_CONTEXT;
   tell();
+  if (held) return NOT_READY;
   if (questions[stream & 0xff] == 0) return 0;
   --questions[stream & 0xff];
   return NOT_READY;
@@ -377,6 +383,7 @@ int cuEventQuery(struct event *event) {
   queries++;
   IN_CONTEXT;
   tell();
+  if (held) return NOT_READY;
   for (int at = 0; at < given; at++)
     if (waits[at].stream == event->stream && waits[at].order < event->order && waits_on(at)) return NOT_READY;
   if (event->left == 0) return 0;
