@@ -266,11 +266,6 @@ pub enum OpError {
     /// The owner of the remote region does no atomic operation there.
     #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
     Word(Rank),
-    /// The remote region is managed memory, which nobody copies to or from.
-    #[error(
-        "the region of {0} is managed memory, which moves while it is used: register memory of cudaMalloc or cudaMallocHost there"
-    )]
-    Managed(Rank),
     /// It was not over by its deadline.
     #[error("the operation with {0} was not over by its deadline")]
     TimedOut(Rank),

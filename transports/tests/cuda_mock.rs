@@ -1,36 +1,17 @@
 //! What becomes of a driver that is not there, is a stub, is too old, lacks calls, answers with what no header has, or
 //! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
 
+mod mock;
+
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, Stream, Until};
 use carrack_transports::mem::{
-    AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError,
+    AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError, Region,
 };
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use mock::{library as mock, word};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Compiles the mock, in a folder of its own so that two tests never write one file.
-fn mock(test: &str, define: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test).join("stubs");
-    std::fs::create_dir_all(&folder).unwrap();
-    let library = folder.join("libcuda.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mock/libcuda.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-w", define, "-o"]).arg(&library).arg(source);
-    assert!(compiler.status().unwrap().success(), "{compiler:?}");
-    library
-}
-
-/// One of the mock's own words.
-fn word(library: &Path, name: &str) -> i32 {
-    // SAFETY: the mock's functions take nothing and return an int; opening it a second time is opening it again.
-    unsafe {
-        let library = libloading::Library::new(library).unwrap();
-        library.get::<unsafe extern "C" fn() -> i32>(name).unwrap()()
-    }
-}
 
 #[test]
 fn without_a_library_every_address_is_host_memory_and_the_reason_is_told() {
@@ -124,6 +105,10 @@ fn copies_use_a_few_streams_and_events_again_and_again() {
     // SAFETY: both regions outlive the copies.
     let copy = || unsafe { gpu.copy((to, other.kind()), (from, one.kind()), 100) }.unwrap();
     let copies: Vec<_> = (0..100).map(|_| copy()).collect();
+    assert!(
+        copies[1].is_behind(&copies[0]) && !copies[0].is_behind(&copies[1]),
+        "in the order of their stream"
+    );
     // The first is asked for: an event is recorded behind all of them, and twice it has not fired.
     assert_eq!([(); 4].map(|()| copies[0].query().unwrap()), [false, false, false, true]);
     assert!(copies.iter().all(|copy| copy.query().unwrap()));
@@ -291,7 +276,7 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     assert_eq!(stream.synchronize().unwrap_err().call, "cuStreamSynchronize");
     // The driver refuses to destroy it, which `Drop` survives.
     drop(stream);
-    let host = carrack_transports::mem::Region::host(64);
+    let host = Region::host(64);
     assert_eq!(gpu.export(&host, HandleForm::Bytes).unwrap_err().name, "INVALID_VALUE");
     assert_eq!(gpu.reaches(GpuUuid([8; 16])).unwrap_err().name, "INVALID_DEVICE");
     assert_eq!(word(&library, "mock_depth"), 0, "every way out restores the caller's context");
@@ -301,25 +286,73 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
 /// frees it may be who has to release the stream.
 #[test]
 fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
-    let library = mock("waits", "-DMOCK");
-    let driver = CudaDriver::at(&library);
-    let gpu = driver.devices().unwrap().remove(0);
+    // With pinned memory the stream tells by a word that it is past its wait, without it by an event.
+    for define in ["-DMOCK", "-DPINNED"] {
+        let library = mock(&format!("waits{define}"), define);
+        let driver = CudaDriver::at(&library);
+        let gpu = driver.devices().unwrap().remove(0);
+        let word = Box::leak(Box::new(AtomicU64::new(0)));
+        let stream = gpu.stream().unwrap();
+        let region = || gpu.allocate(100, Flavour::Plain).unwrap();
+        let (first, second) = (region(), region());
+        let is_there = |addr| driver.classify(addr).unwrap().is_some();
+        let addresses = [&first, &second].map(Region::addr);
+        drop(first);
+        assert!(!is_there(addresses[0]), "nobody waits");
+        // SAFETY: an aligned word that stays.
+        unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) }.unwrap();
+        drop(second);
+        driver.look_after();
+        assert!(is_there(addresses[1]), "it is put off");
+        word.store(1, Ordering::Release);
+        self::word(&library, "mock_tell");
+        // The mock's events fire when they are asked for the third time.
+        (0..3).for_each(|_| driver.look_after());
+        assert!(!is_there(addresses[1]), "{define}");
+        assert_eq!(self::word(&library, "mock_blocked"), 0);
+    }
+}
+
+/// A wait is told of by a number that its stream writes behind it.
+#[test]
+fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
+    let library = mock("numbers", "-DPINNED");
+    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
     let word = Box::leak(Box::new(AtomicU64::new(0)));
-    let allocations = || self::word(&library, "mock_allocations");
-    let stream = gpu.stream().unwrap();
-    let region = || gpu.allocate(100, Flavour::Plain).unwrap();
-    let (first, second) = (region(), region());
-    drop(first);
-    assert_eq!(allocations(), 1, "nobody waits");
-    // SAFETY: an aligned word that stays.
-    unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) }.unwrap();
-    drop(second);
-    driver.look_after();
-    assert_eq!((allocations(), self::word(&library, "mock_blocked")), (1, 0), "it is put off");
-    word.store(1, Ordering::Release);
-    // The mock's events fire when they are asked for the third time.
-    (0..3).for_each(|_| driver.look_after());
-    assert_eq!((allocations(), self::word(&library, "mock_blocked")), (0, 0));
+    let wait = |stream: &dyn Stream, value| {
+        // SAFETY: an aligned word that stays.
+        unsafe { stream.wait_value64(word.as_ptr(), value, Until::Reached) }.unwrap()
+    };
+    let raise = |value| {
+        word.store(value, Ordering::Release);
+        self::word(&library, "mock_tell");
+    };
+    let (stream, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let [first, second] = [1, 2].map(|value| wait(&*stream, value));
+    let apart = wait(&*other, 3);
+    assert!(second.is_behind(&first) && !first.is_behind(&second));
+    assert!(!apart.is_behind(&first), "it is another stream's");
+    other.wait(&second).unwrap();
+    let behind = other.record().unwrap();
+    let fired = || [&first, &second, &apart].map(|event| event.query().unwrap());
+    assert_eq!(fired(), [false; 3]);
+    raise(1);
+    assert_eq!(fired(), [true, false, false]);
+    raise(3);
+    assert_eq!(fired(), [true; 3]);
+    second.wait().unwrap();
+    self::word(&library, "mock_tell");
+    assert_eq!([(); 3].map(|()| behind.query().unwrap()), [false, false, true]);
+    // What is dropped with a wait to come keeps its word; what is not gives it to the next stream, which goes on counting.
+    wait(&*stream, 4);
+    drop((stream, other, first, second, apart));
+    let (third, fourth) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let late = [wait(&*third, 5), wait(&*fourth, 5)];
+    assert!(late.iter().all(|event| !event.query().unwrap()));
+    raise(4);
+    assert!(late.iter().all(|event| !event.query().unwrap()), "the word of another's wait is not theirs");
+    raise(5);
+    assert!(late.iter().all(|event| event.query().unwrap()));
 }
 
 /// Streams rule a.

@@ -30,6 +30,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("cuda_mock", "it needs a C compiler, and its source"),
     ("examples", "the selftest starts the examples by itself"),
     ("gpu_rules", "it reads documents of the tree"),
+    ("gpu_costs", "it needs a C compiler, and the mock's source"),
     ("growth", "what it counts is the same on every machine"),
     ("quiet_path", "what it counts is the same on every machine"),
 ];
@@ -256,6 +257,7 @@ mod tests {
             "cuda_mock",
             "examples",
             "cli_selftest",
+            "gpu_costs",
             "growth",
             "gpu_rules",
             "quiet_path",

@@ -217,7 +217,7 @@ impl Pass<'_> {
         let place = slice.view().place().kind();
         if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
             // Nobody asks for nothing.
-            return self.finish(from, token, Verdict::of_kind(place));
+            return self.finish(from, token, Verdict::Failed);
         }
         let limit = if limit == 0 { usize::MAX } else { usize::try_from(limit).unwrap_or(usize::MAX) };
         let comp = self.named(from, name, size, comps);
@@ -234,9 +234,8 @@ impl Pass<'_> {
                     if swap { Change::Swap { expected: first, new: second } } else { Change::Add(first) };
                 self.change_on_gpu(from, token, change, slice);
             }
-            kind @ (MemKind::Managed(_) | MemKind::Unknown) => {
-                self.finish(from, token, Verdict::of_kind(kind));
-            }
+            // No such memory is registered.
+            MemKind::Managed(_) | MemKind::Unknown => self.finish(from, token, Verdict::Failed),
             MemKind::Host | MemKind::Pinned => {
                 let (region, offset) = (slice.region(), slice.offset());
                 let held = if swap {

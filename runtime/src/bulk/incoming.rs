@@ -201,8 +201,7 @@ impl DeviceInner {
         }
         let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
         if let Err(cause) = check_kinds(place, MemKind::Host) {
-            let is_put = matches!(target, Target::Put { .. });
-            finish(if is_put { Verdict::of_kind(place) } else { Verdict::Failed });
+            finish(Verdict::Failed);
             return target.fail(from, size, OpError::Copy(cause));
         }
         // Onto a GPU they go block by block.
@@ -234,9 +233,9 @@ impl DeviceInner {
     }
 
     /// Asks for the parts of a message that was fetched from where it may not have been any more.
-    pub(crate) fn ask_again(&self, runtime: &Inner, landing: Landing, token: u64, deadline: Deadline) {
-        let Landing { transfer, comp, rank: from, tag, size, user_context, .. } = landing;
-        let buffer = transfer.into_buffers().0;
+    pub(crate) fn ask_again(&self, runtime: &Inner, landing: &mut Landing, token: u64, deadline: Deadline) {
+        let Landing { rank: from, tag, size, user_context, .. } = *landing;
+        let (buffer, comp) = (landing.transfer.take_buffers().0, landing.comp.take());
         let target = Target::Receive { tag, buffer, comp, user_context, deadline };
         self.ask_for_parts(runtime, token, (from, size, target));
     }

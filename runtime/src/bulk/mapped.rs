@@ -20,7 +20,7 @@ use super::wire::{Mapped, Offer};
 use crate::device::{DeviceInner, Outstanding};
 use crate::names::Rank;
 use crate::peer::route::Linked;
-use crate::progress::Landing;
+use crate::progress::{Fetched, Landing};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
@@ -30,7 +30,7 @@ use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -63,7 +63,7 @@ struct Exposure {
     /// Or why it cannot be exported.
     exported: Result<Exported, String>,
     /// The devices and ranks that have been told.
-    told: Mutex<HashSet<(u32, Rank)>>,
+    told: Mutex<BTreeSet<(u32, Rank)>>,
 }
 
 impl Exposures {
@@ -76,6 +76,11 @@ impl Exposures {
         let mut state = self.state();
         if state.is_over {
             return None;
+        }
+        if let Some(latest) = state.all.back()
+            && latest.region.is_of(region)
+        {
+            return Some(latest.clone());
         }
         let known = state.all.iter().position(|one| one.region.is_of(region));
         if let Some(one) = known.and_then(|at| state.all.remove(at)) {
@@ -328,7 +333,8 @@ impl DeviceInner {
                 let (comp, status) = target.end(from, size, None);
                 let about = (from, status.tag, size);
                 let landing = Landing::of_message(transfer, comp, about, status.user_context);
-                self.add_landing(Landing { fetched: Some((offer.token, imported, deadline)), ..landing });
+                let fetched = Fetched { token: offer.token, from: imported, deadline };
+                self.add_landing(Landing { fetched: Some(Box::new(fetched)), ..landing });
                 Ok(())
             }
             Err(refused) => {

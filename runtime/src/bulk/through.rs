@@ -30,8 +30,7 @@ impl Moving {
     ///
     /// # Errors
     /// As there.
-    #[allow(clippy::result_large_err, reason = "the error gives two buffers back; this is not the hot path")]
-    pub(crate) fn start(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Refused> {
+    pub(crate) fn start(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
         let len = src.len();
         let gpu = match (dst.kind(), src.kind()) {
             (MemKind::Host, MemKind::Device(_)) => src.view().place().gpu().cloned(),
@@ -49,7 +48,7 @@ impl Moving {
             Through { copying, filled, dst, src, len, gpu, from_gpu, begun, done, failed, staging };
         match through.step(false) {
             Ok(()) => Ok(Self::Through(Box::new(through))),
-            Err(cause) => Err(Refused { dst: through.dst, src: through.src, cause }),
+            Err(cause) => Err(Box::new(Refused { dst: through.dst, src: through.src, cause })),
         }
     }
 
@@ -62,6 +61,14 @@ impl Moving {
         }
     }
 
+    /// Whether it cannot be over before another is, as far as is known without asking.
+    pub(crate) fn is_behind(&self, earlier: &Self) -> bool {
+        match (self, earlier) {
+            (Self::Engine(transfer), Self::Engine(earlier)) => transfer.is_behind(earlier),
+            _ => false,
+        }
+    }
+
     /// As [`Transfer::abandon`].
     pub(crate) fn abandon(self) {
         match self {
@@ -71,12 +78,12 @@ impl Moving {
     }
 
     /// Gives back target and source, in this order; waits for an engine that is at them.
-    pub(crate) fn into_buffers(self) -> (Buffer, Buffer) {
+    pub(crate) fn take_buffers(&mut self) -> (Buffer, Buffer) {
         match self {
-            Self::Engine(transfer) => transfer.into_buffers(),
-            Self::Through(mut through) => {
+            Self::Engine(transfer) => transfer.take_buffers(),
+            Self::Through(through) => {
                 through.settle();
-                (through.dst, through.src)
+                (std::mem::take(&mut through.dst), std::mem::take(&mut through.src))
             }
         }
     }
@@ -211,7 +218,7 @@ mod tests {
     fn ended(mut moving: Moving) -> (Result<(), CopyError>, (Buffer, Buffer)) {
         loop {
             if let Some(outcome) = moving.poll(true) {
-                return (outcome, moving.into_buffers());
+                return (outcome, moving.take_buffers());
             }
         }
     }

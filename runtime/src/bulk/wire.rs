@@ -2,7 +2,7 @@
 
 use crate::error::OpError;
 use crate::names::Rank;
-use carrack_transports::mem::{MemKind, SmallBytes};
+use carrack_transports::mem::SmallBytes;
 
 /// What is offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,8 +70,6 @@ pub(crate) enum Verdict {
     Word,
     /// What the word of an atomic operation held.
     Held(u64),
-    /// It is managed memory.
-    Managed,
     /// From the sender: the bytes behind these cannot be had.
     Broken {
         /// Bytes that it has sent.
@@ -158,8 +156,7 @@ impl Verdict {
             Self::Outside => words([4, 0, 0]),
             Self::Word => words([5, 0, 0]),
             Self::Held(value) => words([6, value, 0]),
-            Self::Managed => words([7, 0, 0]),
-            Self::Broken { sent } => words([8, sent, 0]),
+            Self::Broken { sent } => words([7, sent, 0]),
         }
     }
 
@@ -172,15 +169,9 @@ impl Verdict {
             [4, 0, 0] => Some(Self::Outside),
             [5, 0, 0] => Some(Self::Word),
             [6, value, 0] => Some(Self::Held(value)),
-            [7, 0, 0] => Some(Self::Managed),
-            [8, sent, 0] => Some(Self::Broken { sent }),
+            [7, sent, 0] => Some(Self::Broken { sent }),
             _ => None,
         }
-    }
-
-    /// Of memory that nobody here touches.
-    pub(crate) fn of_kind(kind: MemKind) -> Self {
-        if matches!(kind, MemKind::Managed(_)) { Self::Managed } else { Self::Failed }
     }
 
     /// What the operation ends with that was sent to `peer`.
@@ -191,7 +182,6 @@ impl Verdict {
             Self::Stale => Some(OpError::Stale(peer)),
             Self::Outside => Some(OpError::Outside(peer)),
             Self::Word => Some(OpError::Word(peer)),
-            Self::Managed => Some(OpError::Managed(peer)),
             Self::Truncated { message, buffer } => {
                 Some(OpError::Truncated { message: fits(message), buffer: fits(buffer) })
             }
@@ -242,7 +232,7 @@ mod tests {
             let lies = Offer { addr: 0, mapped: Some(Mapped { name: addr, offset: !size }), ..offer };
             prop_assert_eq!(Offer::decode(lies.encode().as_slice()), Some(lies));
             prop_assert_eq!(Offer::decode(offer.encode().as_slice()), Some(offer));
-            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Managed, Verdict::Broken { sent: size }, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
+            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Broken { sent: size }, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
                 prop_assert_eq!(Verdict::decode(verdict.encode().as_slice()), Some(verdict));
             }
             let request = Request { token, region: size, offset: addr, first: !size, second: !token };

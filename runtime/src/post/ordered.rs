@@ -43,6 +43,9 @@ pub(super) struct Said {
     pub(super) deadline: Deadline,
 }
 
+/// An operation whose turn has come, by its number.
+pub(super) type Due = (u64, Box<Later>);
+
 /// What it is.
 pub(super) enum What {
     Put(Buffer, Remote),
@@ -188,14 +191,15 @@ impl Ordered {
     }
 
     /// Takes out copies that are done, and the operations whose turn has come; both in the order of posting.
-    pub(super) fn ready(&mut self) -> (Vec<Landing>, Vec<(u64, Box<Later>)>) {
+    #[allow(clippy::vec_box, reason = "handed on in the boxes in which they have waited")]
+    pub(super) fn ready(&mut self) -> (Vec<Box<Landing>>, Vec<Due>) {
         let (mut copied, mut fired) = (Vec::new(), Vec::new());
         for line in &mut self.lines {
             while let Some(Entry { waits: Waits::Copy(landing), .. }) = line.entries.front_mut()
                 && landing.transfer.poll(false).is_some()
             {
                 if let Some(Entry { waits: Waits::Copy(landing), .. }) = line.entries.pop_front() {
-                    copied.push(*landing);
+                    copied.push(landing);
                 }
             }
             fired.extend(line.entries.front().filter(|entry| entry.has_fired()).map(Entry::name));

@@ -5,7 +5,7 @@ use super::options::{Match, Outcome, Post};
 use super::order::{Order, Renamed};
 use super::ordered::{Ended, Entry, Later, Remote, Said, Sort, Start, Waits, What};
 use super::recv::Recv;
-use super::rma::{Begun, Get, Put, own_or_take};
+use super::rma::{Begun, Get, Place, Put, own_or_take};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{Completion, Status};
 use crate::deadline::{Deadline, Deadlines};
@@ -16,7 +16,8 @@ use crate::names::Rank;
 use crate::pending::PendingOp;
 use crate::progress::{Deferred, Landing, Pass, signal};
 use crate::runtime::Inner;
-use carrack_transports::gpu::Stream;
+use carrack_transports::gpu::{Gpu, Stream};
+use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,55 @@ impl<K> Post<'_, K> {
     }
 }
 
+/// The buffer of a put or a get.
+struct End<'g> {
+    kind: MemKind,
+    size: usize,
+    gpu: Option<&'g Arc<dyn Gpu>>,
+    /// It is that of a put.
+    is_source: bool,
+}
+
+impl<K> Post<'_, K> {
+    /// Begins a put or a get in its order: as a copy on the stream, where that can be, or it waits. The buffer is taken when
+    /// nothing is left to be checked, and comes with the error if it was.
+    fn begin_move(
+        &self,
+        order: &Order,
+        place: &Place<'_>,
+        end: End<'_>,
+        take: impl FnOnce() -> Buffer,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, Box<(PostError, Option<Buffer>)>> {
+        let End { kind, size, gpu, is_source } = end;
+        let untaken = |error| Box::new((error, None));
+        order.check_memory(kind).map_err(untaken)?;
+        let near = order.gpu().map_err(untaken)?;
+        let remote = self.remote(place, size as u64, gpu.or(near.as_ref())).map_err(untaken)?;
+        if let Some((region, at)) = remote
+            && size > 0
+            && let Some(stream) = order.stream_for(region, kind)
+            && let Some(slice) = region.slice(at, size)
+        {
+            let (buffer, remote) = (take(), Buffer::Region(slice));
+            let ends = if is_source { (remote, buffer) } else { (buffer, remote) };
+            let begun = self.transfer(place, ends, is_source, comp, Some(stream));
+            return begun.map_err(|refused| {
+                let (error, buffer) = *refused;
+                Box::new((error, Some(buffer)))
+            });
+        }
+        if self.is_full() {
+            return Ok(Begun::Busy);
+        }
+        let (buffer, remote) = (take(), Remote::of(place));
+        let what = if is_source { What::Put(buffer, remote) } else { What::Get(buffer, remote) };
+        let parked = self.park(order, what, comp);
+        parked.map_err(|(error, what)| Box::new((error, Some(what.into_buffer()))))?;
+        Ok(Begun::UnderWay)
+    }
+}
+
 impl Post<'_, Put<'_>> {
     /// Begins it in its order.
     #[cold]
@@ -79,36 +129,22 @@ impl Post<'_, Put<'_>> {
         if order.is_over()? {
             return self.begin(given, comp);
         }
-        let place = &self.kind.place;
         let buffer = given.as_ref().ok_or(PostError::Spent)?;
-        let (kind, size) = (buffer.kind(), buffer.len());
-        order.check_memory(kind)?;
-        let gpu = order.gpu()?;
-        let remote = self.remote(place, size as u64, buffer.gpu().or(gpu.as_ref()))?;
-        if let Some((region, at)) = remote
-            && size > 0
-            && let Some(stream) = order.stream_for(region, kind)
-            && let Some(slice) = region.slice(at, size)
-            && let Some(SendBuffer::Owned(buffer)) = given.take()
-        {
-            let ends = (Buffer::Region(slice), buffer);
-            return self.transfer(place, ends, true, comp, Some(stream)).map_err(|(error, buffer)| {
-                *given = Some(SendBuffer::Owned(buffer));
-                error
-            });
-        }
-        if self.is_full() {
-            return Ok(Begun::Busy);
-        }
-        let (buffer, borrowed) = own_or_take(self.device_inner(), given);
-        match self.park(order, What::Put(buffer, Remote::of(place)), comp) {
-            Ok(()) => Ok(Begun::UnderWay),
-            Err((error, what)) => {
-                let back = SendBuffer::Owned(what.into_buffer());
-                *given = Some(borrowed.map_or(back, SendBuffer::Borrowed));
-                Err(error)
+        let gpu = buffer.gpu().cloned();
+        let end = End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: true };
+        let mut borrowed = None;
+        let take = || {
+            let (owned, bytes) = own_or_take(self.device_inner(), given);
+            borrowed = bytes;
+            owned
+        };
+        self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
+            let (error, taken) = *refused;
+            if let Some(buffer) = taken {
+                *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
             }
-        }
+            error
+        })
     }
 }
 
@@ -124,37 +160,20 @@ impl Post<'_, Get<'_>> {
         if order.is_over()? {
             return self.begin(given, comp);
         }
-        let place = &self.kind.place;
         let buffer = given.as_mut().ok_or(PostError::Spent)?;
-        let (kind, size) = (buffer.kind(), buffer.len());
         if buffer.view_mut().is_none() {
             return Err(PostError::ReadOnly("Bytes"));
         }
-        order.check_memory(kind)?;
-        let gpu = order.gpu()?;
-        let remote = self.remote(place, size as u64, buffer.gpu().or(gpu.as_ref()))?;
-        if let Some((region, at)) = remote
-            && size > 0
-            && let Some(stream) = order.stream_for(region, kind)
-            && let Some(slice) = region.slice(at, size)
-        {
-            let ends = (given.take().unwrap_or_default(), Buffer::Region(slice));
-            return self.transfer(place, ends, false, comp, Some(stream)).map_err(|(error, buffer)| {
-                *given = Some(buffer);
-                error
-            });
-        }
-        if self.is_full() {
-            return Ok(Begun::Busy);
-        }
-        let buffer = given.take().unwrap_or_default();
-        match self.park(order, What::Get(buffer, Remote::of(place)), comp) {
-            Ok(()) => Ok(Begun::UnderWay),
-            Err((error, what)) => {
-                *given = Some(what.into_buffer());
-                Err(error)
+        let gpu = buffer.gpu().cloned();
+        let end = End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: false };
+        let take = || given.take().unwrap_or_default();
+        self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
+            let (error, taken) = *refused;
+            if taken.is_some() {
+                *given = taken;
             }
-        }
+            error
+        })
     }
 }
 
@@ -391,10 +410,10 @@ impl Pass<'_> {
     #[cold]
     pub(crate) fn move_ordered(&mut self) {
         let Some(mut ordered) = self.device.ordered.try_lock() else { return };
-        let (copied, begin) = ordered.ready();
+        let (mut copied, begin) = ordered.ready();
         self.device.ordered.set_count(ordered.len());
         drop(ordered);
-        for landing in copied {
+        for landing in &mut copied {
             self.landed(landing);
         }
         if begin.is_empty() {

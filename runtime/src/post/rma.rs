@@ -20,7 +20,7 @@ use crate::runtime::Runtime;
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
-use carrack_transports::mem::{MemKind, Transfer};
+use carrack_transports::mem::{MemKind, Refused, Transfer};
 use std::sync::Arc;
 
 /// What a put is made of.
@@ -97,13 +97,16 @@ impl<K> Post<'_, K> {
         if rmr.owner() != rank {
             return Err(PostError::Owner { rank, owner: rmr.owner() });
         }
-        let at = rmr.at(offset, len).ok_or(PostError::Outside { offset, len, room: rmr.len() })?;
+        let Some(at) = rmr.at(offset, len) else {
+            return Err(PostError::Outside { offset, len, room: rmr.len() });
+        };
         if device.is_closed() {
             return Err(device.why_closed());
         }
         // A rank whose memory is used must be heard of when it goes, so there has to be a link.
-        let route =
-            device.route(rank).ok_or(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 })?;
+        let Some(route) = device.route(rank) else {
+            return Err(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 });
+        };
         if route.linked().is_none() {
             route.link(&self.runtime.0, device)?;
         }
@@ -121,7 +124,7 @@ impl<K> Post<'_, K> {
             return Err(other_path(rank, transport, required, why));
         }
         let Some(imported) = imported else { return Ok(None) };
-        let region = imported.region().ok_or(PostError::Stale(rank))?;
+        let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
         let room = region.len() as u64;
         if at.checked_add(len).is_none_or(|end| end > room) {
             return Err(PostError::Outside { offset: at, len, room });
@@ -157,7 +160,6 @@ impl<K> Post<'_, K> {
 
     /// Copies between two buffers of which a GPU's engine has to touch one, in the order of a stream or as soon as it can. The
     /// error comes with the caller's buffer.
-    #[allow(clippy::result_large_err, reason = "not the hot path")]
     pub(super) fn transfer(
         &self,
         place: &Place<'_>,
@@ -165,7 +167,7 @@ impl<K> Post<'_, K> {
         gives_source: bool,
         comp: Option<&Arc<dyn Completion>>,
         stream: Option<&Arc<dyn Stream>>,
-    ) -> Result<Begun, (PostError, Buffer)> {
+    ) -> Result<Begun, Box<(PostError, Buffer)>> {
         let size = src.len();
         let started = match stream {
             Some(stream) => Transfer::start_on(&**stream, dst, src).map(Moving::Engine),
@@ -173,11 +175,11 @@ impl<K> Post<'_, K> {
         };
         match started {
             Ok(transfer) => {
-                let Outstanding { rank, tag, user_context, comp, .. } = self.outstanding(size, comp);
+                let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
                 let signal = place.signal;
                 let landing = Landing {
                     transfer,
-                    comp,
+                    comp: comp.cloned(),
                     rank,
                     tag,
                     size,
@@ -194,8 +196,8 @@ impl<K> Post<'_, K> {
                 Ok(Begun::UnderWay)
             }
             Err(refused) => {
-                let buffer = if gives_source { refused.src } else { refused.dst };
-                Err((PostError::Memory(refused.cause), buffer))
+                let Refused { dst, src, cause } = *refused;
+                Err(Box::new((PostError::Memory(cause), if gives_source { src } else { dst })))
             }
         }
     }
@@ -296,7 +298,7 @@ impl Post<'_, Put<'_>> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, PostError> {
         let place = &self.kind.place;
-        let buffer = given.as_ref().ok_or(PostError::Spent)?;
+        let Some(buffer) = given.as_ref() else { return Err(PostError::Spent) };
         let size = buffer.len();
         let remote = self.remote(place, size as u64, buffer.gpu())?;
         let device = self.device_inner();
@@ -318,7 +320,8 @@ impl Post<'_, Put<'_>> {
         let (owned, borrowed) = own_or_take(device, given);
         if let Some(slice) = remote.and_then(|(region, at)| region.slice(at, size)) {
             return self.transfer(place, (Buffer::Region(slice), owned), true, comp, None).map_err(
-                |(error, buffer)| {
+                |refused| {
+                    let (error, buffer) = *refused;
                     *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
                     error
                 },
@@ -417,7 +420,7 @@ impl Post<'_, Get<'_>> {
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, PostError> {
         let place = &self.kind.place;
-        let buffer = given.as_mut().ok_or(PostError::Spent)?;
+        let Some(buffer) = given.as_mut() else { return Err(PostError::Spent) };
         let size = buffer.len();
         let (kind, device) = (buffer.kind(), self.device_inner());
         let near = buffer.gpu().cloned();
@@ -451,7 +454,8 @@ impl Post<'_, Get<'_>> {
         }
         let buffer = given.take().unwrap_or_default();
         let source = region.slice(at, size).map_or(Buffer::Empty, Buffer::Region);
-        self.transfer(place, (buffer, source), false, comp, None).map_err(|(error, buffer)| {
+        self.transfer(place, (buffer, source), false, comp, None).map_err(|refused| {
+            let (error, buffer) = *refused;
             *given = Some(buffer);
             error
         })

@@ -157,7 +157,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
 
 #[inline]
 fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
-    let buffer = sending.buffer.as_mut().ok_or(PostError::Spent)?;
+    let Some(buffer) = sending.buffer.as_mut() else { return Err(PostError::Spent) };
     if out.device.is_closed() {
         return Err(out.device.why_closed());
     }
@@ -320,7 +320,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
     if let Some(cause) = out.route.down() {
         return Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() });
     }
-    let given = sending.buffer.as_ref().ok_or(PostError::Spent)?;
+    let Some(given) = sending.buffer.as_ref() else { return Err(PostError::Spent) };
     let mut comp = out.comp.cloned();
     let mut event = None;
     if let Some(order) = out.order {

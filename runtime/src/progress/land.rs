@@ -29,9 +29,17 @@ pub(crate) struct Landing {
     pub(crate) signal: Option<RemoteComp>,
     /// Of a put or a get: its name, for those who wait for all that began before them. None comes before that of a message.
     pub(crate) name: u64,
-    /// Of a message that is fetched: the sender's name for it, who waits to be told of the end; where it is fetched from; and by when
-    /// it has to be here, should its sender have to be asked for it after all.
-    pub(crate) fetched: Option<(u64, Imported, Deadline)>,
+    /// Of a message that is fetched.
+    pub(crate) fetched: Option<Box<Fetched>>,
+}
+
+/// What more there is to know of a message that is fetched from its sender's memory.
+pub(crate) struct Fetched {
+    /// The sender's name for it, who waits to be told of the end.
+    pub(crate) token: u64,
+    pub(crate) from: Imported,
+    /// By when it has to be here, should its sender have to be asked for it after all.
+    pub(crate) deadline: Deadline,
 }
 
 impl Landing {
@@ -56,15 +64,16 @@ impl Landing {
         }
     }
 
-    pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn into_status(mut self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
         self.end(Some(error))
     }
 
-    pub(super) fn end(self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { transfer, comp, rank, tag, size, user_context, gives_source, .. } = self;
-        let (target, source) = transfer.into_buffers();
+    /// Takes out what its completion object is told. Not by value: there is much else in it that would be moved along.
+    pub(super) fn end(&mut self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+        let Self { rank, tag, size, user_context, gives_source, .. } = *self;
+        let (target, source) = self.transfer.take_buffers();
         let buffer = if gives_source { source } else { target };
-        (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
+        (self.comp.take(), Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
 }
 

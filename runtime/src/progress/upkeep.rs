@@ -1,6 +1,6 @@
 //! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
 
-use super::{Landing, Pass};
+use super::{Fetched, Landing, Pass};
 use crate::bulk::wire::{Verdict, word};
 use crate::error::OpError;
 use crate::names::Rank;
@@ -13,13 +13,16 @@ use std::sync::atomic::Ordering;
 /// Calls of progress of which one also asks for a copy that is not the oldest.
 const EACH: usize = 4;
 
-/// Takes out the copies that are done, from one on to the first that is not.
+/// Copies that are taken out before what they were for is told of: many more would be allocated for, and given back, each time.
+const AT_ONCE: usize = 16;
+
+/// Takes out the copies that are done, from one on to the first that is not, as long as there is room for them. Those that stay
+/// are moved up once, for there may be thousands.
 fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
-    while let Some(landing) = landings.get_mut(at)
-        && landing.transfer.poll(at == 0).is_some()
-    {
-        done.extend(landings.remove(at));
-    }
+    let most = landings.len().min(at + AT_ONCE.saturating_sub(done.len()));
+    let is_under_way = |landing: &mut Landing| landing.transfer.poll(at == 0).is_none();
+    let count = landings.range_mut(at..most).position(is_under_way);
+    done.extend(landings.drain(at..count.map_or(most, |count| at + count)));
 }
 
 impl Pass<'_> {
@@ -77,34 +80,48 @@ impl Pass<'_> {
 
     /// Looks which engines are done. Engines do what they are given in order, and to ask for an event takes as long as a small
     /// message: so only the oldest of those that are not done is asked for, and now and then one of the others in turn, since there are
-    /// several engines.
+    /// several engines, unless it is known to come after the oldest.
     #[cold]
     pub(super) fn move_landings(&mut self) {
         let mut ended = Vec::new();
-        if let Some(mut landings) = self.device.landing.try_lock() {
+        let turn = self.device.landing_turn.fetch_add(1, Ordering::Relaxed);
+        let mut asks_another = turn.is_multiple_of(EACH);
+        while let Some(mut landings) = self.device.landing.try_lock() {
             take_done(&mut landings, 0, &mut ended);
-            let turn = self.device.landing_turn.fetch_add(1, Ordering::Relaxed);
-            if turn.is_multiple_of(EACH)
+            if ended.len() < AT_ONCE
+                && std::mem::take(&mut asks_another)
                 && let Some(others @ 1..) = landings.len().checked_sub(1)
             {
-                take_done(&mut landings, 1 + turn / EACH % others, &mut ended);
+                let at = 1 + turn / EACH % others;
+                if let (Some(oldest), Some(other)) = (landings.front(), landings.get(at))
+                    && !other.transfer.is_behind(&oldest.transfer)
+                {
+                    take_done(&mut landings, at, &mut ended);
+                }
             }
             self.device.landing.set_count(landings.len());
-        }
-        for landing in ended {
-            self.landed(landing);
+            drop(landings);
+            let are_all = ended.len() < AT_ONCE;
+            for landing in &mut ended {
+                self.landed(landing);
+            }
+            ended.clear();
+            if are_all {
+                break;
+            }
         }
     }
 
     /// A copy is over.
-    pub(crate) fn landed(&mut self, mut landing: Landing) {
+    pub(crate) fn landed(&mut self, landing: &mut Landing) {
         self.moved = true;
         let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
         if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
             let message = Message::Signal { comp, tag: landing.tag };
             self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
         }
-        if let Some((token, from, deadline)) = landing.fetched.take() {
+        if let Some(fetched) = landing.fetched.take() {
+            let Fetched { token, from, deadline } = *fetched;
             if outcome.is_ok() && from.region().is_none() {
                 // It was withdrawn meanwhile: what was found there need not be the message.
                 self.device.ask_again(self.inner, landing, token, deadline);

@@ -365,6 +365,13 @@ pub trait EventState: Any + Send + Sync {
     /// # Errors
     /// As [`query`](Self::query).
     fn wait(&self) -> Result<(), GpuError>;
+
+    /// Whether it cannot fire before another one of the same driver: who waits for both need not ask for that. Never asks the
+    /// driver; `false` where nothing is known.
+    fn is_behind(&self, earlier: &dyn EventState) -> bool {
+        let _ = earlier;
+        false
+    }
 }
 
 impl Event {
@@ -381,6 +388,11 @@ impl Event {
     /// Whether it has fired. Never blocks. An error means that the work failed.
     pub fn query(&self) -> Result<bool, GpuError> {
         self.0.query()
+    }
+
+    /// Whether it cannot fire before `earlier`, as far as is known without asking.
+    pub fn is_behind(&self, earlier: &Self) -> bool {
+        self.0.is_behind(&*earlier.0)
     }
 
     /// Blocks until it has fired.

@@ -73,14 +73,15 @@ impl Waits {
     ) -> Result<Event, GpuError> {
         // Held until the wait is counted: nothing that the wait would block is begun meanwhile.
         let mut waiting = self.waiting.write().unwrap_or_else(PoisonError::into_inner);
-        if !waiting.iter().any(|(other, _)| *other == stream) && waiting.len() >= self.most {
+        let known = waiting.iter().position(|(other, _)| *other == stream);
+        if known.is_none() && waiting.len() >= self.most {
             forget_released(&mut waiting);
             if waiting.len() >= self.most {
                 return Err(self.too_many());
             }
         }
         let past = begin()?;
-        match waiting.iter_mut().find(|(other, _)| *other == stream) {
+        match known.and_then(|at| waiting.get_mut(at)) {
             Some((_, last)) => *last = past.clone(),
             None => waiting.push((stream, past.clone())),
         }

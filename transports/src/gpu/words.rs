@@ -88,6 +88,8 @@ impl Place {
         // tells, and a page with a word that still has one is not given back.
         let past = unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
         let mut remembered = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        // A stream comes to its waits in order: the last one tells of all.
+        remembered.waits.retain(|earlier| !past.is_behind(earlier));
         if remembered.waits.len() >= remembered.limit {
             remembered.forget_released();
             remembered.limit = REMEMBERED.max(2 * remembered.waits.len());

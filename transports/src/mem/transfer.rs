@@ -17,7 +17,7 @@ pub struct Transfer {
 enum State {
     Done,
     Pending(Event),
-    Failed(CopyError),
+    Failed(Box<CopyError>),
 }
 
 /// A transfer that did not begin; both buffers are given back.
@@ -37,8 +37,7 @@ impl Transfer {
     /// # Errors
     /// [`Refused`], which gives the buffers back, when the target is too short or may not be written,
     /// a kind is unknown, or the engine refused.
-    #[allow(clippy::result_large_err, reason = "the error gives two buffers back; this is not the hot path")]
-    pub fn start(dst: Buffer, src: Buffer) -> Result<Self, Refused> {
+    pub fn start(dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
         Self::start_part((dst, 0), (src, 0), len)
     }
@@ -47,8 +46,7 @@ impl Transfer {
     ///
     /// # Errors
     /// As [`start`](Self::start); and when the source ends before that.
-    #[allow(clippy::result_large_err, reason = "as above")]
-    pub fn start_part(dst: (Buffer, usize), src: (Buffer, usize), len: usize) -> Result<Self, Refused> {
+    pub fn start_part(dst: (Buffer, usize), src: (Buffer, usize), len: usize) -> Result<Self, Box<Refused>> {
         // SAFETY: the event is waited for before the buffers go.
         Self::start_by(dst, src, len, |dst, src| unsafe { copy(dst, src) })
     }
@@ -57,20 +55,18 @@ impl Transfer {
     ///
     /// # Errors
     /// As `start`; and when there is a side that the engine of a stream does not reach.
-    #[allow(clippy::result_large_err, reason = "as above")]
-    pub fn start_on(stream: &dyn Stream, dst: Buffer, src: Buffer) -> Result<Self, Refused> {
+    pub fn start_on(stream: &dyn Stream, dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
         // SAFETY: as in `start_part`.
         Self::start_by((dst, 0), (src, 0), len, |dst, src| unsafe { copy_on(stream, dst, src) })
     }
 
-    #[allow(clippy::result_large_err, reason = "as above")]
     fn start_by(
         (mut dst, to): (Buffer, usize),
         (src, from): (Buffer, usize),
         len: usize,
         copy: impl FnOnce(MemMut<'_>, MemRef<'_>) -> Result<Copied, CopyError>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Box<Refused>> {
         // Bytes held in place move when this value moves: give them an address that stays.
         let src = match src {
             Buffer::Small(small) => Buffer::Vec(small.as_slice().to_vec()),
@@ -90,7 +86,7 @@ impl Transfer {
         match started {
             Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
             Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::Pending(event) }),
-            Err(cause) => Err(Refused { dst, src, cause }),
+            Err(cause) => Err(Box::new(Refused { dst, src, cause })),
         }
     }
 
@@ -102,20 +98,34 @@ impl Transfer {
                 Ok(true) => self.state = State::Done,
                 Err(cause) => {
                     let (dst, src) = (self.dst.kind(), self.src.kind());
-                    self.state = State::Failed(CopyError::Engine { dst, src, cause });
+                    self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
                 }
             }
         }
         match &self.state {
             State::Done => Some(Ok(())),
-            State::Failed(error) => Some(Err(error.clone())),
+            State::Failed(error) => Some(Err(CopyError::clone(error))),
             State::Pending(_) => None,
+        }
+    }
+
+    /// Whether it cannot be over before another one is, as far as is known without asking.
+    pub fn is_behind(&self, earlier: &Self) -> bool {
+        match (&self.state, &earlier.state) {
+            (State::Pending(event), State::Pending(earlier)) => event.is_behind(earlier),
+            _ => false,
         }
     }
 
     /// Gives back target and source, in this order; waits when the copy is not over.
     pub fn into_buffers(mut self) -> (Buffer, Buffer) {
+        self.take_buffers()
+    }
+
+    /// The same, where the transfer stays: with two empty buffers, and over.
+    pub fn take_buffers(&mut self) -> (Buffer, Buffer) {
         self.settle();
+        self.state = State::Done;
         (std::mem::take(&mut self.dst), std::mem::take(&mut self.src))
     }
 

@@ -3,6 +3,7 @@
 use crate::support::{MIB, make, need, start};
 use crate::user;
 use carrack_transports::gpu::cuda::CudaDriver;
+use carrack_transports::gpu::words::Words;
 use carrack_transports::gpu::{Driver, Event, Gpu};
 use carrack_transports::mem::{KnownMemory, MR_DEVICE, MR_HOST, MR_UNKNOWN, Region};
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ fn figures() {
     user::set_current(user::primary(0));
     queries(&driver, &gpus);
     known(driver, &gpus);
+    waits(&gpus[0]);
     for (name, far) in [("within device 0", 0), ("to device 1", 1), ("the other engine, to device 0", 1)] {
         if let Some(far) = gpus.get(far) {
             let (src, dst) = if name.starts_with("the other") { (far, &gpus[0]) } else { (&gpus[0], far) };
@@ -79,6 +81,21 @@ fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
             println!("  {name:<22} {:>6} {unknown:>11.0} {device:>10.0} {:>10.0}", "", unknown - base);
         }
     }
+}
+
+/// What it takes the thread to have a stream wait for a word, as often as a ring is ahead.
+fn waits(gpu: &Arc<dyn Gpu>) {
+    let (stream, word) = (gpu.stream().unwrap(), Words::of(gpu).word().unwrap());
+    let mut waited = 0;
+    let time = best(40, |count| {
+        for _ in 0..count {
+            waited += 1;
+            word.hold(&*stream, waited).unwrap();
+        }
+        (word.get()..waited).for_each(|_| word.raise());
+    });
+    stream.synchronize().unwrap();
+    println!("\nµs a wait of a stream for a word, with what tells of its end: {:.2}", time / 1e3);
 }
 
 fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {

@@ -88,18 +88,24 @@ pub fn words() {
             flag.store(0, Ordering::Release);
             let stream = gpu.stream().unwrap();
             // SAFETY: the words are aligned, locked, and outlive the stream's work.
-            unsafe {
-                stream.wait_value64(gate.as_ptr(), 5, Until::Reached).unwrap();
+            let (first, second) = unsafe {
+                let first = stream.wait_value64(gate.as_ptr(), 5, Until::Reached).unwrap();
                 stream.write_value64(flag.as_ptr(), 0xdead_beef_0000_0007).unwrap();
-                stream.wait_value64(flag.as_ptr(), 0xdead_beef_0000_0007, Until::Equal).unwrap();
-            }
+                let written = 0xdead_beef_0000_0007;
+                (first, stream.wait_value64(flag.as_ptr(), written, Until::Equal).unwrap())
+            };
+            println!("{what}: one call for a wait and what tells of it: {}", second.is_behind(&first));
+            assert!(!first.is_behind(&second));
+            let are_past = || [&first, &second].map(|event| event.query().unwrap());
             let over = stream.record().unwrap();
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!((over.query(), flag.load(Ordering::Acquire)), (Ok(false), 0), "{what}: it waits");
+            assert_eq!(are_past(), [false; 2], "{what}");
             // Streams rule 1: ours are held up by nobody's.
             start(&**gpu, (&dst, 0), (&src, 0), MIB).unwrap().wait().unwrap();
             gate.store(6, Ordering::Release);
             over.wait().unwrap();
+            assert_eq!(are_past(), [true; 2], "{what}");
             assert_eq!(flag.load(Ordering::Acquire), 0xdead_beef_0000_0007, "{what}");
         }
     }

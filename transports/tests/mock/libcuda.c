@@ -4,7 +4,10 @@
 
      -DSTUB      as a toolkit's stub: every call says 34
      -DANCIENT   a driver of CUDA 10.2
-     otherwise   one device; lacks many calls, answers with codes and types that no header has  */
+     -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
+     otherwise   one device; lacks many calls, answers with codes and types that no header has
+
+   It counts the calls that a small copy, a wait, or an operation on them is made of: what each costs a program. */
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -31,12 +34,14 @@ static int inits, retained, gone, live_events, live_streams, live_allocations, i
 static __thread void *stack[16];
 static __thread int depth;
 
-static struct { char *ptr; size_t len; unsigned long long id; } allocations[64];
+static struct { char *ptr; size_t len; unsigned long long id; int pinned; } allocations[64];
 static unsigned long long last_id = 100;
 
 /* For the tests to look at, and to end the driver. */
 int mock_inits(void) { return inits; }
 int mock_depth(void) { return depth; }
+int mock_enter(void) { return stack[depth++] = (void *)0xc0, 0; }
+int mock_leave(void) { return --depth; }
 int mock_retained(void) { return retained; }
 int mock_events(void) { return live_events; }
 int mock_streams(void) { return live_streams; }
@@ -45,12 +50,39 @@ int mock_go(void) { return gone = 1; }
 int mock_opens(void) { return ipc_opens; }
 int mock_open(void) { return ipc_open; }
 
+/* How often it was called: for a copy, to record an event, to ask whether work is over, to have a stream wait, to make a
+   context current or no longer so, to say which one is, to say what an address or a device is. */
+static int copies, records, queries, waits_given, switches, currents, questions_of_what;
+int mock_copies(void) { return copies; }
+int mock_records(void) { return records; }
+int mock_queries(void) { return queries; }
+int mock_waits(void) { return waits_given; }
+int mock_switches(void) { return switches; }
+int mock_currents(void) { return currents; }
+int mock_questions(void) { return questions_of_what; }
+
 /* Words that streams wait for; and calls that a driver would block in meanwhile. */
-static struct { size_t stream; volatile long long *word; long long value; } waits[32];
+static struct { size_t stream; volatile long long *word; long long value; unsigned long long order;
+                volatile unsigned long long *told; unsigned long long number; } waits[64];
 static int given, blocked;
+/* Waits and records, in the order in which they were given. */
+static unsigned long long order;
 int mock_blocked(void) { return blocked; }
 
 static int waits_on(int at) { return *waits[at].word - waits[at].value < 0; }
+
+/* Streams that are past a wait write what they were given behind it: when the driver is next called. In their order, since a
+   word has one stream. */
+static void tell(void) {
+  for (int at = 0; at < given; at++) {
+    if (!waits[at].told || waits_on(at)) continue;
+    if (*waits[at].told < waits[at].number) *waits[at].told = waits[at].number;
+    waits[at].told = NULL;
+  }
+}
+
+/* As if time had passed. */
+int mock_tell(void) { return tell(), 0; }
 
 static int any_waits(void) {
   for (int at = 0; at < given; at++)
@@ -69,7 +101,7 @@ static int find(size_t ptr) {
 
 static int is_device(size_t ptr, size_t len) {
   int at = find(ptr);
-  return at >= 0 && ptr + len <= (size_t)allocations[at].ptr + allocations[at].len;
+  return at >= 0 && !allocations[at].pinned && ptr + len <= (size_t)allocations[at].ptr + allocations[at].len;
 }
 
 int cuDriverGetVersion(int *version) {
@@ -134,18 +166,21 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 
 int cuCtxGetCurrent(void **context) {
+  currents++;
   ALIVE;
   *context = depth ? stack[depth - 1] : NULL;
   return 0;
 }
 
 int cuCtxPushCurrent_v2(void *context) {
+  switches++;
   ALIVE;
   stack[depth++] = context;
   return 0;
 }
 
 int cuCtxPopCurrent_v2(void **context) {
+  switches++;
   ALIVE;
   *context = stack[--depth];
   return 0;
@@ -159,6 +194,7 @@ int cuMemAlloc_v2(size_t *ptr, size_t len) {
     if (posix_memalign((void **)&allocations[at].ptr, 2 << 20, len)) return 2;
     allocations[at].len = len;
     allocations[at].id = ++last_id;
+    allocations[at].pinned = 0;
     live_allocations++;
     *ptr = (size_t)allocations[at].ptr;
     return 0;
@@ -194,12 +230,50 @@ int cuIpcCloseMemHandle(size_t ptr) {
   return cuMemFree_v2(ptr);
 }
 
+/* Always the same for all devices: the host's address will do. */
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  questions_of_what++;
+  ALIVE;
+  *value = 1;
+  return 0;
+}
+
+#ifdef PINNED
+
+int cuMemHostAlloc(void **ptr, size_t len, unsigned flags) {
+  IN_CONTEXT;
+  int refused = cuMemAlloc_v2((size_t *)ptr, len);
+  if (!refused) allocations[find((size_t)*ptr)].pinned = 1;
+  return refused;
+}
+
+int cuIpcGetMemHandle(void *handle, size_t ptr) {
+  IN_CONTEXT;
+  memset(handle, 0, 64);
+  return is_device(ptr, 1) ? 0 : INVALID_VALUE;
+}
+
+int cuPointerSetAttribute(const void *value, int attribute, size_t ptr) {
+  ALIVE;
+  return is_device(ptr, 1) ? 0 : INVALID_VALUE;
+}
+
+int cuMemFreeHost(void *ptr) { return cuMemFree_v2((size_t)ptr); }
+
+#endif
+
+/* While this is set no work ends. */
+static int held;
+int mock_hold(void) { return held = 1; }
+int mock_release(void) { return held = 0; }
+
 /* A stream counts how often it has to be asked until it has done what it was given. */
 static int questions[256];
 
 static void give(size_t stream) { questions[stream & 0xff] = 2; }
 
 int cuMemcpyHtoDAsync_v2(size_t dst, const void *src, size_t len, size_t stream) {
+  copies++;
   IN_CONTEXT;
   if (!is_device(dst, len)) return INVALID_VALUE;
   memcpy((void *)dst, src, len);
@@ -208,6 +282,7 @@ int cuMemcpyHtoDAsync_v2(size_t dst, const void *src, size_t len, size_t stream)
 }
 
 int cuMemcpyDtoHAsync_v2(void *dst, size_t src, size_t len, size_t stream) {
+  copies++;
   IN_CONTEXT;
   if (!is_device(src, len)) return INVALID_VALUE;
   memcpy(dst, (void *)src, len);
@@ -216,6 +291,7 @@ int cuMemcpyDtoHAsync_v2(void *dst, size_t src, size_t len, size_t stream) {
 }
 
 int cuMemcpyDtoDAsync_v2(size_t dst, size_t src, size_t len, size_t stream) {
+  copies++;
   IN_CONTEXT;
   if (!is_device(src, len) || !is_device(dst, len)) return INVALID_VALUE;
   memmove((void *)dst, (void *)src, len);
@@ -239,24 +315,53 @@ int cuStreamDestroy_v2(size_t stream) {
 }
 
 int cuStreamQuery(size_t stream) {
+  queries++;
   IN_CONTEXT;
+  tell();
+  if (held) return NOT_READY;
   if (questions[stream & 0xff] == 0) return 0;
   --questions[stream & 0xff];
   return NOT_READY;
 }
 
-int cuStreamWaitValue64_v2(size_t stream, size_t word, unsigned long long value, unsigned flags) {
-  IN_CONTEXT;
+static int wait_for(size_t stream, size_t word, unsigned long long value, unsigned flags, size_t told, unsigned long long number) {
   /* Until it has reached the value, and no more than there are places for. */
-  if (flags != 0 || given == 32) return INVALID_VALUE;
-  waits[given].stream = stream;
-  waits[given].word = (volatile long long *)word;
-  waits[given++].value = value;
+  int at = 0;
+  while (at < given && (waits_on(at) || waits[at].told)) at++;
+  if (flags != 0 || at == 64) return INVALID_VALUE;
+  given += at == given;
+  waits[at].stream = stream;
+  waits[at].word = (volatile long long *)word;
+  waits[at].value = value;
+  waits[at].order = ++order;
+  waits[at].told = (volatile unsigned long long *)told;
+  waits[at].number = number;
   return 0;
 }
 
-/* An event counts how often it has to be asked until it has fired, once its stream does not wait. */
-struct event { int left; size_t stream; };
+int cuStreamWaitValue64_v2(size_t stream, size_t word, unsigned long long value, unsigned flags) {
+  waits_given++;
+  IN_CONTEXT;
+  return wait_for(stream, word, value, flags, 0, 0);
+}
+
+#ifdef PINNED
+
+struct operation { unsigned what; size_t at; unsigned long long value; unsigned flags; size_t alias; unsigned long long pad; };
+
+/* A wait and the write of a word behind it, and nothing else. */
+int cuStreamBatchMemOp_v2(size_t stream, unsigned count, struct operation *both, unsigned flags) {
+  waits_given++;
+  IN_CONTEXT;
+  tell();
+  if (count != 2 || flags || both[0].what != 4 || both[1].what != 5) return INVALID_VALUE;
+  return wait_for(stream, both[0].at, both[0].value, both[0].flags, both[1].at, both[1].value);
+}
+
+#endif
+
+/* An event counts how often it has to be asked until it has fired, once its stream does not wait in front of it. */
+struct event { int left; size_t stream; unsigned long long order; };
 
 int cuEventCreate(struct event **event, unsigned flags) {
   IN_CONTEXT;
@@ -266,16 +371,21 @@ int cuEventCreate(struct event **event, unsigned flags) {
 }
 
 int cuEventRecord(struct event *event, size_t stream) {
+  records++;
   IN_CONTEXT;
   event->left = 2;
   event->stream = stream;
+  event->order = ++order;
   return 0;
 }
 
 int cuEventQuery(struct event *event) {
+  queries++;
   IN_CONTEXT;
+  tell();
+  if (held) return NOT_READY;
   for (int at = 0; at < given; at++)
-    if (waits[at].stream == event->stream && waits_on(at)) return NOT_READY;
+    if (waits[at].stream == event->stream && waits[at].order < event->order && waits_on(at)) return NOT_READY;
   if (event->left == 0) return 0;
   --event->left;
   return NOT_READY;
@@ -288,6 +398,7 @@ int cuEventSynchronize(struct event *event) {
 }
 
 int cuPointerGetAttribute(unsigned long long *data, int attribute, size_t ptr) {
+  questions_of_what++;
   ALIVE;
   int at = find(ptr);
   if (attribute != 7 || at < 0) return INVALID_VALUE;
@@ -298,17 +409,21 @@ int cuPointerGetAttribute(unsigned long long *data, int attribute, size_t ptr) {
 /* Knows eight attributes of a pointer, and no more. What was allocated is device memory; 0x900000 is memory of a type
    that is not known; 0xa00000 belongs to a device that is not visible; all else is the host's. */
 int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, size_t ptr) {
+  questions_of_what++;
   ALIVE;
   if (!inits) return NOT_INITIALIZED;
   if (count > 8) return INVALID_VALUE;
   int at = find(ptr);
   for (unsigned which = 0; which < count; which++) {
     switch (attributes[which]) {
-      case 2: *(unsigned *)data[which] = at >= 0 || ptr == 0xa00000 ? 2 : ptr == 0x900000 ? 77 : 0; break;
+      case 2: *(unsigned *)data[which] = at >= 0 && allocations[at].pinned ? 1 : at >= 0 || ptr == 0xa00000 ? 2 : ptr == 0x900000 ? 77 : 0; break;
       case 9: *(int *)data[which] = ptr == 0xa00000 ? 5 : at >= 0 || ptr == 0x900000 ? 0 : -2; break;
       case 7: *(unsigned long long *)data[which] = at >= 0 ? allocations[at].id : 0; break;
       case 11: *(size_t *)data[which] = at >= 0 ? (size_t)allocations[at].ptr : 0; break;
       case 12: *(size_t *)data[which] = at >= 0 ? allocations[at].len : 0; break;
+#ifdef PINNED
+      case 10: *(int *)data[which] = at >= 0 && !allocations[at].pinned; break;
+#endif
       default: break;
     }
   }

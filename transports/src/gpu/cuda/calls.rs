@@ -6,7 +6,7 @@
 use super::error::{self, MISSING_CALL};
 use super::sys::{
     AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr, EventHandle,
-    PoolHandle, PoolProps, StreamHandle, Uuid,
+    MemOp, PoolHandle, PoolProps, StreamHandle, Uuid,
 };
 use crate::gpu::GpuError;
 use libloading::os::unix::Library;
@@ -148,6 +148,7 @@ calls! {
     stream_write_value64(stream: StreamHandle, at: DevicePtr, value: u64, flags: c_uint) = "cuStreamWriteValue64_v2";
     stream_write_value32(stream: StreamHandle, at: DevicePtr, value: u32, flags: c_uint) = "cuStreamWriteValue32_v2";
     stream_wait_value64(stream: StreamHandle, at: DevicePtr, value: u64, flags: c_uint) = "cuStreamWaitValue64_v2";
+    stream_batch_mem_op(stream: StreamHandle, count: c_uint, operations: *mut MemOp, flags: c_uint) = "cuStreamBatchMemOp_v2";
     stream_wait_value32(stream: StreamHandle, at: DevicePtr, value: u32, flags: c_uint) = "cuStreamWaitValue32_v2";
 
     event_create(event: *mut EventHandle, flags: c_uint) = "cuEventCreate";

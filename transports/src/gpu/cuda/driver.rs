@@ -91,7 +91,16 @@ impl CudaDriver {
     }
 
     /// What there is when CUDA has been initialised; `None` before.
+    #[inline]
     fn initialised(&self) -> Result<Option<&'static Shared>, GpuError> {
+        match self.0.opened.get() {
+            Some(Ok(shared)) if shared.gpus.get().is_some() => Ok(Some(shared)),
+            _ => self.initialised_by_now(),
+        }
+    }
+
+    #[cold]
+    fn initialised_by_now(&self) -> Result<Option<&'static Shared>, GpuError> {
         // Without a usable library nobody can have device memory.
         let Ok(shared) = self.opened() else { return Ok(None) };
         Ok(shared.is_initialised()?.then_some(*shared))

@@ -2,6 +2,7 @@
 
 use super::calls::Calls;
 use super::context::Context;
+use super::course::CourseWords;
 use super::error::{INVALID_CONTEXT, NOT_READY, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
@@ -9,6 +10,7 @@ use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What belongs to one context. Fields are dropped in this order: what lives in the context before the context.
@@ -20,6 +22,12 @@ pub(super) struct Home {
     pub(super) peers: Peers,
     /// Streams that wait for words here.
     pub(super) waits: Arc<Waits>,
+    /// The words by which it is told how far they are.
+    pub(super) courses: CourseWords,
+    /// Whether the device has host memory under the host's addresses.
+    same_addresses: OnceLock<bool>,
+    /// Whether the driver wants a context for the question whether something is over; not known before it has said so.
+    asks_in_context: AtomicBool,
     /// Held while one of the above is made: none is made twice.
     setup: Mutex<()>,
     pub(super) context: Context,
@@ -33,6 +41,9 @@ impl Home {
             pool: OnceLock::new(),
             peers: Peers::new(devices),
             waits,
+            courses: CourseWords::default(),
+            same_addresses: OnceLock::new(),
+            asks_in_context: AtomicBool::new(false),
             setup: Mutex::default(),
             context,
         }
@@ -48,6 +59,17 @@ impl Home {
         // SAFETY: the place for the answer is ours.
         unsafe { self.calls().stream_create(&raw mut stream, sys::STREAM_NON_BLOCKING) }?;
         Ok(stream)
+    }
+
+    /// Whether the device has host memory that is pinned or registered under the host's addresses; asked once.
+    pub(super) fn has_same_addresses(&self) -> bool {
+        *self.same_addresses.get_or_init(|| {
+            let (attribute, mut same) = (sys::device::HOST_POINTER_FOR_REGISTERED, 0);
+            // SAFETY: the place for the answer is ours.
+            let asked =
+                unsafe { self.calls().device_get_attribute(&raw mut same, attribute, self.context.device) };
+            asked.is_ok() && same != 0
+        })
     }
 
     /// What is in a slot, made first if need be, once.
@@ -117,11 +139,19 @@ impl Home {
 
     #[inline]
     fn is_ready(&self, ask: impl Fn() -> Result<(), GpuError>) -> Result<bool, GpuError> {
-        self.context.check()?;
-        let answer = match ask() {
-            // A thread without a context, on a driver that wants one.
-            Err(error) if error.code == INVALID_CONTEXT => self.context.enter().and_then(|_current| ask()),
-            answer => answer,
+        let ask_in_context = || self.context.enter().and_then(|_current| ask());
+        let answer = if self.asks_in_context.load(Ordering::Relaxed) {
+            ask_in_context()
+        } else {
+            self.context.check()?;
+            match ask() {
+                // A thread without a context, on a driver that wants one.
+                Err(error) if error.code == INVALID_CONTEXT => {
+                    self.asks_in_context.store(true, Ordering::Relaxed);
+                    ask_in_context()
+                }
+                answer => answer,
+            }
         };
         match answer {
             Ok(()) => Ok(true),

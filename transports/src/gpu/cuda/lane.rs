@@ -9,6 +9,7 @@ use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
 use crate::gpu::{Event, EventState, GpuError};
 use crate::sync::TryLock;
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -104,6 +105,11 @@ impl Home {
         self.once(&self.lane_of(way).stream, || self.new_stream()).copied()
     }
 
+    /// The stream of a lane, if it has been needed.
+    pub(super) fn lanes_stream(&self, way: Way) -> Option<StreamHandle> {
+        self.lane_of(way).stream.get().copied()
+    }
+
     /// Notes that the lane's stream was just given a copy. The event fires when that is over.
     pub(super) fn given(self: &Arc<Self>, way: Way) -> Event {
         let number = self.lane_of(way).given.fetch_add(1, Ordering::AcqRel) + 1;
@@ -158,5 +164,12 @@ impl EventState for Copying {
         outcome?;
         lane.is_done_up_to(covers, self.number);
         Ok(())
+    }
+
+    fn is_behind(&self, earlier: &dyn EventState) -> bool {
+        let earlier: &dyn Any = earlier;
+        earlier.downcast_ref::<Self>().is_some_and(|earlier| {
+            earlier.way == self.way && earlier.number <= self.number && Arc::ptr_eq(&earlier.home, &self.home)
+        })
     }
 }

@@ -17,6 +17,7 @@
 //! | `links` | what lies between devices, for reports |
 //! | `ipc` | handles between processes |
 //! | `stream` | streams of the user's: [`CudaStream`] |
+//! | `course` | how far such a stream has come with its waits |
 //! | `event` | events, our own and shared |
 //!
 //! # Why a table of our own, and not cudarc's
@@ -37,6 +38,7 @@
 
 mod calls;
 mod context;
+mod course;
 mod device;
 mod driver;
 mod error;

@@ -121,6 +121,7 @@ impl Shared {
     }
 
     /// The allocation that an address lies in, and nothing else.
+    #[inline]
     pub(super) fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
         let mut id = 0_u64;
         // SAFETY: the place for the answer is ours, and has its 8 bytes.

@@ -1,16 +1,16 @@
 //! Streams of the user's own.
 
+use super::course::{Course, Past, Wait};
 use super::device::CudaGpu;
 use super::driver::CudaDriver;
 use super::error::{INVALID_HANDLE, NOT_SUPPORTED, because, released};
 use super::event::with_raw;
 use super::home::Home;
-use super::sys::{self, ContextHandle, DevicePtr, StreamHandle, device};
-use crate::gpu::{Event, Gpu, GpuError, Stream, Until};
+use super::sys::{self, ContextHandle, DevicePtr, StreamHandle};
+use crate::gpu::{Event, EventState, Gpu, GpuError, Stream, Until};
 use crate::mem::MemKind;
 use std::any::Any;
-use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A stream: made here, or one that the program already has.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct CudaStream {
     raw: StreamHandle,
     /// Made here, and so destroyed here.
     owned: bool,
+    /// How far it has come with its waits, from the first one on. `None`: there was no pinned memory for it.
+    course: OnceLock<Option<Arc<Course>>>,
 }
 
 impl CudaStream {
@@ -29,7 +31,7 @@ impl CudaStream {
         let current = home.context.enter()?;
         let raw = home.new_stream()?;
         drop(current);
-        Ok(Self { gpu, home, raw, owned: true })
+        Ok(Self { gpu, home, raw, owned: true, course: OnceLock::new() })
     }
 
     /// A stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and 2 are CUDA's names for the
@@ -47,7 +49,7 @@ impl CudaStream {
         // SAFETY: the caller's promise; the place for the answer is ours.
         unsafe { calls.stream_get_ctx(raw, &raw mut context) }?;
         let gpu = shared.gpu_in(context)?;
-        Ok(Self { home: gpu.home()?, gpu, raw, owned: false })
+        Ok(Self { home: gpu.home()?, gpu, raw, owned: false, course: OnceLock::new() })
     }
 
     /// The stream as the driver's own calls take it.
@@ -61,18 +63,34 @@ impl CudaStream {
             let hint = format!("the word at {word:p} is not aligned to 8 bytes, or is none");
             return Err(because(call, super::error::INVALID_VALUE, hint));
         }
-        let mut same: c_int = 0;
-        let (calls, context) = (self.home.calls(), &self.home.context);
-        // SAFETY: the place for the answer is ours.
-        let asked = unsafe {
-            calls.device_get_attribute(&raw mut same, device::HOST_POINTER_FOR_REGISTERED, context.device)
-        };
         let mut at: DevicePtr = word as usize;
-        if asked.is_err() || same == 0 {
-            // SAFETY: as above; what is no registered memory is refused, and then taken for device memory.
-            let _ = unsafe { calls.mem_host_get_device_pointer(&raw mut at, word.cast(), 0) };
+        if !self.home.has_same_addresses() {
+            // SAFETY: the place for the answer is ours; what is no registered memory is refused, and then taken for device
+            // memory.
+            let _ = unsafe { self.home.calls().mem_host_get_device_pointer(&raw mut at, word.cast(), 0) };
         }
         Ok(at)
+    }
+
+    /// Has the stream wait; the event fires when it is past it. The word is one that the caller may have it wait for.
+    fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
+        let _current = self.home.context.enter()?;
+        self.home.waits.arm(self.raw.0, || {
+            let course = self.course.get_or_init(|| Course::new(&self.home).ok());
+            // SAFETY: the promise that `wait_value64` was given, or a word of another stream's course; waits are given one
+            // after the other, as `arm` sees to.
+            if let Some(past) = course.as_ref().and_then(|course| unsafe { course.wait(self.raw, wait) }) {
+                return Ok(past);
+            }
+            let (calls, Wait { at, value, flags }) = (self.home.calls(), wait);
+            // SAFETY: as above.
+            let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
+            fall_back(whole, value, |low| {
+                // SAFETY: as in `write_value64`.
+                unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
+            })?;
+            self.home.record(self.raw)
+        })
     }
 }
 
@@ -97,6 +115,10 @@ impl Stream for CudaStream {
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        let state: &dyn Any = event.state();
+        if let Some(past) = state.downcast_ref::<Past>() {
+            return if past.query()? { Ok(()) } else { self.hold(past.as_wait()).map(drop) };
+        }
         with_raw(event, |event| {
             let _current = self.home.context.enter()?;
             // SAFETY: both are alive, being held. The driver notes what the event stands for now, so that it may be used
@@ -123,21 +145,12 @@ impl Stream for CudaStream {
     }
 
     unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
-        let (calls, at) = (self.home.calls(), self.word("cuStreamWaitValue64", word.cast_mut())?);
+        let at = self.word("cuStreamWaitValue64", word.cast_mut())?;
         let flags = match until {
             Until::Equal => sys::WAIT_EQUAL,
             Until::Reached => sys::WAIT_REACHED,
         };
-        let _current = self.home.context.enter()?;
-        self.home.waits.arm(self.raw.0, || {
-            // SAFETY: the caller's promise.
-            let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
-            fall_back(whole, value, |low| {
-                // SAFETY: as in `write_value64`.
-                unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
-            })?;
-            self.home.record(self.raw)
-        })
+        self.hold(Wait { at, value, flags })
     }
 }
 

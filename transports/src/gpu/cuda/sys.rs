@@ -140,6 +140,25 @@ pub(super) mod handle_type {
     pub(in super::super) const FABRIC: c_int = 8;
 }
 
+/// `CUstreamBatchMemOpParams`, of a wait or a write.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemOp {
+    pub(super) operation: c_uint,
+    pub(super) at: DevicePtr,
+    pub(super) value: u64,
+    pub(super) flags: c_uint,
+    pub(super) alias: DevicePtr,
+    pub(super) reserved: u64,
+}
+
+impl MemOp {
+    /// On a word of 64 bits.
+    pub(super) const fn new(operation: c_uint, at: DevicePtr, value: u64, flags: c_uint) -> Self {
+        Self { operation, at, value, flags, alias: 0, reserved: 0 }
+    }
+}
+
 /// `CUpointer_attribute`.
 pub(super) mod pointer {
     use std::ffi::c_int;
@@ -205,6 +224,12 @@ pub(super) const GRANULARITY_RECOMMENDED: c_int = 1;
 pub(super) const WAIT_REACHED: c_uint = 0;
 /// `CU_STREAM_WAIT_VALUE_EQ`.
 pub(super) const WAIT_EQUAL: c_uint = 1;
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
+pub(super) const WRITE_WITHOUT_FENCE: c_uint = 1;
+/// `CU_STREAM_MEM_OP_WAIT_VALUE_64`.
+pub(super) const MEM_OP_WAIT_64: c_uint = 4;
+/// `CU_STREAM_MEM_OP_WRITE_VALUE_64`.
+pub(super) const MEM_OP_WRITE_64: c_uint = 5;
 
 #[cfg(test)]
 mod layout {
@@ -250,6 +275,29 @@ mod layout {
             max_size = maxSize,
             usage = usage
         );
+        same!(
+            MemOp,
+            theirs::CUstreamBatchMemOpParams_union,
+            operation = operation,
+            operation = waitValue,
+            operation = writeValue
+        );
+        {
+            use theirs::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait;
+            use theirs::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as Write;
+            for (ours, wait, write) in [
+                (offset_of!(MemOp, at), offset_of!(Wait, address), offset_of!(Write, address)),
+                (
+                    offset_of!(MemOp, value),
+                    offset_of!(Wait, __bindgen_anon_1),
+                    offset_of!(Write, __bindgen_anon_1),
+                ),
+                (offset_of!(MemOp, flags), offset_of!(Wait, flags), offset_of!(Write, flags)),
+                (offset_of!(MemOp, alias), offset_of!(Wait, alias), offset_of!(Write, alias)),
+            ] {
+                assert_eq!((ours, ours), (wait, write));
+            }
+        }
         same!(ContextHandle, theirs::CUcontext);
         same!(StreamHandle, theirs::CUstream);
         same!(EventHandle, theirs::CUevent);
@@ -263,6 +311,8 @@ mod layout {
         use theirs::CUdevice_P2PAttribute_enum as P2p;
         use theirs::CUdevice_attribute_enum as Attribute;
         use theirs::CUpointer_attribute_enum as Pointer;
+        use theirs::CUstreamBatchMemOpType_enum as Both;
+        use theirs::CUstreamWriteValue_flags_enum as Write;
         let pairs = [
             (pointer::CONTEXT, Pointer::CU_POINTER_ATTRIBUTE_CONTEXT as i32),
             (pointer::MEMORY_TYPE, Pointer::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as i32),
@@ -293,6 +343,12 @@ mod layout {
             (p2p::ACCESS_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED as i32),
             (p2p::NATIVE_ATOMIC_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED as i32),
         ];
+        let flags = [
+            (WRITE_WITHOUT_FENCE, Write::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER as u32),
+            (MEM_OP_WAIT_64, Both::CU_STREAM_MEM_OP_WAIT_VALUE_64 as u32),
+            (MEM_OP_WRITE_64, Both::CU_STREAM_MEM_OP_WRITE_VALUE_64 as u32),
+        ];
+        assert!(flags.iter().all(|(ours, headers)| ours == headers), "{flags:?}");
         for (at, (ours, headers)) in pairs.into_iter().enumerate() {
             assert_eq!(ours, headers, "the {at}th");
         }

@@ -1,0 +1,176 @@
+//! How far a stream has come with the waits that it was given.
+//!
+//! To record an event takes a call, and each question about it another; each takes as long as a small copy. So a wait is a number
+//! of its stream, and the stream is given, with it and in the same call, the write of that number to a word of pinned memory. Who
+//! asks looks at the word. One agent writes it, the stream; the CPU only reads.
+
+use super::error::{MISSING_CALL, NOT_SUPPORTED};
+use super::home::{Home, lock};
+use super::lane::Way;
+use super::sys::{self, DevicePtr, MemOp, StreamHandle};
+use crate::gpu::{Event, EventState, GpuError};
+use std::any::Any;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Bytes that words are cut from at a time.
+const PAGE: usize = 4096;
+
+/// From one word to the next: streams do not slow each other down.
+const STRIDE: usize = 64;
+
+/// Words for the streams of one context.
+#[derive(Debug, Default)]
+pub(super) struct CourseWords {
+    /// Addresses of words that no stream will write any more.
+    free: Mutex<Vec<usize>>,
+    /// The driver has refused to do two things in one call.
+    refused: AtomicBool,
+}
+
+/// A stream's word.
+pub(super) struct Course {
+    home: Arc<Home>,
+    addr: usize,
+    /// The number of the last wait that the stream was given.
+    given: AtomicU64,
+}
+
+impl std::fmt::Debug for Course {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Course({} of {})", self.come(), self.given.load(Ordering::Relaxed))
+    }
+}
+
+/// A wait, for something that a word is to hold.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) at: DevicePtr,
+    pub(super) value: u64,
+    pub(super) flags: u32,
+}
+
+impl Course {
+    /// Of a stream that has waited for nothing yet. The context is current.
+    ///
+    /// # Errors
+    /// There is no pinned memory.
+    pub(super) fn new(home: &Arc<Home>) -> Result<Arc<Self>, GpuError> {
+        let kept = lock(&home.courses.free).pop();
+        let addr = match kept {
+            Some(addr) => addr,
+            None => more_words(home)?,
+        };
+        let course = Self { home: Arc::clone(home), addr, given: AtomicU64::new(0) };
+        // A word that was used before goes on counting.
+        course.given.store(course.come(), Ordering::Relaxed);
+        Ok(Arc::new(course))
+    }
+
+    /// The number of the last wait that the stream is past.
+    fn come(&self) -> u64 {
+        // SAFETY: an aligned word of pinned memory, which is never given back, and which nothing but atomics and the stream
+        // uses. Who asks later than its context may have been destroyed has looked whether it is there.
+        unsafe { AtomicU64::from_ptr(self.addr as *mut u64) }.load(Ordering::Acquire)
+    }
+
+    /// Gives the stream a wait, and the word's write behind it. `None`: this driver does not do both in one call, and has done
+    /// neither. The context is current, and nobody else gives a wait to this stream.
+    ///
+    /// # Safety
+    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of this course.
+    pub(super) unsafe fn wait(self: &Arc<Self>, stream: StreamHandle, wait: Wait) -> Option<Event> {
+        let courses = &self.home.courses;
+        if courses.refused.load(Ordering::Relaxed) {
+            return None;
+        }
+        let number = self.given.load(Ordering::Relaxed) + 1;
+        let Wait { at, value, flags } = wait;
+        let mut both = [
+            MemOp::new(sys::MEM_OP_WAIT_64, at, value, flags),
+            MemOp::new(sys::MEM_OP_WRITE_64, self.addr, number, sys::WRITE_WITHOUT_FENCE),
+        ];
+        // SAFETY: the caller's promise; the word is pinned memory, and `both` are as many operations as is said.
+        let given = unsafe { self.home.calls().stream_batch_mem_op(stream, 2, both.as_mut_ptr(), 0) };
+        match given {
+            Ok(()) => {
+                self.given.store(number, Ordering::Relaxed);
+                Some(Event::new(Arc::new(Past { course: Arc::clone(self), number })))
+            }
+            Err(why) => {
+                // Whatever else is wrong, the wait by itself will tell.
+                if matches!(why.code, NOT_SUPPORTED | MISSING_CALL) {
+                    courses.refused.store(true, Ordering::Relaxed);
+                }
+                tracing::debug!(%why, "a wait and what tells of it are two calls");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Course {
+    fn drop(&mut self) {
+        // A stream that has still to come to a wait will write the word.
+        if self.home.context.check().is_ok() && self.come() == self.given.load(Ordering::Relaxed) {
+            lock(&self.home.courses.free).push(self.addr);
+        }
+    }
+}
+
+/// Cuts a page into words, and gives one of them. The page stays as long as the context: it could be given back only when no
+/// stream waits.
+fn more_words(home: &Home) -> Result<usize, GpuError> {
+    let mut page = null_mut();
+    // SAFETY: the place for the answer is ours.
+    unsafe { home.calls().mem_host_alloc(&raw mut page, PAGE, sys::HOST_PORTABLE) }?;
+    // SAFETY: as many bytes as were just allocated.
+    unsafe { page.cast::<u8>().write_bytes(0, PAGE) };
+    let first = page as usize;
+    lock(&home.courses.free).extend((STRIDE..PAGE).step_by(STRIDE).map(|offset| first + offset));
+    Ok(first)
+}
+
+/// Fires when a stream is past a wait.
+pub(super) struct Past {
+    course: Arc<Course>,
+    number: u64,
+}
+
+impl Past {
+    /// The same as a wait, for another stream.
+    pub(super) fn as_wait(&self) -> Wait {
+        Wait { at: self.course.addr, value: self.number, flags: sys::WAIT_REACHED }
+    }
+}
+
+impl EventState for Past {
+    fn query(&self) -> Result<bool, GpuError> {
+        let home = &self.course.home;
+        // Pinned memory goes with its context.
+        home.context.check()?;
+        if self.course.come() >= self.number {
+            return Ok(true);
+        }
+        // In a context in which something has failed no stream comes to anything any more, which any question is told.
+        match home.lanes_stream(Way::Within) {
+            Some(stream) => home.is_idle(stream).map(|_| false),
+            None => Ok(false),
+        }
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        while !self.query()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn is_behind(&self, earlier: &dyn EventState) -> bool {
+        let earlier: &dyn Any = earlier;
+        earlier.downcast_ref::<Self>().is_some_and(|earlier| {
+            Arc::ptr_eq(&earlier.course, &self.course) && earlier.number <= self.number
+        })
+    }
+}

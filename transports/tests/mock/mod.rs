@@ -1,0 +1,25 @@
+//! The mock of the driver's library, compiled by the machine's C compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles it, in a folder of its own so that two tests never write one file.
+pub(crate) fn library(test: &str, define: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test).join("stubs");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (library, source) = (folder.join("libcuda.so"), folder.join("libcuda.c"));
+    std::fs::write(&source, include_str!("libcuda.c")).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-w", define, "-o"]).arg(&library).arg(&source);
+    assert!(compiler.status().unwrap().success(), "{compiler:?}");
+    library
+}
+
+/// One of the mock's own words.
+pub(crate) fn word(library: &Path, name: &str) -> i32 {
+    // SAFETY: the mock's functions take nothing and return an int; opening it a second time is opening it again.
+    unsafe {
+        let library = libloading::Library::new(library).unwrap();
+        library.get::<unsafe extern "C" fn() -> i32>(name).unwrap()()
+    }
+}
