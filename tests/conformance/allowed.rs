@@ -294,6 +294,7 @@ impl<'a> Run<'a> {
             until(self.bench.ranks(), || comp.count() > 0);
             status = comp.take().pop();
         }
+        until(self.bench.ranks(), || self.has_effect());
         settle(self.bench.ranks());
         if let Some(comp) = &self.comp {
             let count = comp.count() + usize::from(!is_done && case.comp != Some(Sort::Counter));
@@ -460,14 +461,26 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What was to be done has been done, once.
-    fn check_effect(&self) {
-        let told = std::mem::take(&mut *self.bench.told.lock().unwrap());
-        let tells = match self.case.operation {
+    /// Whether the other rank is told of it.
+    fn tells(&self) -> bool {
+        match self.case.operation {
             Am { .. } => true,
             Put { signals } | Get { signals } => signals,
             _ => false,
-        };
+        }
+    }
+
+    /// Whether what was to be done has been done.
+    fn has_effect(&self) -> bool {
+        let is_put = matches!(self.case.operation, Put { .. });
+        let is_told = !self.tells() || !self.bench.told.lock().unwrap().is_empty();
+        is_told && (!is_put || self.bench.memory(8) == self.payload)
+    }
+
+    /// What was to be done has been done, once.
+    fn check_effect(&self) {
+        let told = std::mem::take(&mut *self.bench.told.lock().unwrap());
+        let tells = self.tells();
         assert_eq!(told.len(), usize::from(tells), "{told:?}");
         if let Some(status) = told.first() {
             assert_eq!((status.rank, status.tag, status.size), (Rank(0), self.tag, self.payload.len()));

@@ -127,7 +127,9 @@ fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {
 fn a_full_queue_holds_the_line_up_and_nothing_is_lost<J: Job>() {
     let queue = CompQueue::new(2);
     let ground = Ground::new::<J>(&queue, 8192);
-    for tag in 0..40 {
+    // A queue pair takes fewer while nobody takes them in.
+    let count = if J::IS_RDMA { 10 } else { 40 };
+    for tag in 0..count {
         ground.send(tag, if tag % 5 == 4 { 0 } else { 300 });
     }
     let mut next = 0;
@@ -138,7 +140,7 @@ fn a_full_queue_holds_the_line_up_and_nothing_is_lost<J: Job>() {
             assert_eq!(status.buffer.to_vec().unwrap(), pattern(next, status.size));
             next += 1;
         }
-        next == 40
+        next == count
     });
     let full = |error: &ProgressError| matches!(error, ProgressError::CompletionFull(..));
     assert!(!errors.is_empty() && errors.iter().all(full), "{errors:?}");
