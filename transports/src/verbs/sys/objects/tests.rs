@@ -409,3 +409,16 @@ fn what_only_newer_libraries_have_is_unsupported_without_an_end_of_everything() 
     assert_eq!(context.pkey(1, 0), Ok(0xffff));
     assert!(context.async_fd().as_raw_fd() >= 0);
 }
+
+#[test]
+fn all_objects_may_go_from_thread_to_thread() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Context>();
+    shared::<ProtectionDomain>();
+    shared::<MemoryRegion>();
+    shared::<CompletionChannel>();
+    shared::<CompletionQueue>();
+    shared::<SharedReceiveQueue>();
+    shared::<QueuePair>();
+    shared::<AddressHandle>();
+}
