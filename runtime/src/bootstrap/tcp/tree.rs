@@ -69,6 +69,8 @@ pub struct Tree {
     finished: Option<u32>,
     lost: Option<(u32, Departure)>,
     own_is_finished: bool,
+    /// Whether the rank above is gone.
+    is_cut_off: bool,
     leave: Leave,
     /// What each rank has put, in bytes, and those that have been refused: at the top.
     put_by: HashMap<u32, usize>,
@@ -115,6 +117,7 @@ impl Tree {
             finished: None,
             lost: None,
             own_is_finished: false,
+            is_cut_off: false,
             leave: Leave::Not,
             put_by: HashMap::new(),
             refused: HashSet::new(),
@@ -197,6 +200,7 @@ impl Tree {
             Side::Own => {}
             Side::Above if self.leave == Leave::Told => self.leave = Leave::Over,
             Side::Above => {
+                self.is_cut_off = true;
                 self.departed(from, above, how, &mut out);
                 self.leave_if_over(&mut out);
             }
@@ -396,7 +400,7 @@ impl Tree {
         if !self.own_is_finished || self.leave != Leave::Not || !self.below.iter().all(is_over) {
             return;
         }
-        if self.is_top() {
+        if self.is_top() || self.is_cut_off {
             self.leave = Leave::Over;
         } else {
             self.leave = Leave::Told;
