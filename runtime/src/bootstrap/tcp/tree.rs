@@ -408,3 +408,6 @@ impl Tree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -105,9 +105,9 @@ impl Invitation {
             }
             Some(secret) => JobKey::of_secret(secret.as_bytes()),
             None => {
-                if size > 1 {
+                // Once for the job: rank 0 has the port.
+                if rank == 0 && size > 1 {
                     tracing::warn!(
-                        rank,
                         port,
                         "no CARRACK_JOB_SECRET: whoever reaches this port can join the job; set it to the same \
                          {LEAST_SECRET} bytes or more on all ranks"
