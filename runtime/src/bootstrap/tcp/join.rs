@@ -73,7 +73,13 @@ pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
         nonce: [0; 16],
     };
     let mut listener = None;
-    let zero = Search { who: "rank 0".into(), address: invitation.to_string(), invitation, deadline };
+    let zero = Search {
+        may_come: true,
+        who: "rank 0".into(),
+        address: invitation.to_string(),
+        invitation,
+        deadline,
+    };
     let (zero, welcome) = zero.reach(
         || host.to_socket_addrs().map(Iterator::collect),
         |address| {
@@ -99,7 +105,7 @@ pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
     let ip = if seat.ip.is_loopback() { address.ip() } else { seat.ip };
     let seat_address = SocketAddr::new(ip, seat.port);
     let who = format!("rank {}, through which this rank reaches the others,", seat.rank);
-    let search = Search { who, address: seat_address.to_string(), invitation, deadline };
+    let search = Search { may_come: false, who, address: seat_address.to_string(), invitation, deadline };
     let attach = Call { errand: Errand::Attach, place: welcome.place, salt: welcome.salt, ..call };
     let (above, confirmed) = search.reach(|| Ok(vec![seat_address]), |_| Ok(attach.clone()))?;
     if confirmed.place != welcome.place || confirmed.salt != welcome.salt {
@@ -150,6 +156,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// A rank that is looked for.
 struct Search<'a> {
+    /// Whether it may come yet. The rank above has come: where it listens no more, it is gone.
+    may_come: bool,
     who: String,
     address: String,
     invitation: &'a Invitation,
@@ -160,6 +168,8 @@ struct Search<'a> {
 enum Failure {
     /// The next one may not.
     Again(String),
+    /// Nobody listens there.
+    Nobody(String),
     Never(BootstrapError),
 }
 
@@ -181,15 +191,17 @@ impl Search<'_> {
                             Ok(reached) => return Ok(reached),
                             Err(Failure::Never(error)) => return Err(error),
                             Err(Failure::Again(reason)) => why = format!("{address}: {reason}"),
+                            Err(Failure::Nobody(reason)) if self.may_come => {
+                                why = format!("{address}: {reason}")
+                            }
+                            Err(Failure::Nobody(reason)) => return Err(self.not_reached(reason)),
                         }
                     }
                 }
             }
             tracing::debug!(rank = self.invitation.rank, address = %self.address, %why, "not there yet");
             if self.left() <= pause {
-                let (who, address) = (self.who.clone(), self.address.clone());
-                let seconds = self.invitation.patience.as_secs();
-                return Err(BootstrapError::NotReached { who, address, seconds, why });
+                return Err(self.not_reached(why));
             }
             thread::sleep(pause);
             pause = (2 * pause).min(LAST_PAUSE);
@@ -198,6 +210,13 @@ impl Search<'_> {
 
     fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    fn not_reached(&self, why: String) -> BootstrapError {
+        let (who, address) = (self.who.clone(), self.address.clone());
+        let tried = self.invitation.patience.saturating_sub(self.left());
+        let seconds = u64::try_from(tried.as_millis().div_ceil(1000)).unwrap_or(u64::MAX);
+        BootstrapError::NotReached { who, address, seconds, why }
     }
 
     fn not_admitted(&self, why: String) -> BootstrapError {
@@ -210,8 +229,18 @@ impl Search<'_> {
         call: &mut impl FnMut(SocketAddr) -> Result<Call, BootstrapError>,
     ) -> Result<(TcpStream, Welcome), Failure> {
         let limit = CONNECT.min(self.left()).max(FIRST_PAUSE);
-        let stream = TcpStream::connect_timeout(&address, limit)
-            .map_err(|error| Failure::Again(format!("it cannot be connected to: {error}")))?;
+        let stream = TcpStream::connect_timeout(&address, limit).map_err(|error| {
+            let why = format!("it cannot be connected to: {error}");
+            if error.kind() == ErrorKind::ConnectionRefused {
+                Failure::Nobody(why)
+            } else {
+                Failure::Again(why)
+            }
+        })?;
+        if stream.local_addr().is_ok_and(|own| own == address) {
+            // The kernel has chosen that very port for this end, and so has connected it to itself. Held on to, it would keep rank 0 out.
+            return Err(Failure::Again("nobody listens there".into()));
+        }
         let call = call(address).map_err(Failure::Never)?;
         let welcome = self.greet(&stream, call)?;
         Ok((stream, welcome))

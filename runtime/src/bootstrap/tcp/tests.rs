@@ -279,15 +279,15 @@ fn strangers_hold_nobody_up() {
     drop(silent);
 }
 
-/// Comes as rank 1 of 2, and then says what it likes.
-fn impostor(port: u16) -> TcpStream {
+/// Comes as rank 1, and then says what it likes. Nobody listens where it says that it does.
+fn impostor(size: u32, port: u16) -> TcpStream {
     let key = JobKey::of_secret(b"a secret for tests");
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let mut challenge = [0; CHALLENGE];
     stream.read_exact(&mut challenge).unwrap();
     let challenge = greeting::read_challenge(&challenge).unwrap();
     let (salt, nonce) = ([0; 16], [1; 16]);
-    let call = Call { errand: Errand::Join, rank: 1, size: 2, place: 0, port: 1, salt, nonce };
+    let call = Call { errand: Errand::Join, rank: 1, size, place: 0, port: 1, salt, nonce };
     stream.write_all(&call.encode(&key, &challenge)).unwrap();
     let mut welcome = [0; 1 + WELCOME];
     stream.read_exact(&mut welcome).unwrap();
@@ -309,7 +309,7 @@ fn bad_frames_and_half_ones_cost_their_sender_its_place_and_nobody_else_anything
     for (bytes, expected) in cases {
         let port = free_port("127.0.0.1");
         let zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
-        let mut impostor = impostor(port);
+        let mut impostor = impostor(2, port);
         impostor.write_all(bytes).unwrap();
         impostor.shutdown(std::net::Shutdown::Write).unwrap();
         let error = zero.fence().unwrap_err();
@@ -321,6 +321,23 @@ fn bad_frames_and_half_ones_cost_their_sender_its_place_and_nobody_else_anything
         assert_eq!(zero.get("a").unwrap().unwrap(), b"1");
         zero.finish().unwrap();
     }
+}
+
+#[test]
+fn a_rank_above_that_is_gone_is_not_waited_for() {
+    let port = free_port("127.0.0.1");
+    // So long that a wait for all of it is a hang.
+    let patient = |rank| Invitation { patience: Duration::from_secs(1 << 20), ..invitation(rank, 18, port) };
+    let zero = FromEnvironment::join(&patient(0)).unwrap();
+    let impostor = impostor(18, port);
+    let others: Vec<_> = (2..17).map(|rank| FromEnvironment::join(&patient(rank)).unwrap()).collect();
+    let error = FromEnvironment::join(&patient(17)).unwrap_err();
+    assert!(matches!(error, BootstrapError::NotReached { .. }), "{error}");
+    assert!(error.to_string().starts_with("rank 1, through which this rank reaches the others,"), "{error}");
+    let error = zero.fence().unwrap_err();
+    assert!(matches!(error, BootstrapError::RankGone { rank: 17, how: Departure::Disconnected }), "{error}");
+    drop(impostor);
+    each(std::iter::once(zero).chain(others).collect(), |_| {});
 }
 
 #[test]
