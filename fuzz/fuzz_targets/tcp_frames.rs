@@ -56,7 +56,7 @@ fuzz_target!(|input: (bool, Vec<(u8, Step)>)| {
                     envelope.write(&mut bytes);
                     let mut inbox = Inbox::default();
                     inbox.push(&bytes);
-                    assert_eq!(inbox.next(), Ok(Some(envelope)));
+                    assert_eq!(inbox.take(), Ok(Some(envelope)));
                 }
                 true
             }
@@ -67,7 +67,7 @@ fuzz_target!(|input: (bool, Vec<(u8, Step)>)| {
             goes_on = handle(sides[from], Envelope { rank: 7, frame });
         } else if let Some(Some(inbox)) = inboxes.get_mut(from) {
             goes_on = loop {
-                match inbox.next() {
+                match inbox.take() {
                     Ok(Some(envelope)) => {
                         if !handle(sides[from], envelope) {
                             break false;

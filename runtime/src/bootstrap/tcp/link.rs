@@ -103,7 +103,7 @@ impl Link {
 
     /// The next frame that has come, if it is whole.
     pub(super) fn next(&mut self) -> Result<Option<Envelope>, super::super::protocol::BadFrame> {
-        self.inbox.next()
+        self.inbox.take()
     }
 
     pub(super) fn has_to_send(&self) -> bool {

@@ -61,7 +61,7 @@ impl Inbox {
     /// # Errors
     ///
     /// [`BadFrame`]; nothing that follows can be read then.
-    pub fn next(&mut self) -> Result<Option<Envelope>, BadFrame> {
+    pub fn take(&mut self) -> Result<Option<Envelope>, BadFrame> {
         let waiting = &self.bytes[self.at..];
         let Some((len, rest)) = waiting.split_first_chunk() else { return Ok(None) };
         let len = u32::from_le_bytes(*len) as usize;
@@ -105,7 +105,7 @@ mod tests {
             let (mut inbox, mut got) = (Inbox::default(), Vec::new());
             for piece in bytes.chunks(cut) {
                 inbox.push(piece);
-                while let Some(envelope) = inbox.next().unwrap() {
+                while let Some(envelope) = inbox.take().unwrap() {
                     got.push(envelope);
                 }
             }
@@ -119,7 +119,7 @@ mod tests {
         ) {
             let mut inbox = Inbox::default();
             inbox.push(&bytes);
-            while let Ok(Some(_)) = inbox.next() {}
+            while let Ok(Some(_)) = inbox.take() {}
         }
     }
 
@@ -128,10 +128,10 @@ mod tests {
         for len in [(RANK + MAX_FRAME + 1) as u32, u32::MAX] {
             let mut inbox = Inbox::default();
             inbox.push(&len.to_le_bytes());
-            assert!(matches!(inbox.next(), Err(BadFrame::TooLong { .. })));
+            assert!(matches!(inbox.take(), Err(BadFrame::TooLong { .. })));
         }
         let mut inbox = Inbox::default();
         inbox.push(&[3, 0, 0, 0, 1, 2, 3]);
-        assert!(matches!(inbox.next(), Err(BadFrame::Short { .. })));
+        assert!(matches!(inbox.take(), Err(BadFrame::Short { .. })));
     }
 }
