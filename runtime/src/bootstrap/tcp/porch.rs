@@ -237,3 +237,27 @@ fn turn_away(caller: &Caller, stranger: Stranger) {
     tracing::warn!(%from, "a process was not let in: {why}");
     let _ = (&caller.stream).write_all(&greeting::refusal(&why));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_there_are_too_many_the_oldest_have_to_go() {
+        const EXTRA: usize = 3;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let host = Host::Other { salt: [0; 16], size: 20 };
+        let mut porch = Porch::new(JobKey::without_secret(1, None), host, listener);
+        let mut strangers = Vec::new();
+        while strangers.len() < MOST + EXTRA {
+            strangers.push(TcpStream::connect(address).unwrap());
+            porch.accept();
+        }
+        let here: Vec<_> = porch.callers.iter().map(|caller| caller.from).collect();
+        let newest: Vec<_> =
+            strangers[EXTRA..].iter().map(|stranger| stranger.local_addr().unwrap()).collect();
+        assert_eq!(here, newest);
+    }
+}
