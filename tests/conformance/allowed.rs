@@ -474,7 +474,10 @@ impl<'a> Run<'a> {
     fn has_effect(&self) -> bool {
         let is_put = matches!(self.case.operation, Put { .. });
         let is_told = !self.tells() || !self.bench.told.lock().unwrap().is_empty();
-        is_told && (!is_put || self.bench.memory(8) == self.payload)
+        let is_met = self.bench.ranks()[1].default_matching_engine().waiting() == (0, 0);
+        let is_free = self.case.room != Room::NoOffer || self.fillers.count() == 2 * self.offers();
+        let is_send = matches!(self.case.operation, Send { .. });
+        is_told && is_free && (is_met || is_send) && (!is_put || self.bench.memory(8) == self.payload)
     }
 
     /// What was to be done has been done, once.

@@ -1,7 +1,7 @@
 //! What progress does about the messages that large ones need.
 
 use super::Target;
-use super::wire::{HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing};
+use super::wire::{HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing, decode_writable};
 use super::words::Change;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
@@ -89,9 +89,17 @@ impl Pass<'_> {
         match message {
             Message::Part { landing, offset } => self.part(from, landing, offset, payload),
             Message::Clear { token } => {
-                let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
-                if self.device.bulk.clear(from, token, landing, limit) { Ok(()) } else { Err(unknown()) }
+                let bulk = &self.device.bulk;
+                let known = match decode_writable(small) {
+                    Some((landing, place)) => bulk.clear_to_write(from, token, landing, place),
+                    None => {
+                        let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
+                        bulk.clear(from, token, landing, limit)
+                    }
+                };
+                if known { Ok(()) } else { Err(unknown()) }
             }
+            Message::Written { landing } => self.written(from, landing),
             Message::Grant { landing } => {
                 let limit = decode_landing(small).ok_or("it has room for nothing")?;
                 self.device.bulk.grant(from, landing, usize::try_from(limit).unwrap_or(usize::MAX));

@@ -2,6 +2,7 @@
 
 use crate::error::OpError;
 use crate::names::Rank;
+use carrack_transports::contract::RemotePlace;
 use carrack_transports::mem::SmallBytes;
 
 /// What is offered.
@@ -210,6 +211,15 @@ pub(crate) fn encode_clear(landing: u64, limit: Option<u64>) -> SmallBytes {
         None => encode_landing(landing),
         Some(limit) => words([landing, limit]),
     }
+}
+
+/// A clearance to write all of it to that place.
+pub(crate) fn encode_writable(landing: u64, place: RemotePlace) -> SmallBytes {
+    words([landing, place.addr, place.key])
+}
+
+pub(crate) fn decode_writable(bytes: &[u8]) -> Option<(u64, RemotePlace)> {
+    read(bytes).map(|[landing, addr, key]| (landing, RemotePlace { addr, key }))
 }
 
 pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(u64, usize)> {

@@ -30,6 +30,8 @@ pub(crate) enum Message {
     Clear { token: u64 },
     /// There is room for more of what was asked for.
     Grant { landing: u64 },
+    /// What was cleared for being written is written.
+    Written { landing: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },
     /// What was offered or asked for is over.
@@ -68,6 +70,7 @@ const NOTE: u64 = 13;
 const HELP: u64 = 14;
 const INTRODUCE: u64 = 15;
 const GRANT: u64 = 16;
+const WRITTEN: u64 = 17;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -83,6 +86,7 @@ impl Message {
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Grant { landing } => Header([GRANT, landing]),
+            Self::Written { landing } => Header([WRITTEN, landing]),
             Self::Finish { token } => Header([FINISH, token]),
             Self::Help { token } => Header([HELP, token]),
             Self::Introduce { name } => Header([INTRODUCE, name]),
@@ -182,6 +186,7 @@ impl Message {
             CLEAR if word == CLEAR => Ok(Self::Clear { token: tag.0 }),
             GRANT if word == GRANT => Ok(Self::Grant { landing: tag.0 }),
             PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
+            WRITTEN if word == WRITTEN => Ok(Self::Written { landing: tag.0 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
             HELP if word == HELP => Ok(Self::Help { token: tag.0 }),
             INTRODUCE if word == INTRODUCE => Ok(Self::Introduce { name: tag.0 }),

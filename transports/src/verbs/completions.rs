@@ -28,6 +28,7 @@ impl Polling {
                     entry.connection.complete(sequence);
                 }
             }
+            WrId::Transfer { connection, sequence } => self.transferred(connection, sequence),
             // What was sent before it has arrived.
             WrId::Bye { connection } => self.parted(connection),
             WrId::Last { connection } => self.finish(connection),
@@ -69,6 +70,15 @@ impl Polling {
         }
     }
 
+    /// An operation on a peer's memory is over.
+    fn transferred(&mut self, index: u32, sequence: u32) {
+        let Some(entry) = self.entries.get(index) else { return };
+        entry.connection.complete(sequence);
+        if !self.ending.contains(&index) {
+            self.ending.push(index);
+        }
+    }
+
     #[cold]
     fn parted(&mut self, index: u32) {
         // An older one of this number would have been flushed before its number was used again.
@@ -86,13 +96,10 @@ impl Polling {
                 self.receives.again(slot);
                 self.entries.of_queue_pair(completion.qp_num).map(|entry| entry.connection.index)
             }
-            WrId::Send { connection, sequence } => {
-                if let Some(entry) = self.entries.get(connection) {
-                    entry.connection.complete(sequence);
-                }
+            // What it held is given back when the queue pair is gone: nothing is over because it has failed.
+            WrId::Send { connection, .. } | WrId::Transfer { connection, .. } | WrId::Bye { connection } => {
                 Some(connection)
             }
-            WrId::Bye { connection } => Some(connection),
             WrId::Last { connection } => return self.finish(connection),
             WrId::Unknown => None,
         };

@@ -11,6 +11,7 @@ use super::meeting::Strangers;
 use super::receives::Receives;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
+use super::transfers::Transfer;
 use crate::contract::{
     AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
     Unavailable,
@@ -73,6 +74,8 @@ pub(super) struct Polling {
     pub(super) owing: Vec<u32>,
     /// Where completions are put for being looked at.
     space: Box<[ibv_wc; TOGETHER]>,
+    /// Connections whose operations on memory are over, and to be told of.
+    pub(super) ending: Vec<u32>,
     /// Completions that were found when it was looked whether one may sleep.
     stash: VecDeque<ibv_wc>,
     pub(super) listener: Option<TcpListener>,
@@ -129,6 +132,7 @@ impl RdmaDevice {
             reserved: depth,
             pending: VecDeque::new(),
             owing: Vec::new(),
+            ending: Vec::new(),
             space: Box::new([ibv_wc::default(); TOGETHER]),
             stash: VecDeque::new(),
             listener: Some(listener),
@@ -248,7 +252,24 @@ impl Polling {
         if !self.owing.is_empty() {
             self.pay();
         }
+        if !self.ending.is_empty() {
+            self.end_transfers();
+        }
         self.tell(batch);
+    }
+
+    /// Tells of operations on memory that are over.
+    #[cold]
+    fn end_transfers(&mut self) {
+        let Self { entries, pending, ending, .. } = self;
+        ending.retain(|&index| {
+            let Some(entry) = entries.get(index) else { return false };
+            let Some(ended) = entry.connection.ended() else { return true };
+            for Transfer { token, buffer, .. } in ended {
+                pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
+            }
+            false
+        });
     }
 
     /// Tells what is to be told, as far as there is room.
@@ -288,7 +309,11 @@ impl Polling {
 
     /// Whether a poll would find something, as far as is known.
     fn has_something(&mut self) -> bool {
-        if !self.stash.is_empty() || !self.pending.is_empty() || !self.owing.is_empty() {
+        if !self.stash.is_empty()
+            || !self.pending.is_empty()
+            || !self.owing.is_empty()
+            || !self.ending.is_empty()
+        {
             return true;
         }
         match self.queue.poll(&mut self.space[..]) {
@@ -331,7 +356,7 @@ impl Device for RdmaDevice {
         }
         let connection = polling.call(&to, peer)?;
         self.attention.store(true, Ordering::Release);
-        Ok(Arc::new(RdmaLink { connection, device: self.me.clone() }))
+        Ok(Arc::new(RdmaLink { connection, device: self.me.clone(), shared: polling.shared.clone() }))
     }
 
     #[inline]
@@ -405,7 +430,8 @@ impl Polling {
         for index in self.entries.numbers() {
             self.finish(index);
         }
-        self.pending.clear();
+        // Of what was posted the owner is told all the same.
+        self.pending.retain(|event| matches!(event, Event::Completion { .. }));
         self.stash.clear();
         self.strangers = Strangers::default();
         self.listener = None;

@@ -7,6 +7,7 @@ use super::port::{Wish, choose_gid};
 use super::queue_pairs::Port;
 use super::sys::bindings::{IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
+use super::transfers::Registrations;
 use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
 use crate::mem::{PacketSource, SmallBytes};
 use crate::shm::handshake::Place;
@@ -20,6 +21,7 @@ pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) context: Arc<Context>,
     pub(super) protection: Arc<ProtectionDomain>,
+    pub(super) registrations: Registrations,
     pub(super) port: Port,
     pub(super) options: Options,
     pub(super) identity: Identity,
@@ -84,13 +86,22 @@ impl RdmaDomain {
             am_owned: 0,
             am_from_device: false,
             am_to_device: false,
+            remote_memory: true,
             orders_on_events: false,
         };
-        let told = Mutex::default();
-        let (boot, shared) = (place.boot, Arc::new);
-        let shared =
-            shared(Shared { name, context, protection, port, options, identity, boot, is_routed, told });
-        Ok(Self { shared, caps })
+        let shared = Shared {
+            name,
+            context,
+            registrations: Registrations::new(protection.clone()),
+            protection,
+            port,
+            options,
+            identity,
+            boot: place.boot,
+            is_routed,
+            told: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), caps })
     }
 }
 
@@ -141,6 +152,10 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
 impl Domain for RdmaDomain {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn look_after(&self) {
+        self.shared.registrations.look_after();
     }
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {

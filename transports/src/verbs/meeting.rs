@@ -8,9 +8,10 @@ use super::entries::{Entry, Phase};
 use super::memory::Words;
 use super::queue_pairs;
 use super::sys::VerbsError;
+use super::transfers::Transfer;
 use super::wire::{End, Message, Nonce, proof};
 use super::wr_id::MOST_CONNECTIONS;
-use crate::contract::{DownCause, Event, PeerId, SubmitError};
+use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::net::SocketAddr;
@@ -447,7 +448,16 @@ impl Polling {
         }
         let connection = entry.connection;
         let cause = connection.set_down(DownCause::Closed);
-        connection.close();
+        // Those that are over, and not told of, too: whose they are hears of each once.
+        self.ending.retain(|&other| other != index);
+        let over = connection.ended().unwrap_or_default();
+        for Transfer { token, buffer, .. } in over {
+            self.pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
+        }
+        for Transfer { token, buffer, .. } in connection.close() {
+            let failure = if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
+            self.pending.push_back(Event::Completion { token, buffer, outcome: Err(Box::new(failure)) });
+        }
         let (peer, device) = (connection.peer, connection.device);
         if !entry.is_quiet {
             self.pending.push_back(Event::PeerDown { peer, cause });
