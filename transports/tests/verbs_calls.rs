@@ -189,7 +189,9 @@ fn pieces_are_gathered_and_scattered_in_order() {
     assert_eq!([a.read(0..3), a.read(500..600)].concat(), sent[..103]);
 }
 
-fn shared_by_two(bench: &Bench) -> (Arc<SharedReceiveQueue>, [Arc<carrack_transports::verbs::sys::QueuePair>; 4]) {
+fn shared_by_two(
+    bench: &Bench,
+) -> (Arc<SharedReceiveQueue>, [Arc<carrack_transports::verbs::sys::QueuePair>; 4]) {
     let options = Options::default();
     let srq = SharedReceiveQueue::create(&bench.b.domain, 32, 1).unwrap();
     let make = || {
@@ -377,7 +379,12 @@ fn a_full_send_queue_refuses_until_a_completion_was_polled() {
 }
 
 /// Two requests of which the first is wrong: how it ends, and that the second one is flushed.
-fn ends_with(bench: &Bench, qa: &carrack_transports::verbs::sys::QueuePair, wrong: Request, right: Request) -> u32 {
+fn ends_with(
+    bench: &Bench,
+    qa: &carrack_transports::verbs::sys::QueuePair,
+    wrong: Request,
+    right: Request,
+) -> u32 {
     let _ = post_all(qa, &[wrong.id(1), right.id(2)]);
     let first = bench.a.completion();
     let second = bench.a.completion();

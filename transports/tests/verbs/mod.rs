@@ -40,7 +40,8 @@ impl Bench {
         match std::env::var("TEST_VERBS").as_deref() {
             Err(_) | Ok("simulated") => Self::simulated(Config::devices(2)),
             Ok(names) => {
-                let (one, other) = names.split_once(',').expect("TEST_VERBS=simulated or TEST_VERBS=NAME,NAME");
+                let (one, other) =
+                    names.split_once(',').expect("TEST_VERBS=simulated or TEST_VERBS=NAME,NAME");
                 let verbs = Verbs::open().expect("libibverbs");
                 Self { a: Node::open(&verbs, one), b: Node::open(&verbs, other), nic: None }
             }
@@ -259,10 +260,7 @@ pub fn bring_up(qp: &QueuePair, route: &ibv_ah_attr, peer: u32, mtu: ibv_mtu, op
         max_rd_atomic: 16,
         ..ibv_qp_attr::default()
     };
-    let start = IBV_QP_TIMEOUT
-        | IBV_QP_RETRY_CNT
-        | IBV_QP_RNR_RETRY
-        | IBV_QP_MAX_QP_RD_ATOMIC;
+    let start = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
     let mask = IBV_QP_STATE | IBV_QP_SQ_PSN | if reliable { start } else { 0 };
     qp.modify(&mut attr, mask).expect("RTS");
 }
@@ -371,7 +369,8 @@ impl Drop for Buffer {
         let layout = Self::layout(self.len);
         let guards = (0..GUARD).chain(GUARD + self.len..layout.size());
         // SAFETY: within the allocation.
-        let intact = guards.map(|at| unsafe { self.memory.add(at).read_volatile() }).all(|byte| byte == GUARDED);
+        let intact =
+            guards.map(|at| unsafe { self.memory.add(at).read_volatile() }).all(|byte| byte == GUARDED);
         if !std::thread::panicking() {
             assert!(intact, "somebody wrote beside a buffer");
         }
@@ -438,7 +437,8 @@ impl Request {
 
     /// As a datagram.
     pub fn datagram(mut self, to: &AddressHandle, queue: u32, key: u32) -> Self {
-        let ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: to.as_raw(), remote_qpn: queue, remote_qkey: key };
+        let ud =
+            ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: to.as_raw(), remote_qpn: queue, remote_qkey: key };
         self.wr.wr.ud = ud;
         self
     }
@@ -487,7 +487,8 @@ pub fn post_all(qp: &QueuePair, requests: &[Request]) -> Result<(), (usize, i32)
         // SAFETY: places of the vector, which is not changed otherwise while the list is used.
         unsafe {
             (*first.add(at)).wr.sg_list = (&raw mut (*first.add(at)).pieces).cast();
-            let next = if at + 1 < requests.len() { &raw mut (*first.add(at + 1)).wr } else { std::ptr::null_mut() };
+            let next =
+                if at + 1 < requests.len() { &raw mut (*first.add(at + 1)).wr } else { std::ptr::null_mut() };
             (*first.add(at)).wr.next = next;
         }
     }
