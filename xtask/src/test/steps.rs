@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::step::{Context, Outcome, Step};
-use super::{deny, miri, msrv};
+use super::{deny, layout, miri, msrv};
 use crate::child;
 use crate::rules;
 
@@ -24,6 +24,7 @@ pub(super) const ALL: &[Step] = &[
     Step { name: "test, release", quick: false, optional: false, limit: minutes(15), body: test_release },
     Step { name: "loom", quick: false, optional: false, limit: minutes(12), body: loom },
     Step { name: "miri", quick: false, optional: true, limit: minutes(12), body: miri::step },
+    Step { name: "layout", quick: false, optional: true, limit: minutes(12), body: layout::step },
     Step { name: "cargo-deny", quick: false, optional: true, limit: minutes(12), body: deny::step },
 ];
 
