@@ -88,6 +88,9 @@ fn options(kind: &str) -> Options {
 #[test]
 fn the_other_process() {
     let Ok(kind) = std::env::var(VARIABLE) else { return };
+    if kind == "engines" {
+        return count_engines();
+    }
     let nic = SimulatedNic::from_env().unwrap();
     let node = Node::open(&nic.verbs(), "sim0");
     let options = options(&kind);
@@ -272,4 +275,38 @@ fn two_nics_of_one_process_meet_on_a_network_that_both_name() {
     Request::write(&[from.whole()], to.remote(0)).post(&qa);
     a.success();
     assert_eq!(to.read(0..100), sent);
+}
+
+/// How many engines this process has.
+fn engines() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let name =
+        |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    tasks.filter(|task| name(task).starts_with("simulated-nic")).count()
+}
+
+fn count_engines() {
+    let on = |fabric: Option<&str>, devices| {
+        SimulatedNic::new(Config { fabric: fabric.map(str::to_owned), ..Config::devices(devices) }).unwrap()
+    };
+    let named = fabric("engines");
+    let nics = [on(None, 300), on(Some(&named), 300), on(Some(&named), 1)];
+    let node = Node::open(&nics[0].verbs(), "sim299");
+    let before = engines();
+    drop(nics);
+    // A context that is open keeps its device, and that the engine.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while engines() > 1 && std::time::Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let (with_a_context, _) = (engines(), drop(node));
+    while engines() > 0 && std::time::Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    println!("@ {before} {with_a_context} {}", engines());
+}
+
+#[test]
+fn a_network_has_one_engine_a_process_which_ends_with_the_last_device() {
+    assert_eq!(Peer::start("", "engines").hear(), [2, 1, 0]);
 }
