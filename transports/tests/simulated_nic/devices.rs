@@ -220,6 +220,37 @@ fn what_others_stand_on_is_not_destroyed() {
 }
 
 #[test]
+fn a_queue_whose_events_are_not_acknowledged_is_destroyed_when_they_are() {
+    let bench = Bench::simulated(Config::devices(2));
+    let verbs = bench.nic().verbs();
+    let channel = CompletionChannel::create(&bench.a.context).unwrap();
+    let cq = CompletionQueue::create(&bench.a.context, 10, Some(&channel)).unwrap();
+    let options = Options::default();
+    let qa = bench.a.queue_pair_with(&options, None, &cq).unwrap();
+    let qb = bench.b.queue_pair(&options, None);
+    connect(&bench.a, &qa, &bench.b, &qb, &options);
+    let (a, b) = (bench.a.buffer(8), bench.b.buffer(8));
+    cq.request_notification().unwrap();
+    Request::write(&[a.whole()], b.remote(0)).post(&qa);
+    assert!(readable(channel.fd(), PATIENCE));
+    let (mut found, mut of) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the channel is there, and the places for the answers are.
+    unsafe { verbs.get_cq_event(channel.as_raw(), &raw mut found, &raw mut of) }.unwrap();
+    assert_eq!(found, cq.as_raw());
+    drop(qa);
+    let (tell, told) = std::sync::mpsc::channel();
+    let ending = std::thread::spawn(move || {
+        drop(cq);
+        let _ = tell.send(());
+    });
+    assert!(told.recv_timeout(Duration::from_millis(20)).is_err(), "it waits");
+    // SAFETY: the queue is not gone before this event is acknowledged.
+    unsafe { verbs.ack_cq_events(found, 1) }.unwrap();
+    told.recv_timeout(PATIENCE).unwrap();
+    ending.join().unwrap();
+}
+
+#[test]
 fn everything_can_be_destroyed_that_nobody_uses() {
     let nic = SimulatedNic::new(Config::default()).unwrap();
     let limits = Limits { queue_pairs: 1, completion_queues: 1, protection_domains: 1, ..Limits::default() };

@@ -6,7 +6,7 @@ use carrack_transports::verbs::sys::QueuePairKind;
 use carrack_transports::verbs::sys::bindings as ibv;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the other process is told by.
 const VARIABLE: &str = "TEST_SIMULATED_NIC_PEER";
@@ -292,18 +292,20 @@ fn count_engines() {
     let named = fabric("engines");
     let nics = [on(None, 300), on(Some(&named), 300), on(Some(&named), 1)];
     let node = Node::open(&nics[0].verbs(), "sim299");
-    let before = engines();
+    let deadline = Instant::now() + PATIENCE;
+    // Threads come, get their name, and go in their own time.
+    let becomes = |wanted| {
+        while engines() != wanted && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        engines()
+    };
+    let all = becomes(2);
     drop(nics);
     // A context that is open keeps its device, and that the engine.
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while engines() > 1 && std::time::Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    let (with_a_context, _) = (engines(), drop(node));
-    while engines() > 0 && std::time::Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    println!("@ {before} {with_a_context} {}", engines());
+    let with_a_context = becomes(1);
+    drop(node);
+    println!("@ {all} {with_a_context} {}", becomes(0));
 }
 
 #[test]

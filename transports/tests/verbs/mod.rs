@@ -6,14 +6,21 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
+mod buffer;
+mod connect;
+mod request;
+
+pub use buffer::*;
+pub use connect::*;
+pub use request::*;
+
 use carrack_transports::verbs::simulated::{Config, SimulatedNic};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{
-    Access, AddressHandle, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, MemoryRegion,
-    PostFailure, ProtectionDomain, QueuePair, QueuePairKind, QueuePairSpec, SharedReceiveQueue, Verbs,
+    Access, AddressHandle, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain,
+    QueuePair, QueuePairSpec, SharedReceiveQueue, Verbs, VerbsError,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,7 +112,7 @@ impl Node {
         options: &Options,
         srq: Option<&Arc<SharedReceiveQueue>>,
         cq: &Arc<CompletionQueue>,
-    ) -> Result<Arc<QueuePair>, carrack_transports::verbs::sys::VerbsError> {
+    ) -> Result<Arc<QueuePair>, VerbsError> {
         let spec = QueuePairSpec {
             kind: options.kind,
             send_cq: cq,
@@ -193,341 +200,6 @@ pub fn readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
     poll(&mut fds, Some(&Timespec::try_from(within).expect("a time"))).expect("poll") == 1
 }
 
-/// How a connection is to be.
-#[derive(Clone, Copy)]
-pub struct Options {
-    pub kind: QueuePairKind,
-    pub depth: u32,
-    pub inline: u32,
-    pub timeout: u8,
-    pub retries: u8,
-    pub rnr_retries: u8,
-    /// What peers may do to it.
-    pub access: Access,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            kind: QueuePairKind::Reliable,
-            depth: 64,
-            inline: 0,
-            timeout: 14,
-            retries: 6,
-            rnr_retries: 7,
-            access: all_access(),
-        }
-    }
-}
-
-/// The key of datagrams.
-pub const DATAGRAM_KEY: u32 = 0x1234;
-
-/// Connects both sides to each other.
-pub fn connect(a: &Node, qa: &QueuePair, b: &Node, qb: &QueuePair, options: &Options) {
-    bring_up(qa, &a.route_to(b), qb.number(), a.port.active_mtu, options);
-    bring_up(qb, &b.route_to(a), qa.number(), b.port.active_mtu, options);
-}
-
-/// Takes a queue pair through all states up to RTS.
-pub fn bring_up(qp: &QueuePair, route: &ibv_ah_attr, peer: u32, mtu: ibv_mtu, options: &Options) {
-    initialize(qp, options);
-    let reliable = options.kind == QueuePairKind::Reliable;
-    let mut attr = ibv_qp_attr {
-        qp_state: IBV_QPS_RTR,
-        path_mtu: mtu,
-        dest_qp_num: peer,
-        rq_psn: 100,
-        max_dest_rd_atomic: 16,
-        min_rnr_timer: 12,
-        ah_attr: *route,
-        ..ibv_qp_attr::default()
-    };
-    let connect = IBV_QP_AV
-        | IBV_QP_PATH_MTU
-        | IBV_QP_DEST_QPN
-        | IBV_QP_RQ_PSN
-        | IBV_QP_MAX_DEST_RD_ATOMIC
-        | IBV_QP_MIN_RNR_TIMER;
-    let mask = IBV_QP_STATE | if reliable { connect } else { 0 };
-    qp.modify(&mut attr, mask).expect("RTR");
-    let mut attr = ibv_qp_attr {
-        qp_state: IBV_QPS_RTS,
-        sq_psn: 100,
-        timeout: options.timeout,
-        retry_cnt: options.retries,
-        rnr_retry: options.rnr_retries,
-        max_rd_atomic: 16,
-        ..ibv_qp_attr::default()
-    };
-    let start = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-    let mask = IBV_QP_STATE | IBV_QP_SQ_PSN | if reliable { start } else { 0 };
-    qp.modify(&mut attr, mask).expect("RTS");
-}
-
-/// Takes a queue pair to INIT.
-pub fn initialize(qp: &QueuePair, options: &Options) {
-    let mut attr = ibv_qp_attr {
-        qp_state: IBV_QPS_INIT,
-        port_num: 1,
-        qkey: DATAGRAM_KEY,
-        qp_access_flags: options.access.bits(),
-        ..ibv_qp_attr::default()
-    };
-    let own = if options.kind == QueuePairKind::Reliable { IBV_QP_ACCESS_FLAGS } else { IBV_QP_QKEY };
-    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own;
-    qp.modify(&mut attr, mask).expect("INIT");
-}
-
-/// Takes a queue pair to a state that needs nothing else.
-pub fn go_to(qp: &QueuePair, state: ibv_qp_state) {
-    let mut attr = ibv_qp_attr { qp_state: state, ..ibv_qp_attr::default() };
-    qp.modify(&mut attr, IBV_QP_STATE).expect("a state");
-}
-
-/// Bytes in front of a buffer and behind it, which nobody may write.
-const GUARD: usize = 64;
-const GUARDED: u8 = 0xa7;
-
-/// Registered memory. What a device may write is never seen through a reference.
-pub struct Buffer {
-    region: MemoryRegion,
-    memory: *mut u8,
-    len: usize,
-}
-
-impl Buffer {
-    pub fn new(domain: &Arc<ProtectionDomain>, len: usize, access: Access) -> Self {
-        let layout = Self::layout(len);
-        // SAFETY: the length is not zero.
-        let memory = unsafe { std::alloc::alloc(layout) };
-        assert!(!memory.is_null());
-        // SAFETY: just allocated, with room for guards on both sides, which are not registered.
-        let region = unsafe {
-            memory.write_bytes(GUARDED, layout.size());
-            memory.add(GUARD).write_bytes(0, len);
-            domain.register(memory.add(GUARD), len, access).expect("a region")
-        };
-        Self { region, memory, len }
-    }
-
-    fn layout(len: usize) -> std::alloc::Layout {
-        std::alloc::Layout::from_size_align(len + 2 * GUARD, 4096).expect("a layout")
-    }
-
-    pub fn addr(&self) -> u64 {
-        self.region.addr() as u64
-    }
-
-    pub fn lkey(&self) -> u32 {
-        self.region.lkey()
-    }
-
-    /// A part of it as a peer names it.
-    pub fn remote(&self, at: usize) -> (u64, u32) {
-        (self.addr() + at as u64, self.region.rkey())
-    }
-
-    /// A part of it as a piece of a work request.
-    pub fn piece(&self, range: Range<usize>) -> ibv_sge {
-        let length = u32::try_from(range.len()).expect("a length");
-        ibv_sge { addr: self.addr() + range.start as u64, length, lkey: self.lkey() }
-    }
-
-    pub fn whole(&self) -> ibv_sge {
-        self.piece(0..self.len)
-    }
-
-    pub fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        for (offset, byte) in bytes.iter().enumerate() {
-            // SAFETY: within the buffer, which is this value's.
-            unsafe { self.memory.add(GUARD + at + offset).write_volatile(*byte) };
-        }
-    }
-
-    pub fn read(&self, range: Range<usize>) -> Vec<u8> {
-        assert!(range.end <= self.len);
-        // SAFETY: within the buffer, which is this value's.
-        range.map(|at| unsafe { self.memory.add(GUARD + at).read_volatile() }).collect()
-    }
-
-    pub fn word(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(self.read(at..at + 8).try_into().expect("eight bytes"))
-    }
-
-    /// Fills it with bytes that depend on the seed and on the place.
-    pub fn fill(&self, seed: u8) -> Vec<u8> {
-        let bytes = pattern(self.len, seed);
-        self.write(0, &bytes);
-        bytes
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let layout = Self::layout(self.len);
-        let guards = (0..GUARD).chain(GUARD + self.len..layout.size());
-        // SAFETY: within the allocation.
-        let intact =
-            guards.map(|at| unsafe { self.memory.add(at).read_volatile() }).all(|byte| byte == GUARDED);
-        if !std::thread::panicking() {
-            assert!(intact, "somebody wrote beside a buffer");
-        }
-        // The memory of a test stays, as long as the region is registered: which ends after this.
-    }
-}
-
-/// Bytes that depend on the seed and on the place.
-pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((at >> 9) as u8)).collect()
-}
-
-/// A send work request that is being made.
-#[derive(Clone, Copy)]
-pub struct Request {
-    pub wr: ibv_send_wr,
-    pieces: [ibv_sge; 4],
-}
-
-impl Request {
-    fn new(opcode: ibv_wr_opcode, pieces: &[ibv_sge]) -> Self {
-        let mut own = [ibv_sge::default(); 4];
-        own[..pieces.len()].copy_from_slice(pieces);
-        let wr = ibv_send_wr {
-            wr_id: 0x77,
-            num_sge: pieces.len() as i32,
-            opcode,
-            send_flags: IBV_SEND_SIGNALED,
-            ..ibv_send_wr::default()
-        };
-        Self { wr, pieces: own }
-    }
-
-    pub fn send(pieces: &[ibv_sge]) -> Self {
-        Self::new(IBV_WR_SEND, pieces)
-    }
-
-    pub fn write(pieces: &[ibv_sge], to: (u64, u32)) -> Self {
-        Self::new(IBV_WR_RDMA_WRITE, pieces).remote(to)
-    }
-
-    pub fn read(pieces: &[ibv_sge], from: (u64, u32)) -> Self {
-        Self::new(IBV_WR_RDMA_READ, pieces).remote(from)
-    }
-
-    fn remote(mut self, (remote_addr, rkey): (u64, u32)) -> Self {
-        self.wr.wr.rdma.remote_addr = remote_addr;
-        self.wr.wr.rdma.rkey = rkey;
-        self
-    }
-
-    pub fn fetch_add(into: ibv_sge, word: (u64, u32), add: u64) -> Self {
-        Self::new(IBV_WR_ATOMIC_FETCH_AND_ADD, &[into]).atomic(word, add, 0)
-    }
-
-    pub fn compare_swap(into: ibv_sge, word: (u64, u32), compare: u64, swap: u64) -> Self {
-        Self::new(IBV_WR_ATOMIC_CMP_AND_SWP, &[into]).atomic(word, compare, swap)
-    }
-
-    fn atomic(mut self, (remote_addr, rkey): (u64, u32), compare_add: u64, swap: u64) -> Self {
-        self.wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
-        self
-    }
-
-    /// As a datagram.
-    pub fn datagram(mut self, to: &AddressHandle, queue: u32, key: u32) -> Self {
-        let ud =
-            ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: to.as_raw(), remote_qpn: queue, remote_qkey: key };
-        self.wr.wr.ud = ud;
-        self
-    }
-
-    pub fn id(mut self, id: u64) -> Self {
-        self.wr.wr_id = id;
-        self
-    }
-
-    /// With an immediate value, which is turned into network order.
-    pub fn immediate(mut self, value: u32) -> Self {
-        self.wr.anon_1.imm_data = value.to_be();
-        self.wr.opcode = match self.wr.opcode {
-            IBV_WR_RDMA_WRITE => IBV_WR_RDMA_WRITE_WITH_IMM,
-            _ => IBV_WR_SEND_WITH_IMM,
-        };
-        self
-    }
-
-    pub fn flag(mut self, flag: u32) -> Self {
-        self.wr.send_flags |= flag;
-        self
-    }
-
-    pub fn unsignalled(mut self) -> Self {
-        self.wr.send_flags &= !IBV_SEND_SIGNALED;
-        self
-    }
-
-    /// Posts it alone, which has to succeed.
-    pub fn post(self, qp: &QueuePair) {
-        post_all(qp, &[self]).expect("the request is taken");
-    }
-
-    /// Posts it alone.
-    pub fn try_post(self, qp: &QueuePair) -> Result<(), i32> {
-        post_all(qp, &[self]).map_err(|(_, errno)| errno)
-    }
-}
-
-/// Posts a list. How many were taken when not all were, and why.
-pub fn post_all(qp: &QueuePair, requests: &[Request]) -> Result<(), (usize, i32)> {
-    let mut own = requests.to_vec();
-    let first = own.as_mut_ptr();
-    for at in 0..own.len() {
-        // SAFETY: places of the vector, which is not changed otherwise while the list is used.
-        unsafe {
-            (*first.add(at)).wr.sg_list = (&raw mut (*first.add(at)).pieces).cast();
-            let next =
-                if at + 1 < requests.len() { &raw mut (*first.add(at + 1)).wr } else { std::ptr::null_mut() };
-            (*first.add(at)).wr.next = next;
-        }
-    }
-    // SAFETY: tests keep their buffers until the queue pairs are gone, or the work has ended.
-    unsafe { qp.post_send(&raw mut (*first).wr) }.map_err(|PostFailure { errno, bad_wr }| {
-        let taken = (bad_wr.addr() - first.addr()) / size_of::<Request>();
-        (taken, errno)
-    })
-}
-
-/// Posts a receive.
-pub fn post_receive(qp: &QueuePair, id: u64, pieces: &[ibv_sge]) {
-    try_post_receive(qp, id, pieces).expect("the receive is taken");
-}
-
-pub fn try_post_receive(qp: &QueuePair, id: u64, pieces: &[ibv_sge]) -> Result<(), i32> {
-    let mut own = pieces.to_vec();
-    let mut wr = receive(id, &mut own);
-    // SAFETY: as in `post_all`.
-    unsafe { qp.post_recv(&raw mut wr) }.map_err(|failure| failure.errno)
-}
-
-/// Posts a receive to a shared queue.
-pub fn post_shared(srq: &SharedReceiveQueue, id: u64, pieces: &[ibv_sge]) -> Result<(), i32> {
-    let mut own = pieces.to_vec();
-    let mut wr = receive(id, &mut own);
-    // SAFETY: as in `post_all`.
-    unsafe { srq.post(&raw mut wr) }.map_err(|failure| failure.errno)
-}
-
-fn receive(id: u64, pieces: &mut [ibv_sge]) -> ibv_recv_wr {
-    ibv_recv_wr {
-        wr_id: id,
-        next: std::ptr::null_mut(),
-        sg_list: pieces.as_mut_ptr(),
-        num_sge: pieces.len() as i32,
-    }
-}
-
 /// The immediate value of a completion, in this machine's order.
 pub fn immediate(found: &ibv_wc) -> u32 {
     assert_ne!(found.wc_flags & IBV_WC_WITH_IMM, 0, "it has an immediate value");
@@ -547,12 +219,4 @@ pub fn request_solicited(cq: &CompletionQueue) {
 pub fn failure(found: &ibv_wc) -> ibv_wc_status {
     assert_ne!(found.status, IBV_WC_SUCCESS);
     found.status
-}
-
-/// Tries to register an address at which nothing is.
-pub fn nowhere(
-    domain: &Arc<ProtectionDomain>,
-) -> Result<MemoryRegion, carrack_transports::verbs::sys::VerbsError> {
-    // SAFETY: nothing is posted that would use it.
-    unsafe { domain.register(std::ptr::without_provenance_mut(4096), 4096, all_access()) }
 }
