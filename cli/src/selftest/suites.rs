@@ -47,6 +47,8 @@ const SUITES: &[Suite] = &[
     suite("known_memory", On::Any, true, 10),
     suite("gpu_ordeals", On::Any, true, 15),
     suite("fake_gpu", On::Nothing, true, 10),
+    suite("simulated_nic", On::Nothing, true, 5),
+    suite("verbs_calls", On::Nothing, true, 5),
     suite("processes", On::Nothing, true, 10),
     suite("signals", On::Nothing, true, 5),
     suite("quiet_path", On::Nothing, true, 5),

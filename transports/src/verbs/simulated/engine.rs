@@ -194,8 +194,7 @@ impl Engine {
     pub(super) fn unplug(&self, address: PortAddress) {
         self.ports.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
         let mut addresses = lock(&self.addresses);
-        let [.., number] = address.raw().to_be_bytes();
-        addresses.free.entry(address.block()).or_default().insert(number);
+        addresses.free.entry(address.block()).or_default().insert(address.number());
         addresses.used -= 1;
         addresses.stopped |= addresses.used == 0;
         if addresses.stopped {
