@@ -159,7 +159,7 @@ impl RuntimeBuilder {
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
             comps: Registry::new(),
-            regions: Arc::default(),
+            regions: Arc::new(Regions::new(&chores)),
             deadlines: Deadlines::new(&chores),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),

@@ -5,7 +5,7 @@ use super::bounces::Bounces;
 use super::memory::Words;
 use super::sending::{Sending, Unsent};
 use super::sys::QueuePair;
-use super::transfers::{Direction, Registrations, Transfer};
+use super::transfers::{Direction, Registrations};
 use super::wire::End;
 use crate::contract::{Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
 use crate::mem::{Buffer, MemRef};
@@ -132,12 +132,17 @@ impl Connection {
         if !self.is_up() {
             return self.not_up();
         }
-        let begun = sending.transfer(way, what, self.completed.load(Ordering::Acquire), registrations);
+        let begun = sending.transfer(
+            way,
+            what,
+            self.completed.load(Ordering::Acquire),
+            (registrations, &self.bounces),
+        );
         self.told(begun.map(|()| Submit::Posted))
     }
 
     /// The operations on memory that are over. `None`: another thread is sending, ask again.
-    pub(super) fn ended(&self) -> Option<Vec<Transfer>> {
+    pub(super) fn ended(&self) -> Option<Vec<(OpToken, Buffer)>> {
         let mut sending = self.sending.try_lock()?;
         Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
     }
@@ -196,7 +201,7 @@ impl Connection {
     }
 
     /// Lets go of the queue pair. The operations on memory that had not ended.
-    pub(super) fn close(&self) -> Vec<Transfer> {
+    pub(super) fn close(&self) -> Vec<(OpToken, Buffer)> {
         self.sending.lock().close(&self.bounces)
     }
 }

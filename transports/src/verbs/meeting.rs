@@ -8,7 +8,6 @@ use super::entries::{Entry, Phase};
 use super::memory::Words;
 use super::queue_pairs;
 use super::sys::VerbsError;
-use super::transfers::Transfer;
 use super::wire::{End, Message, Nonce, proof};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
@@ -451,10 +450,10 @@ impl Polling {
         // Those that are over, and not told of, too: whose they are hears of each once.
         self.ending.retain(|&other| other != index);
         let over = connection.ended().unwrap_or_default();
-        for Transfer { token, buffer, .. } in over {
+        for (token, buffer) in over {
             self.pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
         }
-        for Transfer { token, buffer, .. } in connection.close() {
+        for (token, buffer) in connection.close() {
             let failure = if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
             self.pending.push_back(Event::Completion { token, buffer, outcome: Err(Box::new(failure)) });
         }

@@ -7,7 +7,7 @@ use super::sys::bindings::{
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
 };
 use super::sys::{PostFailure, QueuePair};
-use super::transfers::{Direction, PIECE, Registrations, Transfer};
+use super::transfers::{Direction, PIECE, Registrations, Transfer, Via};
 use super::wire::End;
 use super::wr_id::WrId;
 use crate::contract::{Busy, Header, OpToken, RemotePlace};
@@ -220,14 +220,14 @@ impl Sending {
     }
 
     /// Everything is over: lets go of the queue pair and of what requests held. The operations on memory that had not ended.
-    pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<Transfer> {
+    pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
         // First: no request of it reads a bounce, or a buffer, after this.
         self.queue = None;
         let mut ended = Vec::new();
         for (_, held) in self.held.drain(..) {
             match held {
                 Held::Bounce(bounce) => bounces.give_back(bounce),
-                Held::Transfer(transfer) => ended.push(transfer),
+                Held::Transfer(transfer) => ended.push(transfer.fail(bounces)),
             }
         }
         ended
@@ -239,8 +239,15 @@ impl Sending {
         (direction, remote): (Direction, RemotePlace),
         (buffer, token): (&mut Buffer, OpToken),
         completed: u32,
-        registrations: &Registrations,
+        (registrations, bounces): (&Registrations, &Bounces),
     ) -> Result<(), Unsent> {
+        let rkey =
+            u32::try_from(remote.key).map_err(|_| Unsent::Wrong("it has named a key that is none".into()))?;
+        // Copied sooner than registered. A region is registered already, or will be for the next time.
+        let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
+        if is_small && !matches!(buffer, Buffer::Region(_)) {
+            return self.small_transfer((direction, remote.addr, rkey), (buffer, token), completed, bounces);
+        }
         let pieces = u32::try_from(buffer.len().div_ceil(PIECE)).unwrap_or(u32::MAX);
         if pieces.saturating_add(self.outstanding(completed) + RESERVE) >= self.depth {
             if pieces + RESERVE >= self.depth {
@@ -258,8 +265,6 @@ impl Sending {
             Direction::Put => IBV_WR_RDMA_WRITE,
             Direction::Get => IBV_WR_RDMA_READ,
         };
-        let rkey =
-            u32::try_from(remote.key).map_err(|_| Unsent::Wrong("it has named a key that is none".into()))?;
         for at in (0..len).step_by(PIECE) {
             let here = PIECE.min(len - at);
             let (addr, length) = (base.wrapping_add(at) as u64, u32::try_from(here).unwrap_or(u32::MAX));
@@ -272,20 +277,70 @@ impl Sending {
             if let Err(error) = unsafe { self.post_as(&mut request, is_last, is_last) } {
                 if at > 0 {
                     // What was posted still reads it: it is given back when the queue pair is gone.
-                    let transfer = Transfer::new(token, registration, std::mem::take(buffer));
-                    self.held.push_back((self.posted, Held::Transfer(transfer)));
+                    let via = Via::Registration(registration);
+                    self.hold(Transfer::new(token, via, std::mem::take(buffer)));
                     return Err(Unsent::Failed("a request for a part of a buffer was refused".into()));
                 }
                 return Err(error);
             }
         }
-        let transfer = Transfer::new(token, registration, std::mem::take(buffer));
-        self.held.push_back((self.posted, Held::Transfer(transfer)));
+        self.hold(Transfer::new(token, Via::Registration(registration), std::mem::take(buffer)));
         Ok(())
     }
 
+    /// The same of a few bytes, which are copied.
+    fn small_transfer(
+        &mut self,
+        (direction, addr, rkey): (Direction, u64, u32),
+        (buffer, token): (&mut Buffer, OpToken),
+        completed: u32,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        if self.outstanding(completed) + RESERVE >= self.depth {
+            return Err(Unsent::Busy(Busy::Full));
+        }
+        let (len, is_put) = (buffer.len(), direction == Direction::Put);
+        let goes_inline = is_put && len <= self.inline;
+        let (filled, via) = if goes_inline {
+            let length = u32::try_from(len).unwrap_or(u32::MAX);
+            (Filled { addr: buffer.view().as_ptr() as u64, len: length, key: 0 }, Via::Inline)
+        } else {
+            self.give_back(completed, bounces);
+            let Some(bounce) = bounces.take() else { return Err(Unsent::Busy(Busy::NoPacket)) };
+            match bounces.plain(&bounce, is_put.then_some(&*buffer), len) {
+                Ok(filled) => (filled, Via::Bounce(bounce, direction)),
+                Err(error) => {
+                    bounces.give_back(bounce);
+                    return Err(Unsent::Unregistered(error.to_string()));
+                }
+            }
+        };
+        let mut part = [ibv_sge { addr: filled.addr, length: filled.len, lkey: filled.key }];
+        let mut request = self.request(&mut part, if is_put { IBV_WR_RDMA_WRITE } else { IBV_WR_RDMA_READ });
+        request.wr.rdma.remote_addr = addr;
+        request.wr.rdma.rkey = rkey;
+        request.send_flags = if goes_inline { IBV_SEND_INLINE } else { 0 };
+        // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a bounce is nobody else's until the
+        // request is over.
+        match unsafe { self.post_as(&mut request, true, true) } {
+            Ok(()) => {
+                self.hold(Transfer::new(token, via, std::mem::take(buffer)));
+                Ok(())
+            }
+            Err(error) => {
+                *buffer = Transfer::new(token, via, std::mem::take(buffer)).fail(bounces).1;
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps what the last request needs.
+    fn hold(&mut self, transfer: Transfer) {
+        self.held.push_back((self.posted, Held::Transfer(transfer)));
+    }
+
     /// The operations on memory that are over, the first of them first.
-    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<Transfer> {
+    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
         let mut ended = Vec::new();
         while let Some((sequence, _)) = self.held.front()
             && completed.wrapping_sub(*sequence) < 1 << 31
@@ -293,7 +348,7 @@ impl Sending {
         {
             match held {
                 Held::Bounce(bounce) => bounces.give_back(bounce),
-                Held::Transfer(transfer) => ended.push(transfer),
+                Held::Transfer(transfer) => ended.push(transfer.end(bounces)),
             }
         }
         ended

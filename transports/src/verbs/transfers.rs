@@ -1,5 +1,6 @@
 //! Bytes that the NIC moves between this rank's memory and a peer's, by itself.
 
+use super::bounces::{Bounce, Bounces};
 use super::memory::addresses;
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::contract::{Exposed, OpToken, RemotePlace};
@@ -25,15 +26,47 @@ pub(super) enum Direction {
 /// An operation under way, and what it needs until it is over.
 #[derive(Debug)]
 pub(super) struct Transfer {
-    pub(super) token: OpToken,
-    // Before the memory that it is about.
-    _registration: Arc<MemoryRegion>,
-    pub(super) buffer: Buffer,
+    token: OpToken,
+    // Before the memory that it may be about.
+    via: Via,
+    buffer: Buffer,
+}
+
+/// How the NIC reaches the bytes.
+#[derive(Debug)]
+pub(super) enum Via {
+    /// They went with the request.
+    Inline,
+    /// They lie in a copy; a get's are copied back when it is over.
+    Bounce(Bounce, Direction),
+    /// Where they are.
+    Registration(#[allow(dead_code, reason = "held")] Arc<MemoryRegion>),
 }
 
 impl Transfer {
-    pub(super) fn new(token: OpToken, registration: Arc<MemoryRegion>, buffer: Buffer) -> Self {
-        Self { token, _registration: registration, buffer }
+    pub(super) fn new(token: OpToken, via: Via, buffer: Buffer) -> Self {
+        Self { token, via, buffer }
+    }
+
+    /// It is over.
+    pub(super) fn end(self, bounces: &Bounces) -> (OpToken, Buffer) {
+        let Self { token, via, mut buffer } = self;
+        if let Via::Bounce(bounce, direction) = via {
+            if direction == Direction::Get {
+                bounces.copy_out(&bounce, &mut buffer);
+            }
+            bounces.give_back(bounce);
+        }
+        (token, buffer)
+    }
+
+    /// It has come to nothing.
+    pub(super) fn fail(self, bounces: &Bounces) -> (OpToken, Buffer) {
+        let Self { token, via, buffer } = self;
+        if let Via::Bounce(bounce, _) = via {
+            bounces.give_back(bounce);
+        }
+        (token, buffer)
     }
 }
 
