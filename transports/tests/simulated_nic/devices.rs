@@ -342,7 +342,7 @@ fn raise_descriptors() {
 #[test]
 fn a_nic_without_devices_is_a_machine_without_them() {
     let nic = SimulatedNic::new(Config::devices(0)).unwrap();
-    let refused = Context::open(&nic.verbs(), "sim0").err().expect("there is none");
+    let refused = Context::open(&nic.verbs(), "sim0").expect_err("there is none");
     assert_eq!(refused.errno, libc::ENODEV, "{refused}");
 }
 

@@ -291,21 +291,24 @@ fn count_engines() {
     let on = |fabric: Option<&str>, devices| {
         SimulatedNic::new(Config { fabric: fabric.map(str::to_owned), ..Config::devices(devices) }).unwrap()
     };
-    let named = fabric("engines");
-    let nics = [on(None, 300), on(Some(&named), 300), on(Some(&named), 1), on(None, 0)];
-    let node = Node::open(&nics[0].verbs(), "sim299");
     let deadline = Instant::now() + PATIENCE;
     // Threads come, get their name, and go in their own time.
     let becomes = |wanted| {
-        while engines() != wanted && Instant::now() < deadline {
+        let mut count = engines();
+        while count != wanted && Instant::now() < deadline {
             std::thread::yield_now();
+            count = engines();
         }
-        engines()
+        count
     };
+    let named = fabric("engines");
+    let nics = [on(None, 300), on(Some(&named), 300), on(Some(&named), 1)];
+    let node = Node::open(&nics[0].verbs(), "sim299");
     let all = becomes(2);
     drop(nics);
     // A context that is open keeps its device, and that the engine.
     let with_a_context = becomes(1);
+    let _without_devices = on(None, 0);
     drop(node);
     println!("@ {all} {with_a_context} {}", becomes(0));
 }
