@@ -338,3 +338,27 @@ fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit }).unwrap();
 }
+
+#[test]
+fn a_nic_without_devices_is_a_machine_without_them() {
+    let nic = SimulatedNic::new(Config::devices(0)).unwrap();
+    let refused = Context::open(&nic.verbs(), "sim0").expect_err("there is none");
+    assert_eq!(refused.errno, libc::ENODEV, "{refused}");
+}
+
+#[test]
+fn nics_that_come_and_go_on_one_network_always_have_an_engine() {
+    let fabric = format!("coming and going in {}", std::process::id());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    write_once(&Bench::simulated(Config {
+                        fabric: Some(fabric.clone()),
+                        ..Config::devices(2)
+                    }));
+                }
+            });
+        }
+    });
+}

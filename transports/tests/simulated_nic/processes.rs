@@ -5,6 +5,7 @@ use carrack_transports::verbs::simulated::{Config, FABRIC_VARIABLE, SimulatedNic
 use carrack_transports::verbs::sys::QueuePairKind;
 use carrack_transports::verbs::sys::bindings as ibv;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -254,6 +255,7 @@ fn what_comes_over_a_socket_and_is_no_packet_ends_that_connection_only() {
         if rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).is_ok()
         {
             let _ = send(&socket, &rubbish, rustix::net::SendFlags::NOSIGNAL);
+            assert!(readable(socket.as_fd(), PATIENCE), "it hangs up");
         }
     }
     let mine = node.buffer(1000);
@@ -289,21 +291,24 @@ fn count_engines() {
     let on = |fabric: Option<&str>, devices| {
         SimulatedNic::new(Config { fabric: fabric.map(str::to_owned), ..Config::devices(devices) }).unwrap()
     };
-    let named = fabric("engines");
-    let nics = [on(None, 300), on(Some(&named), 300), on(Some(&named), 1)];
-    let node = Node::open(&nics[0].verbs(), "sim299");
     let deadline = Instant::now() + PATIENCE;
     // Threads come, get their name, and go in their own time.
     let becomes = |wanted| {
-        while engines() != wanted && Instant::now() < deadline {
+        let mut count = engines();
+        while count != wanted && Instant::now() < deadline {
             std::thread::yield_now();
+            count = engines();
         }
-        engines()
+        count
     };
+    let named = fabric("engines");
+    let nics = [on(None, 300), on(Some(&named), 300), on(Some(&named), 1)];
+    let node = Node::open(&nics[0].verbs(), "sim299");
     let all = becomes(2);
     drop(nics);
     // A context that is open keeps its device, and that the engine.
     let with_a_context = becomes(1);
+    let _without_devices = on(None, 0);
     drop(node);
     println!("@ {all} {with_a_context} {}", becomes(0));
 }
