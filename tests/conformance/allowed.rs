@@ -369,7 +369,8 @@ impl<'a> Run<'a> {
             }
         }
         if let Flush { follows: true } = self.case.operation {
-            let mut put = ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8);
+            let mut put =
+                ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8).allow_retry(false);
             assert!(put.call().unwrap().is_posted());
         }
     }
