@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_number_finds_its_region_and_no_other() {
         let regions = Regions::new(&Chores::default());
-        let number = |(index, generation): (u32, u32)| super::number(index, generation);
+        let number = |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
         let insert = |len| {
             let (index, generation, _) = regions.insert(Region::host(len)).unwrap();
             (index, generation)
