@@ -200,9 +200,11 @@ impl Connection {
         self.sending.lock().fail(was_up)
     }
 
-    /// Lets go of the queue pair. The operations on memory that had not ended.
-    pub(super) fn close(&self) -> Vec<(OpToken, Buffer)> {
-        self.sending.lock().close(&self.bounces)
+    /// Lets go of the queue pair. The operations on memory that were over and not told of, and those that were not over.
+    pub(super) fn close(&self) -> [Vec<(OpToken, Buffer)>; 2] {
+        let mut sending = self.sending.lock();
+        let over = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);
+        [over, sending.close(&self.bounces)]
     }
 }
 

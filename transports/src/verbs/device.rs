@@ -15,6 +15,7 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
     Unavailable,
 };
+use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::sync::BiasedLock;
 use crate::upkeep::Upkeep;
@@ -54,6 +55,8 @@ pub(super) struct RdmaDevice {
     attention: AtomicBool,
     /// Threads between `arm` and `disarm`.
     sleepers: AtomicU32,
+    /// A fork has its memory, and not its queue pairs.
+    owner: Owner,
 }
 
 /// What only the poller touches.
@@ -149,11 +152,15 @@ impl RdmaDevice {
             polling: BiasedLock::new(polling),
             attention: AtomicBool::new(true),
             sleepers: AtomicU32::new(0),
+            owner: Owner::this_process(),
         }))
     }
 
     /// A link has gone. Where another thread polls, or this one is within a poll, the next poll looks after it.
     pub(super) fn link_has_gone(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         self.attention.store(true, Ordering::Release);
         if let Some(mut polling) = self.polling.try_lock() {
             polling.end_unwanted();
@@ -397,6 +404,9 @@ impl Device for RdmaDevice {
     }
 
     fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         let mut polling = self.polling.lock();
         if polling.closed {
             return;

@@ -447,13 +447,12 @@ impl Polling {
         }
         let connection = entry.connection;
         let cause = connection.set_down(DownCause::Closed);
-        // Those that are over, and not told of, too: whose they are hears of each once.
         self.ending.retain(|&other| other != index);
-        let over = connection.ended().unwrap_or_default();
+        let [over, failed] = connection.close();
         for (token, buffer) in over {
             self.pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
         }
-        for (token, buffer) in connection.close() {
+        for (token, buffer) in failed {
             let failure = if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
             self.pending.push_back(Event::Completion { token, buffer, outcome: Err(Box::new(failure)) });
         }
