@@ -1,6 +1,6 @@
 //! The runtime: a rank of a job, and its resources.
 
-use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
+use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess};
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
@@ -123,7 +123,10 @@ impl RuntimeBuilder {
             Some(bootstrap) => bootstrap,
             None => match FromLauncher::from_env()? {
                 Some(launcher) => Box::new(launcher),
-                None => Box::new(Alone::new()?),
+                None => match FromEnvironment::from_env(&settings)? {
+                    Some(tree) => Box::new(tree),
+                    None => Box::new(Alone::new()?),
+                },
             },
         };
         let mut drivers = self.drivers;
@@ -260,7 +263,8 @@ fn verbs_options(settings: &Settings) -> verbs::Options {
 }
 
 impl Runtime {
-    /// Starts a runtime as the environment says: as a rank of the launcher's job, or alone in a job of one.
+    /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the job that torchrun's variables name
+    /// ([`FromEnvironment`]), or alone in a job of one.
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }

@@ -52,6 +52,7 @@ const SUITES: &[Suite] = &[
     suite("quiet_path", On::Nothing, true, 5),
     suite("hostile", On::Nothing, false, 10),
     suite("launcher", On::Nothing, false, 10),
+    suite("tcp_bootstrap", On::Nothing, false, 10),
     suite("cli_perf", On::Nothing, false, 15),
     suite("ordeals", On::Nothing, false, 30),
     suite("growth", On::Nothing, false, 10),
