@@ -40,7 +40,7 @@ impl Connection {
     pub(super) fn new(
         index: u32,
         (peer, device): (PeerId, DeviceKey),
-        queue: Arc<QueuePair>,
+        (queue, depth): (Arc<QueuePair>, u32),
         words: Words,
         bounces: Arc<Bounces>,
     ) -> Self {
@@ -53,7 +53,7 @@ impl Connection {
             unwanted: AtomicU32::new(0),
             packet_size: bounces.payload(),
             completed: CachePadded::new(AtomicU32::new(0)),
-            sending: BiasedLock::new(Sending::new(queue, index)),
+            sending: BiasedLock::new(Sending::new(queue, depth, index)),
             words,
             bounces,
         }

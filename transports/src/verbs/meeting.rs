@@ -133,6 +133,7 @@ impl Polling {
             reads: port.reads.0,
         };
         let nonce = fresh_nonce().map_err(|_| VerbsError::because("getrandom", libc::EIO, ""))?;
+        let queue = (queue, shared.options.send_depth);
         let connection = Connection::new(index, (peer, device), queue, words, self.bounces.clone());
         Ok(Entry {
             connection: Arc::new(connection),

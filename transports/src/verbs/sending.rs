@@ -55,10 +55,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    pub(super) fn new(queue: Arc<QueuePair>, connection: u32) -> Self {
+    /// For so many requests at a time. The queue may hold more than was asked for; its completions have room for what was.
+    pub(super) fn new(queue: Arc<QueuePair>, depth: u32, connection: u32) -> Self {
         Self {
             connection,
-            depth: queue.send_depth(),
+            depth: queue.send_depth().min(depth),
             inline: queue.inline(),
             queue: Some(queue),
             posted: 0,
