@@ -367,7 +367,8 @@ impl<'a> Lane<'a> {
         let begun = self.begun(at, step, What::Put(slot), outcome);
         let peer = &mut self.peers[at];
         peer.sent += 2 * u64::from(begun);
-        peer.busy_slots[region][slot] = begun;
+        // One that has begun may be over by now, and its slot another's.
+        peer.busy_slots[region][slot] &= begun;
         begun
     }
 

@@ -191,6 +191,8 @@ impl Polling {
                     (entry.channel, entry.phase) = (Some(channel), Phase::Calling);
                     return Ok(());
                 }
+                // No other host would do.
+                (Err(error), _) if is_lack(&error) => return Err(error),
                 (Err(error), _) => last = io::Error::new(error.kind(), format!("{host}: {error}")),
                 (Ok(_), None) => break,
             }
