@@ -65,9 +65,10 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
-/// it again, the mock library needs a C compiler and its source (two programs), and the table of rules is read in the tree.
+/// it again, the mock library needs a C compiler and its source (two programs), the table of rules is read in the tree, and a guest is made
+/// from it.
 #[cfg(test)]
-const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_costs", "gpu_rules"];
+const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_costs", "gpu_rules", "verbs_guest"];
 
 /// Whether a test program of that name is one of the parts.
 pub(super) fn is_known(name: &str) -> bool {

@@ -203,6 +203,8 @@ impl Polling {
                     entry.called = Some(host);
                     return Ok(());
                 }
+                // No other host would do.
+                (Err(error), _) if is_lack(&error) => return Err(error),
                 (Err(error), _) => last = io::Error::new(error.kind(), format!("{host}: {error}")),
                 (Ok(_), None) => break,
             }
