@@ -130,7 +130,8 @@ impl RuntimeBuilder {
         drivers.push(driver(&settings)?);
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
-        let (mut domains, unavailable) = open_transports(&settings, &identity);
+        let place = bootstrap.place_on_node();
+        let (mut domains, unavailable) = open_transports(&settings, &identity, place);
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
         }
@@ -208,8 +209,8 @@ fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
 
 type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
 
-fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Unavailable>) {
-    let all = Runtime::all_transports(settings);
+fn open_transports(settings: &Settings, identity: &Identity, place: u32) -> (Domains, Vec<Unavailable>) {
+    let all = transports(settings, place);
     let mut domains = Vec::new();
     let mut unavailable = Vec::new();
     for wanted in settings.transports() {
@@ -239,13 +240,31 @@ fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Un
     (domains, unavailable)
 }
 
+/// All transports of this build, for the rank that has this place among those of its node.
+fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn Transport>)> {
+    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let geometry = Geometry {
+        slots: fits(settings.shm_slots()),
+        chunks: fits(settings.shm_chunks()),
+        chunk_size: fits(settings.packet_size()),
+    };
+    let verbs = verbs_options(settings, place);
+    vec![
+        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
+        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+        (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
+        (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs))),
+    ]
+}
+
 /// What the settings say of queue pairs and paths.
-fn verbs_options(settings: &Settings) -> verbs::Options {
+fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let device = settings.verbs_device();
     verbs::Options {
         device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
+        place,
         gid_index: settings.verbs_gid().map(byte),
         traffic_class: byte(settings.verbs_traffic_class()),
         service_level: byte(settings.verbs_service_level()),
@@ -268,18 +287,7 @@ impl Runtime {
     /// All transports of this build, made as these settings say, those included that they leave out: for programs that want to
     /// tell what there is.
     pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
-        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let geometry = Geometry {
-            slots: fits(settings.shm_slots()),
-            chunks: fits(settings.shm_chunks()),
-            chunk_size: fits(settings.packet_size()),
-        };
-        vec![
-            (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-            (TransportChoice::Shm, Box::new(Shm::new(geometry))),
-            (TransportChoice::Verbs, Box::new(Rdma::new(verbs_options(settings)))),
-            (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs_options(settings)))),
-        ]
+        transports(settings, 0)
     }
 
     /// Starts a runtime with choices of the program's own.
