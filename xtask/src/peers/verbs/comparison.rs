@@ -55,7 +55,12 @@ impl<'a> Outcome<'a> {
             (sides.ours(row), theirs)
         };
         match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) => self.rounds.push((ours.value, theirs.value)),
+            (Ok(ours), Ok(theirs)) => {
+                let (ours, theirs, unit) = (ours.value, theirs.value, row.test.unit());
+                // As they come: of a run that is cut off, this is what is left.
+                eprintln!("{row} beside {peer}: {ours:.4} {theirs:.4} {unit}, {:.2}", ours / theirs);
+                self.rounds.push((ours, theirs));
+            }
             (Err(error), _) | (_, Err(error)) => {
                 eprintln!("{row} beside {peer}: {error}");
                 self.failure.get_or_insert(error.to_string());
@@ -119,7 +124,7 @@ pub(super) fn table(outcomes: &[Outcome<'_>]) -> String {
 mod tests {
     use super::*;
 
-    fn outcome(comparison: &Comparison, rounds: &[(f64, f64)]) -> Outcome<'_> {
+    fn outcome<'a>(comparison: &'a Comparison, rounds: &[(f64, f64)]) -> Outcome<'a> {
         Outcome { comparison, rounds: rounds.to_vec(), failure: None }
     }
 
