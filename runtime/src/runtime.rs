@@ -141,7 +141,8 @@ impl RuntimeBuilder {
         drivers.push(driver(&settings)?);
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
-        let (mut domains, unavailable) = open_transports(&settings, self.transports, &identity);
+        let place = bootstrap.place_on_node();
+        let (mut domains, unavailable) = open_transports(&settings, self.transports, &identity, place);
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
         }
@@ -223,8 +224,9 @@ fn open_transports(
     settings: &Settings,
     own: Vec<Box<dyn Transport>>,
     identity: &Identity,
+    place: u32,
 ) -> (Domains, Vec<Unavailable>) {
-    let mut all = Runtime::all_transports(settings);
+    let mut all = transports(settings, place);
     let mut others = Vec::new();
     for transport in own {
         match all.iter_mut().find(|(_, built)| built.name() == transport.name()) {
@@ -262,13 +264,31 @@ fn open_transports(
     (domains, unavailable)
 }
 
+/// All transports of this build, for the rank that has this place among those of its node.
+fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn Transport>)> {
+    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let geometry = Geometry {
+        slots: fits(settings.shm_slots()),
+        chunks: fits(settings.shm_chunks()),
+        chunk_size: fits(settings.packet_size()),
+    };
+    let verbs = verbs_options(settings, place);
+    vec![
+        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
+        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+        (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
+        (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs))),
+    ]
+}
+
 /// What the settings say of queue pairs and paths.
-fn verbs_options(settings: &Settings) -> verbs::Options {
+fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let device = settings.verbs_device();
     verbs::Options {
         device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
+        place,
         gid_index: settings.verbs_gid().map(byte),
         traffic_class: byte(settings.verbs_traffic_class()),
         service_level: byte(settings.verbs_service_level()),
@@ -292,18 +312,7 @@ impl Runtime {
     /// All transports of this build, made as these settings say, those included that they leave out: for programs that want to
     /// tell what there is.
     pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
-        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let geometry = Geometry {
-            slots: fits(settings.shm_slots()),
-            chunks: fits(settings.shm_chunks()),
-            chunk_size: fits(settings.packet_size()),
-        };
-        vec![
-            (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-            (TransportChoice::Shm, Box::new(Shm::new(geometry))),
-            (TransportChoice::Verbs, Box::new(Rdma::new(verbs_options(settings)))),
-            (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs_options(settings)))),
-        ]
+        transports(settings, 0)
     }
 
     /// Starts a runtime with choices of the program's own.

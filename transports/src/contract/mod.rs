@@ -65,7 +65,7 @@ pub trait Transport: Send + Sync {
     /// A word: `loopback`, `shm`. Also what `CARRACK_TRANSPORT` takes.
     fn name(&self) -> &'static str;
 
-    /// What can be opened on this machine.
+    /// What can be opened on this machine, in the order in which this rank would take it.
     ///
     /// # Errors
     /// Why nothing can.

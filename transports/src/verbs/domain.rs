@@ -1,6 +1,7 @@
 //! A port of an RDMA device, opened for a rank.
 
 use super::address::{Fabric, Host, ip_of};
+use super::choice;
 use super::device::RdmaDevice;
 use super::options::Options;
 use super::port::{Wish, choose_gid};
@@ -91,7 +92,10 @@ impl RdmaDomain {
         let unavailable = |why: String| Unavailable::new(name, why);
         options.check().map_err(unavailable)?;
         let failed = |error: VerbsError| unavailable(error.to_string());
-        let wish = Wish::read(options.device.as_deref().unwrap_or(device)).map_err(unavailable)?;
+        let wish = match &options.device {
+            Some(names) => choice::named(names, options.place).map_err(unavailable)?,
+            None => Wish { device: device.to_owned(), port: None },
+        };
         let context = Context::open(verbs, &wish.device).map_err(failed)?;
         let (port, kind) = port(&context, &wish, &options).map_err(unavailable)?;
         let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
