@@ -83,7 +83,8 @@ impl Polling {
     fn parted(&mut self, index: u32) {
         // An older one of this number would have been flushed before its number was used again.
         if self.entries.get(index).is_some_and(|entry| entry.phase == Phase::Leaving) {
-            self.finish(index);
+            // Through the error state: receives that the peer's messages have taken must come back before the queue pair goes.
+            self.end(index, DownCause::Closed);
         }
     }
 
@@ -111,7 +112,10 @@ impl Polling {
             "a request failed"
         );
         // Which of several was the first to fail does not come first from every device: a flush is the last to be believed.
-        if flushed {
+        if completion.status == IBV_WC_RETRY_EXC_ERR {
+            let why = self.shared.why_no_answer();
+            self.end(index, DownCause::Gone(why));
+        } else if flushed {
             self.end(index, DownCause::Gone("its queue pair went into the error state".into()));
         } else {
             self.end(index, cause(completion.status));
@@ -164,9 +168,6 @@ impl Polling {
 fn cause(status: u32) -> DownCause {
     let gone = |why: &str| DownCause::Gone(why.to_owned());
     match status {
-        IBV_WC_RETRY_EXC_ERR => {
-            gone("its NIC does not answer (retries exceeded): its process, its node or the network is gone")
-        }
         IBV_WC_RNR_RETRY_EXC_ERR => gone("it has no receive posted (RNR retries exceeded)"),
         IBV_WC_REM_ACCESS_ERR => {
             DownCause::Protocol("its NIC refuses access to its memory (remote access error)".into())

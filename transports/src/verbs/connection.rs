@@ -41,7 +41,7 @@ impl Connection {
     pub(super) fn new(
         index: u32,
         (peer, device): (PeerId, DeviceKey),
-        queue: Arc<QueuePair>,
+        (queue, depth): (Arc<QueuePair>, u32),
         words: Words,
         bounces: Arc<Bounces>,
     ) -> Self {
@@ -54,10 +54,15 @@ impl Connection {
             unwanted: AtomicU32::new(0),
             packet_size: bounces.payload(),
             completed: CachePadded::new(AtomicU32::new(0)),
-            sending: BiasedLock::new(Sending::new(queue, index)),
+            sending: BiasedLock::new(Sending::new(queue, depth, index)),
             words,
             bounces,
         }
+    }
+
+    /// The rank and its device.
+    pub(super) fn whom(&self) -> (PeerId, DeviceKey) {
+        (self.peer, self.device)
     }
 
     /// Largest message in bytes.

@@ -74,6 +74,10 @@ pub(super) struct Polling {
     pub(super) pending: VecDeque<Event>,
     /// Connections whose peers are to be told of messages taken in.
     pub(super) owing: Vec<u32>,
+    /// Connections at their end of which no completion will tell that it has come.
+    pub(super) forsaken: Vec<u32>,
+    /// Why nothing goes any more.
+    pub(super) broken: Option<String>,
     /// Where completions are put for being looked at.
     space: Box<[ibv_wc; TOGETHER]>,
     /// Connections whose operations on memory are over, and to be told of.
@@ -99,12 +103,20 @@ impl RdmaDevice {
         let port = &shared.port;
         // Half of the packets at most: the other half is the runtime's.
         let half = u32::try_from(packets.limit() / 2).unwrap_or(u32::MAX);
-        let depth = shared.options.receives.min(half).min(port.most_receives).max(1);
+        // And half of the completions: the other half is for what is sent.
+        let most = port.most_receives.min(port.most_completions / 2);
+        let depth = shared.options.receives.min(half).min(most).max(1);
         let completions = CompletionChannel::create(&shared.context).map_err(verbs)?;
-        let room = (depth + 4 * shared.options.send_depth).min(port.most_completions);
+        let room = (depth + 4 * shared.options.send_depth).min(port.most_completions).max(1);
         let queue = CompletionQueue::create(&shared.context, room, Some(&completions)).map_err(verbs)?;
         let bounces = Arc::new(Bounces::new(shared.protection.clone(), shared.options.packet_size, BOUNCES));
-        let receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
+        let mut receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
+        // Now, and not when the first message comes: a NIC that cannot receive is to be known at the start.
+        receives.refill(|_| {});
+        receives.post();
+        if let Some(why) = receives.failed() {
+            return Err(failed("nothing could be received", why));
+        }
         let key = DeviceKey::fresh().map_err(|error| system(error.into()))?;
         let listener = channel::listen(at(&shared)).map_err(system)?;
         let tcp_port = listener.local_addr().map_err(system)?.port();
@@ -127,7 +139,7 @@ impl RdmaDevice {
         let polling = Polling {
             key,
             entries: Entries::default(),
-            strangers: Strangers::default(),
+            strangers: Strangers::of(shared.identity.ranks),
             receives,
             queue,
             bounces,
@@ -135,6 +147,8 @@ impl RdmaDevice {
             pending: VecDeque::new(),
             owing: Vec::new(),
             ending: Vec::new(),
+            forsaken: Vec::new(),
+            broken: None,
             space: Box::new([ibv_wc::default(); TOGETHER]),
             stash: VecDeque::new(),
             listener: Some(listener),
@@ -245,8 +259,11 @@ impl Polling {
                         let completion = self.space[at];
                         self.complete(&completion, batch);
                     }
+                    if count < room && !self.forsaken.is_empty() {
+                        self.finish_forsaken();
+                    }
                 }
-                Err(error) => self.lose_everybody(&error.to_string()),
+                Err(error) => self.lose(&error.to_string()),
             }
         }
         if self.receives.is_hungry() {
@@ -254,6 +271,9 @@ impl Polling {
         }
         if self.receives.is_due() || batch.is_empty() && self.receives.has_fresh() {
             self.receives.post();
+            if let Some(why) = self.receives.failed() {
+                self.lose_everybody(&why);
+            }
         }
         if !self.owing.is_empty() {
             self.pay();
@@ -291,6 +311,16 @@ impl Polling {
     fn refill(&mut self) {
         let Self { receives, entries, owing, .. } = self;
         receives.refill(|index| credit(entries, owing, index));
+        if let Some(why) = receives.failed() {
+            self.lose_everybody(&why);
+        }
+    }
+
+    /// The completion queue cannot be read any more.
+    #[cold]
+    fn lose(&mut self, why: &str) {
+        self.lose_everybody(why);
+        self.finish_forsaken();
     }
 
     /// A message of a connection was taken in, and its place is there again.
@@ -303,14 +333,22 @@ impl Polling {
     #[cold]
     fn pay(&mut self) {
         let entries = &mut self.entries;
+        let mut greedy = Vec::new();
         self.owing.retain(|&index| {
             let Some(entry) = entries.get(index) else { return false };
+            if entry.taken - entry.credited > u64::from(entry.mine.window) {
+                greedy.push(index);
+                return false;
+            }
             let paid = entry.phase == Phase::Failing || entry.connection.credit(entry.taken);
             if paid {
                 (entry.credited, entry.owes) = (entry.taken, false);
             }
             !paid
         });
+        for index in greedy {
+            self.end(index, DownCause::Protocol("it has sent more messages than its window has room for".into()));
+        }
     }
 
     /// Whether a poll would find something, as far as is known.
@@ -442,6 +480,7 @@ impl Polling {
         // Of what was posted the owner is told all the same.
         self.pending.retain(|event| matches!(event, Event::Completion { .. }));
         self.stash.clear();
+        self.forsaken.clear();
         self.strangers = Strangers::default();
         self.listener = None;
         // All queue pairs are gone: nothing is received into packets any more.

@@ -49,6 +49,22 @@ impl Shared {
         }
     }
 
+    /// Why a peer's NIC has not answered, as far as this side can tell.
+    #[cold]
+    pub(super) fn why_no_answer(&self) -> String {
+        let (device, port) = (self.context.name(), self.port.number);
+        match self.context.port_attr(port).map(|attr| attr.state) {
+            Ok(IBV_PORT_ACTIVE) => {
+                "its NIC does not answer (retries exceeded): its process, its node or the network is gone".into()
+            }
+            Ok(state) => format!(
+                "its NIC does not answer (retries exceeded): port {port} of {device}, this rank's own, is {}; see `rdma link`",
+                self.context.verbs().port_state_name(state)
+            ),
+            Err(error) => format!("its NIC does not answer (retries exceeded), nor does this rank's: {error}"),
+        }
+    }
+
     /// What it has told after the first `known`.
     pub(super) fn told_since(&self, known: usize) -> Vec<AsyncEvent> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,6 +91,7 @@ impl RdmaDomain {
         let wish = Wish::read(options.device.as_deref().unwrap_or(device)).map_err(unavailable)?;
         let context = Context::open(verbs, &wish.device).map_err(failed)?;
         let (port, kind) = port(&context, &wish, &options).map_err(unavailable)?;
+        let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
         let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
         let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
         let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
@@ -143,7 +160,16 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
             most_completions: count(attr.max_cqe),
             most_receives: count(attr.max_srq_wr),
             most_queue_pairs: count(attr.max_qp),
+            most_requests: count(attr.max_qp_wr),
         };
+        if attr.max_sge < 2 || attr.max_srq_sge < 2 {
+            return Err(format!(
+                "{} takes requests of {} pieces and receives of {}: headers and messages are two",
+                context.name(),
+                attr.max_sge,
+                attr.max_srq_sge
+            ));
+        }
         return Ok((port, gid.kind));
     }
     Err(format!("no port is active: {down}see `ip link` and `rdma link`"))

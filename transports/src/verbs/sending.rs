@@ -65,10 +65,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    pub(super) fn new(queue: Arc<QueuePair>, connection: u32) -> Self {
+    /// Of a queue that holds `asked` requests: what a device grants beyond that, the completion queue has no room for.
+    pub(super) fn new(queue: Arc<QueuePair>, asked: u32, connection: u32) -> Self {
         Self {
             connection,
-            depth: queue.send_depth(),
+            depth: queue.send_depth().min(asked),
             inline: queue.inline(),
             queue: Some(queue),
             posted: 0,
