@@ -162,10 +162,11 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
             most_queue_pairs: count(attr.max_qp),
             most_requests: count(attr.max_qp_wr),
         };
-        if attr.max_sge < 2 || attr.max_srq_sge < 2 {
+        if attr.max_sge < 2 || attr.max_srq_sge < 2 || attr.max_qp_wr < 16 {
             return Err(format!(
-                "{} takes requests of {} pieces and receives of {}: headers and messages are two",
+                "{} has queue pairs of {} requests of {} pieces, and receives of {}; no fewer than 16, 2 and 2 will do",
                 context.name(),
+                attr.max_qp_wr,
                 attr.max_sge,
                 attr.max_srq_sge
             ));
