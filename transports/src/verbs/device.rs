@@ -333,22 +333,14 @@ impl Polling {
     #[cold]
     fn pay(&mut self) {
         let entries = &mut self.entries;
-        let mut greedy = Vec::new();
         self.owing.retain(|&index| {
             let Some(entry) = entries.get(index) else { return false };
-            if entry.taken - entry.credited > u64::from(entry.mine.window) {
-                greedy.push(index);
-                return false;
-            }
             let paid = entry.phase == Phase::Failing || entry.connection.credit(entry.taken);
             if paid {
                 (entry.credited, entry.owes) = (entry.taken, false);
             }
             !paid
         });
-        for index in greedy {
-            self.end(index, DownCause::Protocol("it has sent more messages than its window has room for".into()));
-        }
     }
 
     /// Whether a poll would find something, as far as is known.
