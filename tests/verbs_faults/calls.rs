@@ -108,7 +108,8 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
                         }
                         Ok(()) => {
                             let over = |ground: &Ground| {
-                                ground.ways[&(caller, called)].down.is_some() || ground.has_arrived(caller, called)
+                                ground.ways[&(caller, called)].down.is_some()
+                                    || ground.has_arrived(caller, called)
                             };
                             ground.talk_until(&what, over);
                             if let Some(cause) = &ground.ways[&(caller, called)].down {
@@ -181,7 +182,10 @@ fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
     }
     ground.all_go_on(20);
     let again = ground.connect(0, 1);
-    assert!(matches!(&again, Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains(word)), "{again:?}");
+    assert!(
+        matches!(&again, Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains(word)),
+        "{again:?}"
+    );
     // Who calls such a rank is told, too.
     ground.connect(1, 0).unwrap();
     ground.talk_until("it is refused", |ground| ground.ways[&(1, 0)].down.is_some());

@@ -230,8 +230,12 @@ impl Ground {
     /// So many more messages arrive on every way that has not ended; and all that were sent.
     #[track_caller]
     pub(crate) fn all_go_on(&mut self, count: u64) {
-        let until: Vec<(usize, usize, u64)> =
-            self.ways.iter().filter(|(_, way)| way.down.is_none()).map(|(pair, way)| (pair.0, pair.1, way.got + count)).collect();
+        let until: Vec<(usize, usize, u64)> = self
+            .ways
+            .iter()
+            .filter(|(_, way)| way.down.is_none())
+            .map(|(pair, way)| (pair.0, pair.1, way.got + count))
+            .collect();
         self.talk_until("all go on", |ground| {
             until.iter().all(|&(from, to, want)| {
                 let way = &ground.ways[&(from, to)];
@@ -294,7 +298,8 @@ impl Ground {
     /// Whoever is not that rank goes on with the others.
     #[track_caller]
     pub(crate) fn the_others_go_on(&mut self, rank: usize, count: u64) {
-        let others: Vec<_> = self.ways.keys().copied().filter(|(from, to)| *from != rank && *to != rank).collect();
+        let others: Vec<_> =
+            self.ways.keys().copied().filter(|(from, to)| *from != rank && *to != rank).collect();
         let until: Vec<_> = others.iter().map(|pair| self.ways[pair].got + count).collect();
         self.talk_until("the others go on", |ground| {
             others.iter().zip(&until).all(|(pair, want)| ground.ways[pair].got >= *want)

@@ -36,7 +36,8 @@ fn a_rank_that_is_killed_in_the_midst_of_traffic_is_heard_of_and_harms_nobody_el
         let words = [rng.random(), victim.into(), rng.random_range(0..=STEPS * u64::from(SIZE - 1))];
         println!("kill {number}: words {words:?}");
         let network = fabric();
-        Ranks::start_each(|_| (FABRIC_VARIABLE, &network), "killed", SIZE, &words).succeed_but_for(Rank(victim));
+        Ranks::start_each(|_| (FABRIC_VARIABLE, &network), "killed", SIZE, &words)
+            .succeed_but_for(Rank(victim));
     }
 }
 

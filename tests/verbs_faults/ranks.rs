@@ -5,7 +5,9 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, connect, pattern, until_with_errors};
 use carrack::bootstrap::InProcess;
 use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Visibility, Which};
-use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR};
+use carrack::transports::verbs::sys::bindings::{
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
+};
 use carrack::transports::verbs::{Options, Rdma};
 use carrack::{OpError, Outcome, PostError, Rank, Runtime, Tag, UserContext};
 use std::collections::BTreeSet;
@@ -114,11 +116,17 @@ fn whatever_a_nic_does_each_operation_ends_once() {
     for nth in [1, 4, 30] {
         for status in [IBV_WC_RETRY_EXC_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR] {
             everything_ends_once("a request fails", |nic| nic.faults().fail_sends(Which::Nth(nth), status));
-            everything_ends_once("a receive fails", |nic| nic.faults().fail_receives(Which::Nth(nth), status));
+            everything_ends_once("a receive fails", |nic| {
+                nic.faults().fail_receives(Which::Nth(nth), status)
+            });
         }
         everything_ends_once("overrun", |nic| nic.faults().overrun(Which::Nth(nth)));
-        everything_ends_once("polling", |nic| nic.faults().fail_call(Call::PollCq, Which::Nth(nth), libc::EIO));
-        everything_ends_once("posting", |nic| nic.faults().fail_call(Call::PostSend, Which::Nth(nth), libc::EIO));
+        everything_ends_once("polling", |nic| {
+            nic.faults().fail_call(Call::PollCq, Which::Nth(nth), libc::EIO)
+        });
+        everything_ends_once("posting", |nic| {
+            nic.faults().fail_call(Call::PostSend, Which::Nth(nth), libc::EIO)
+        });
         everything_ends_once("receives", |nic| {
             nic.faults().fail_call(Call::PostSrqRecv, Which::Nth(nth), libc::EIO);
         });

@@ -5,8 +5,8 @@ use crate::support::Watchdog;
 use carrack::transports::contract::DownCause;
 use carrack::transports::verbs::simulated::Which;
 use carrack::transports::verbs::sys::bindings::{
-    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR,
-    IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_TM_RNDV_INCOMPLETE,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_TM_RNDV_INCOMPLETE,
 };
 
 /// All that are none of success.

@@ -36,7 +36,10 @@ fn a_device_or_port_or_gid_that_is_not_there_is_named_with_those_that_are() {
     says(&refused(settings().verbs_device("sim0:2")), &["sim0", "1 ports", "number 2"]);
     says(&refused(settings().verbs_device("sim0:x")), &["\"x\"", "DEVICE:1"]);
     says(&refused(settings().verbs_device(":1")), &["names no device"]);
-    says(&refused(settings().verbs_gid(Some(77))), &["port 1 of sim0", "index 77", "0, 1, 2, 3", "CARRACK_VERBS_GID"]);
+    says(
+        &refused(settings().verbs_gid(Some(77))),
+        &["port 1 of sim0", "index 77", "0, 1, 2, 3", "CARRACK_VERBS_GID"],
+    );
 }
 
 #[test]

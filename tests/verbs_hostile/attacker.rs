@@ -6,10 +6,12 @@ use carrack::transports::verbs::address::{Address, DeviceKey};
 use carrack::transports::verbs::channel::{Channel, Received};
 use carrack::transports::verbs::port::choose_gid;
 use carrack::transports::verbs::simulated::{Config, SimulatedNic};
-use carrack::transports::verbs::sys::bindings::{self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc};
+use carrack::transports::verbs::sys::bindings::{
+    self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
+};
 use carrack::transports::verbs::sys::{
-    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairKind, QueuePairSpec,
-    SharedReceiveQueue,
+    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairKind,
+    QueuePairSpec, SharedReceiveQueue,
 };
 use carrack::transports::verbs::wire::{End, Message, Nonce, proof};
 use std::sync::Arc;
@@ -86,7 +88,9 @@ impl Attacker {
         let pair = QueuePair::create(&domain, &spec).unwrap();
         let mut memory = vec![0x5a; 4 * PACKET].into_boxed_slice();
         // SAFETY: the memory stays where it is, and goes after the registration.
-        let region = unsafe { domain.register(memory.as_mut_ptr(), memory.len(), Access::LOCAL_WRITE | Access::REMOTE_WRITE) };
+        let region = unsafe {
+            domain.register(memory.as_mut_ptr(), memory.len(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        };
         let region = region.unwrap();
         let gid = choose_gid(&context.gids(1).unwrap(), None).unwrap();
         let mine = End {
@@ -105,7 +109,19 @@ impl Attacker {
         let key = DeviceKey::fresh().unwrap();
         let theirs = End::default();
         let gid_index = gid.index.0;
-        let me = Self { channel, pair, queue, region, memory, theirs, key, mine, gid_index, _receives: receives, _nic: nic };
+        let me = Self {
+            channel,
+            pair,
+            queue,
+            region,
+            memory,
+            theirs,
+            key,
+            mine,
+            gid_index,
+            _receives: receives,
+            _nic: nic,
+        };
         (me, nonce)
     }
 
@@ -137,7 +153,12 @@ impl Attacker {
 
     fn join(&self) {
         let access = ibv::IBV_ACCESS_REMOTE_WRITE;
-        let mut attr = ibv_qp_attr { qp_state: ibv::IBV_QPS_INIT, port_num: 1, qp_access_flags: access, ..Default::default() };
+        let mut attr = ibv_qp_attr {
+            qp_state: ibv::IBV_QPS_INIT,
+            port_num: 1,
+            qp_access_flags: access,
+            ..Default::default()
+        };
         let mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | ibv::IBV_QP_ACCESS_FLAGS;
         self.pair.modify(&mut attr, mask).unwrap();
         let grh = ibv_global_route {
@@ -147,7 +168,8 @@ impl Attacker {
             hop_limit: 64,
             traffic_class: 0,
         };
-        let ah_attr = ibv_ah_attr { grh, dlid: 0, sl: 0, src_path_bits: 0, static_rate: 0, is_global: 1, port_num: 1 };
+        let ah_attr =
+            ibv_ah_attr { grh, dlid: 0, sl: 0, src_path_bits: 0, static_rate: 0, is_global: 1, port_num: 1 };
         let mut attr = ibv_qp_attr {
             qp_state: ibv::IBV_QPS_RTR,
             path_mtu: 5,
@@ -186,7 +208,8 @@ impl Attacker {
 
     /// Posts a request of so many bytes of its memory.
     fn post(&mut self, len: usize, opcode: u32, change: impl FnOnce(&mut ibv_send_wr)) {
-        let mut part = ibv_sge { addr: self.region.addr() as u64, length: len as u32, lkey: self.region.lkey() };
+        let mut part =
+            ibv_sge { addr: self.region.addr() as u64, length: len as u32, lkey: self.region.lkey() };
         let mut request = ibv_send_wr {
             sg_list: &raw mut part,
             num_sge: i32::from(len > 0),
@@ -210,7 +233,8 @@ impl Attacker {
     /// Writes a number to an address of the victim's.
     pub(crate) fn write(&mut self, value: u64, len: usize, addr: u64, key: u32, immediate: Option<u32>) {
         self.memory[..8].copy_from_slice(&value.to_le_bytes());
-        let opcode = if immediate.is_some() { ibv::IBV_WR_RDMA_WRITE_WITH_IMM } else { ibv::IBV_WR_RDMA_WRITE };
+        let opcode =
+            if immediate.is_some() { ibv::IBV_WR_RDMA_WRITE_WITH_IMM } else { ibv::IBV_WR_RDMA_WRITE };
         self.post(len, opcode, |request| {
             (request.wr.rdma.remote_addr, request.wr.rdma.rkey) = (addr, key);
             request.anon_1.imm_data = immediate.unwrap_or(0).to_be();

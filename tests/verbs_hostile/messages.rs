@@ -48,7 +48,10 @@ fn immediates_that_mean_nothing_end_their_connection_alone() {
         for len in [0, 16, 100] {
             let mut attacker = Attacker::enter(&mut ground);
             attacker.send_with_immediate(len, word);
-            is_protocol(&ground.reports_the_attacker(&format!("immediate {word}")), &format!("it said {word}"));
+            is_protocol(
+                &ground.reports_the_attacker(&format!("immediate {word}")),
+                &format!("it said {word}"),
+            );
         }
         let mut attacker = Attacker::enter(&mut ground);
         let End { addr, key } = own_word(&attacker);
@@ -98,7 +101,10 @@ fn a_peer_reaches_no_memory_but_the_word_that_it_was_given() {
                 true => attacker.read(len, at, with),
             }
             let status = attacker.status(&mut ground);
-            assert!([IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR].contains(&status), "{what}, reads {reads}: {status}");
+            assert!(
+                [IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR].contains(&status),
+                "{what}, reads {reads}: {status}"
+            );
             ground.reports_the_attacker(what);
         }
     }

@@ -1,7 +1,7 @@
 //! What is said at the TCP port: by those who know the secret, and by those who do not.
 
 use crate::attacker::{Attacker, ME, SECRET, answer, door, knock};
-use crate::ground::{Ground, identity, nic, options, Side, fabric_of};
+use crate::ground::{Ground, Side, fabric_of, identity, nic, options};
 use crate::support::{Watchdog, random, rng};
 use carrack::transports::contract::{Event, PeerId};
 use carrack::transports::verbs::address::{Address, DeviceKey};
@@ -53,13 +53,18 @@ fn whoever_cannot_be_let_in_is_told_why() {
         End { mtu: 6, ..good },
         End { word_addr: good.word_addr + 1, ..good },
     ] {
-        assert!(turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("makes no sense"), "{wrong:?}");
+        assert!(
+            turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("makes no sense"),
+            "{wrong:?}"
+        );
     }
     for size in [0, 1, u32::MAX] {
         let wrong = End { packet_size: size, ..good };
         assert!(turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("CARRACK_PACKET_SIZE"));
     }
-    for message in [Message::Ready, Message::Crossed, Message::Challenge([0; 16]), Message::Refusal("you".into())] {
+    for message in
+        [Message::Ready, Message::Crossed, Message::Challenge([0; 16]), Message::Refusal("you".into())]
+    {
         assert!(turned_away(&mut ground, |_, _| message).contains("it began with"));
     }
     ground.all_go_on(20);
@@ -152,12 +157,19 @@ fn garbage_is_refused_or_hung_up_on() {
     let mut ground = Ground::new();
     let mut rng = rng();
     for round in 0..150 {
-        let (mut stream, len) = (TcpStream::connect(door(&ground, 0)).unwrap(), rng.random_range(1..2 * MAX_MESSAGE));
+        let (mut stream, len) =
+            (TcpStream::connect(door(&ground, 0)).unwrap(), rng.random_range(1..2 * MAX_MESSAGE));
         let mut bytes = random(&mut rng, len);
         if round % 2 == 0 {
             // Framed as a message is, and a hello with a bit wrong.
             let proof = [0; 16];
-            let hello = Message::Hello { device: DeviceKey([1; 16]), from: ME, nonce: [0; 16], proof, end: End::default() };
+            let hello = Message::Hello {
+                device: DeviceKey([1; 16]),
+                from: ME,
+                nonce: [0; 16],
+                proof,
+                end: End::default(),
+            };
             bytes = hello.encode();
             let at = rng.random_range(0..bytes.len());
             bytes[at] ^= 1 << rng.random_range(0..8);

@@ -55,13 +55,16 @@ impl Shared {
         let (device, port) = (self.context.name(), self.port.number);
         match self.context.port_attr(port).map(|attr| attr.state) {
             Ok(IBV_PORT_ACTIVE) => {
-                "its NIC does not answer (retries exceeded): its process, its node or the network is gone".into()
+                "its NIC does not answer (retries exceeded): its process, its node or the network is gone"
+                    .into()
             }
             Ok(state) => format!(
                 "its NIC does not answer (retries exceeded): port {port} of {device}, this rank's own, is {}; see `rdma link`",
                 self.context.verbs().port_state_name(state)
             ),
-            Err(error) => format!("its NIC does not answer (retries exceeded), nor does this rank's: {error}"),
+            Err(error) => {
+                format!("its NIC does not answer (retries exceeded), nor does this rank's: {error}")
+            }
         }
     }
 
