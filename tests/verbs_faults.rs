@@ -18,6 +18,7 @@ mod support;
 #[path = "verbs_faults/calls.rs"]
 mod calls;
 #[path = "verbs_faults/ground.rs"]
+#[allow(dead_code, reason = "shared with the suite of hostile peers, which uses more of it")]
 mod ground;
 #[path = "verbs_faults/limits.rs"]
 mod limits;

@@ -29,7 +29,7 @@ const SENT_AND_COMPLETED: u64 = 280;
 const BETWEEN_POLLS: u64 = 8;
 
 /// The most that a poll may take that finds a message, its share of credits and of receives that are posted again included.
-const FOUND: u64 = 650;
+const FOUND: u64 = 750;
 
 /// Messages that are counted, each way.
 const COUNTED: u64 = 200;

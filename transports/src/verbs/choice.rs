@@ -28,8 +28,13 @@ pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let merit = |at: usize| {
         let seen = &seen[at];
         let rate = seen.best_port().map_or(-1.0, |port| port.rate);
-        // A rate is a small number of eighths of a gigabit.
-        (seen.best_port().is_none(), seen.simulated.is_some(), -(rate * 8.0) as i64, is_far(seen))
+        // Rates are not negative, so their bits are in their order.
+        (
+            seen.best_port().is_none(),
+            seen.simulated.is_some(),
+            std::cmp::Reverse(rate.to_bits()),
+            is_far(seen),
+        )
     };
     order.sort_by_key(|&at| merit(at));
     let Some(&best) = order.first() else { return order };

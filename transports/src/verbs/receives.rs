@@ -51,8 +51,7 @@ pub(super) enum Taken {
 }
 
 impl Receives {
-    /// A queue of so many receives; nothing is posted yet. The first packet is had now: where packets cannot be registered, there is no use in a
-    /// device.
+    /// A queue of so many receives; nothing is posted yet.
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
@@ -61,7 +60,7 @@ impl Receives {
         let queue = SharedReceiveQueue::create(domain, depth, 2)?;
         let headers = Area::new(domain, depth as usize * HEADER)?;
         let slots = (0..depth).map(|_| Slot { packet: None, key: 0 }).collect();
-        let mut made = Self {
+        Ok(Self {
             queue: Some(queue),
             slabs: Slabs::new(domain.clone()),
             headers,
@@ -72,13 +71,7 @@ impl Receives {
             enough: TOGETHER.min(depth as usize / 4).max(1),
             refused: None,
             is_broken: false,
-        };
-        if let Some(&(slot, _)) = made.empty.last()
-            && made.fill(slot)?
-        {
-            made.empty.pop();
-        }
-        Ok(made)
+        })
     }
 
     /// The queue, for queue pairs.
@@ -122,7 +115,7 @@ impl Receives {
             self.fresh.push(slot);
             return Some((Taken::Small(Header(header), small), true));
         }
-        let refilled = self.filled(slot);
+        let refilled = self.fill(slot);
         // While half of the receives stand, one that is missing is nobody's loss.
         let enough = 2 * self.empty.len() < self.slots.len();
         if !refilled {
@@ -139,23 +132,22 @@ impl Receives {
     }
 
     /// A packet for a slot. Whether there was one.
-    fn fill(&mut self, slot: u32) -> Result<bool, VerbsError> {
-        let Some(place) = self.slots.get_mut(slot as usize) else { return Ok(false) };
-        let Some(packet) = self.source.take() else { return Ok(false) };
+    fn fill(&mut self, slot: u32) -> bool {
+        let Some(place) = self.slots.get_mut(slot as usize) else { return false };
+        let Some(packet) = self.source.take() else { return false };
         // SAFETY: this holds the source, and with it the packets' pool, and drops the registrations first.
-        let key = unsafe { self.slabs.key(&packet) }?;
-        *place = Slot { packet: Some(packet), key };
-        self.fresh.push(slot);
-        Ok(true)
-    }
-
-    /// The same, where a packet that cannot be registered is none.
-    fn filled(&mut self, slot: u32) -> bool {
-        self.fill(slot).unwrap_or_else(|error| {
-            tracing::debug!(%error, "a packet cannot be received into");
-            self.refused = Some(error.to_string());
-            false
-        })
+        match unsafe { self.slabs.key(&packet) } {
+            Ok(key) => {
+                *place = Slot { packet: Some(packet), key };
+                self.fresh.push(slot);
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a packet cannot be received into");
+                self.refused = Some(error.to_string());
+                false
+            }
+        }
     }
 
     /// Why nothing is received any more, if that is so; told once.
@@ -173,7 +165,7 @@ impl Receives {
         }
         self.refused = None;
         while let Some(&(slot, whose)) = self.empty.last() {
-            if !self.filled(slot) {
+            if !self.fill(slot) {
                 return;
             }
             self.empty.pop();
