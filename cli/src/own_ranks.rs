@@ -2,12 +2,19 @@
 
 use crate::launch::{Job, LaunchError, run_job};
 use carrack::bootstrap::protocol::RANK_VARIABLE;
+use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::ffi::OsString;
 
 /// Whether a launcher started this process as a rank.
 pub(crate) fn is_rank() -> bool {
-    std::env::var_os(RANK_VARIABLE).is_some()
+    rank().is_some()
+}
+
+/// Which rank a launcher, ours or one that sets torchrun's variables, started this process as, in its own words.
+pub(crate) fn rank() -> Option<String> {
+    let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+    text(RANK_VARIABLE).or_else(|| text(RANK).filter(|_| text(WORLD_SIZE).is_some()))
 }
 
 /// Runs this very command line as a job of so many ranks, with these variables set, and gives its exit status.

@@ -1,6 +1,6 @@
 //! The runtime: a rank of a job, and its resources.
 
-use crate::bootstrap::{Alone, Bootstrap, FromLauncher, InProcess};
+use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess};
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
@@ -92,6 +92,7 @@ pub struct RuntimeBuilder {
     settings: Option<Settings>,
     bootstrap: Option<Box<dyn Bootstrap>>,
     drivers: Vec<Arc<dyn Driver>>,
+    transports: Vec<Box<dyn Transport>>,
 }
 
 impl RuntimeBuilder {
@@ -113,6 +114,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// A transport that the caller has made, in place of the build's own of that [name](Transport::name). Whether it is used is for
+    /// the settings to say, as ever; one whose name they do not know is tried after all others.
+    pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
+        self.transports.push(transport);
+        self
+    }
+
     /// Starts it.
     pub fn start(self) -> Result<Runtime, StartError> {
         let settings = match self.settings {
@@ -123,7 +131,10 @@ impl RuntimeBuilder {
             Some(bootstrap) => bootstrap,
             None => match FromLauncher::from_env()? {
                 Some(launcher) => Box::new(launcher),
-                None => Box::new(Alone::new()?),
+                None => match FromEnvironment::from_env(&settings)? {
+                    Some(tree) => Box::new(tree),
+                    None => Box::new(Alone::new()?),
+                },
             },
         };
         let mut drivers = self.drivers;
@@ -131,7 +142,7 @@ impl RuntimeBuilder {
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
         let place = bootstrap.place_on_node();
-        let (mut domains, unavailable) = open_transports(&settings, &identity, place);
+        let (mut domains, unavailable) = open_transports(&settings, self.transports, &identity, place);
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
         }
@@ -157,7 +168,7 @@ impl RuntimeBuilder {
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
             comps: Registry::new(),
-            regions: Arc::default(),
+            regions: Arc::new(Regions::new(&chores)),
             deadlines: Deadlines::new(&chores),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),
@@ -209,12 +220,27 @@ fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
 
 type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
 
-fn open_transports(settings: &Settings, identity: &Identity, place: u32) -> (Domains, Vec<Unavailable>) {
-    let all = transports(settings, place);
+fn open_transports(
+    settings: &Settings,
+    own: Vec<Box<dyn Transport>>,
+    identity: &Identity,
+    place: u32,
+) -> (Domains, Vec<Unavailable>) {
+    let mut all = transports(settings, place);
+    let mut others = Vec::new();
+    for transport in own {
+        match all.iter_mut().find(|(_, built)| built.name() == transport.name()) {
+            Some((_, built)) => *built = transport,
+            None => others.push(transport),
+        }
+    }
     let mut domains = Vec::new();
     let mut unavailable = Vec::new();
-    for wanted in settings.transports() {
-        let Some((_, transport)) = all.iter().find(|(choice, _)| choice == wanted) else { continue };
+    let wanted = |choice: &TransportChoice| settings.transports().iter().position(|other| other == choice);
+    let (mut named, left_out): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(choice, _)| wanted(choice).is_some());
+    named.sort_by_key(|(choice, _)| wanted(choice));
+    for transport in named.iter().map(|(_, transport)| transport).chain(&others) {
         let opened = transport.devices().and_then(|devices| match devices.first() {
             Some(device) => transport.open(device, identity.clone()),
             None => Err(Unavailable::new(transport.name(), "it has no device")),
@@ -223,7 +249,7 @@ fn open_transports(settings: &Settings, identity: &Identity, place: u32) -> (Dom
             Ok(domain) => domains.push((transport.name(), domain)),
             Err(why) => {
                 // Most machines have no RDMA device: nothing is wrong with them.
-                if *wanted == TransportChoice::Verbs {
+                if transport.name() == verbs::NAME {
                     tracing::info!(%why, "a transport cannot be used");
                 } else {
                     tracing::warn!(%why, "a transport cannot be used");
@@ -232,10 +258,8 @@ fn open_transports(settings: &Settings, identity: &Identity, place: u32) -> (Dom
             }
         }
     }
-    for (choice, transport) in &all {
-        if !settings.transports().contains(choice) {
-            unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
-        }
+    for (_, transport) in &left_out {
+        unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
     }
     (domains, unavailable)
 }
@@ -279,7 +303,8 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
 }
 
 impl Runtime {
-    /// Starts a runtime as the environment says: as a rank of the launcher's job, or alone in a job of one.
+    /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the job that torchrun's variables name
+    /// ([`FromEnvironment`]), or alone in a job of one.
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }

@@ -1,17 +1,20 @@
 //! Ranks that are processes: this very program again, in a role. They find each other through a folder, so
-//! that no launcher has an opinion on what a killed rank means for the others.
+//! that no launcher has an opinion on what a killed rank means for the others. Those of two machines, which share no folder, find each other
+//! over TCP.
 //!
 //! A program that uses this has a test by the name of [`ROLE_TEST`], which does what [`Role::of_this_process`] says.
 
 use super::folder::Folder;
 use super::{built, until};
-use carrack::bootstrap::Bootstrap;
-use carrack::settings::SettingsBuilder;
+use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment, JobId};
+use carrack::settings::{Settings, SettingsBuilder};
 use carrack::{Rank, Runtime};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -75,7 +78,6 @@ impl Ranks {
         let folder = scratch().join(format!("carrack-ranks-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let shm = listing("/dev/shm");
-        let words = words.iter().map(|word| format!(" {word}")).collect::<String>();
         let program = std::env::current_exe().unwrap();
         let rank = |rank: u32| {
             let mut command = match wrapper {
@@ -86,9 +88,7 @@ impl Ranks {
                     command
                 }
             };
-            command
-                .args(["--exact", ROLE_TEST, "--nocapture", "--test-threads=1"])
-                .env(ROLE, format!("{role} {rank} {size}{words}"))
+            in_role(&mut command, role, (rank, size), words)
                 .env(FOLDER, &folder)
                 .envs(variable(rank))
                 .stdout(Stdio::null())
@@ -172,8 +172,28 @@ impl Ranks {
     }
 }
 
+/// One rank of several machines', which joins over TCP, by variables that the caller adds.
+pub fn far_rank(role: &str, (rank, size): (u32, u32), words: &[u64]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    in_role(&mut command, role, (rank, size), words)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string());
+    command
+}
+
+fn in_role<'a>(
+    command: &'a mut Command,
+    role: &str,
+    (rank, size): (u32, u32),
+    words: &[u64],
+) -> &'a mut Command {
+    let words = words.iter().map(|word| format!(" {word}")).collect::<String>();
+    let role = format!("{role} {rank} {size}{words}");
+    command.args(["--exact", ROLE_TEST, "--nocapture", "--test-threads=1"]).env(ROLE, role)
+}
+
 #[track_caller]
-fn succeeded(rank: usize, status: ExitStatus) {
+pub fn succeeded(rank: usize, status: ExitStatus) {
     assert_ne!(status.code(), Some(HUNG), "rank {rank} hangs");
     assert!(status.success(), "rank {rank}: {status}");
 }
@@ -196,7 +216,13 @@ pub struct Role {
     pub rank: u32,
     pub size: u32,
     pub words: Vec<u64>,
-    folder: PathBuf,
+    meeting: Meeting,
+}
+
+/// Where ranks find each other.
+enum Meeting {
+    Folder(PathBuf),
+    Tcp(Arc<FromEnvironment>),
 }
 
 impl Role {
@@ -207,22 +233,51 @@ impl Role {
         let name = parts.next().unwrap().to_owned();
         let mut words: Vec<u64> = parts.map(|word| word.parse().unwrap()).collect();
         let rest = words.split_off(2);
-        let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
         let (rank, size) = (words[0] as u32, words[1] as u32);
         std::thread::spawn(move || {
             std::thread::sleep(patience);
             eprintln!("it hangs: {text}");
             std::process::exit(HUNG);
         });
-        Some(Self { name, rank, size, words: rest, folder })
+        let meeting = match std::env::var_os(FOLDER) {
+            Some(folder) => Meeting::Folder(folder.into()),
+            None => {
+                let joined = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap();
+                Meeting::Tcp(Arc::new(joined.expect("a folder, or torchrun's variables")))
+            }
+        };
+        Some(Self { name, rank, size, words: rest, meeting })
     }
 
     pub fn bootstrap(&self) -> Folder {
-        Folder::new(self.folder.clone(), self.rank, self.size)
+        match &self.meeting {
+            Meeting::Folder(path) => Folder::new(path.clone(), self.rank, self.size),
+            Meeting::Tcp(_) => panic!("ranks of several machines share no folder"),
+        }
     }
 
     pub fn runtime(&self, settings: SettingsBuilder) -> Runtime {
-        Runtime::builder().settings(built(settings)).bootstrap(Box::new(self.bootstrap())).start().unwrap()
+        self.runtime_with(built(settings))
+    }
+
+    pub fn runtime_with(&self, settings: Settings) -> Runtime {
+        let bootstrap: Box<dyn Bootstrap> = match &self.meeting {
+            Meeting::Folder(_) => Box::new(self.bootstrap()),
+            Meeting::Tcp(joined) => Box::new(Joined(joined.clone())),
+        };
+        Runtime::builder().settings(settings).bootstrap(bootstrap).start().unwrap()
+    }
+
+    /// Whether the others may be on other machines.
+    pub fn is_far(&self) -> bool {
+        matches!(self.meeting, Meeting::Tcp(_))
+    }
+
+    fn get(&self, key: &str) -> Option<Vec<u8>> {
+        match &self.meeting {
+            Meeting::Folder(_) => self.bootstrap().get(key).unwrap(),
+            Meeting::Tcp(joined) => joined.get(key).unwrap(),
+        }
     }
 
     pub fn says(&self, what: &str) {
@@ -231,19 +286,22 @@ impl Role {
 
     /// Says something that has bytes to it.
     pub fn tells(&self, what: &str, bytes: &[u8]) {
-        self.bootstrap().put(&said(what, self.rank), bytes).unwrap();
+        let key = said(what, self.rank);
+        match &self.meeting {
+            Meeting::Folder(_) => self.bootstrap().put(&key, bytes).unwrap(),
+            Meeting::Tcp(joined) => joined.put(&key, bytes).unwrap(),
+        }
     }
 
     /// Whether some rank has said something so far.
     pub fn has_said(&self, what: &str, by: u32) -> bool {
-        self.bootstrap().get(&said(what, by)).unwrap().is_some()
+        self.get(&said(what, by)).is_some()
     }
 
     /// What some rank has told, once it has.
     pub fn told(&self, what: &str, by: u32) -> Vec<u8> {
-        let folder = self.bootstrap();
         loop {
-            if let Some(bytes) = folder.get(&said(what, by)).unwrap() {
+            if let Some(bytes) = self.get(&said(what, by)) {
                 return bytes;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -253,10 +311,46 @@ impl Role {
     /// These ranks are here; progress goes on meanwhile.
     pub fn meet(&self, what: &str, runtime: &Runtime, ranks: impl Iterator<Item = u32>) {
         self.says(what);
-        let folder = self.bootstrap();
         for rank in ranks {
-            until(std::slice::from_ref(runtime), || folder.get(&said(what, rank)).unwrap().is_some());
+            until(std::slice::from_ref(runtime), || self.has_said(what, rank));
         }
+    }
+}
+
+/// A bootstrap that the role uses, too.
+struct Joined(Arc<FromEnvironment>);
+
+impl Bootstrap for Joined {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+
+    fn job(&self) -> &JobId {
+        self.0.job()
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+        self.0.put(key, value)
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+        self.0.get(key)
+    }
+
+    fn fence(&self) -> Result<(), BootstrapError> {
+        self.0.fence()
+    }
+
+    fn finish(&self) -> Result<(), BootstrapError> {
+        self.0.finish()
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.wait_fd()
     }
 }
 

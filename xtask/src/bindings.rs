@@ -161,6 +161,9 @@ const PREFACE: &str = "\
 //! made; they differ elsewhere only where a lock of the C library is part of a structure.
 ";
 
+/// How the line begins that names versions.
+const MADE_OF: &str = "// Made of libibverbs-dev";
+
 const ALLOWED: &str = "\
 #![allow(
     missing_docs,
@@ -252,8 +255,8 @@ impl Headers {
         let key = "/usr/share/keyrings/debian-archive-keyring.gpg";
         let line = format!("deb [signed-by={key}] {} {suite} main\n", archive()?);
         fs::write(&sources, line).map_err(TaskError::file(&sources))?;
-        apt(&home, "apt-get", &["update"])?;
-        apt(&home, "apt-get", &["download", "libibverbs-dev"])?;
+        apt(&home, &["update"])?;
+        apt(&home, &["download", "libibverbs-dev"])?;
         let package = fs::read_dir(&home)
             .map_err(TaskError::file(&home))?
             .filter_map(|entry| Some(entry.ok()?.path()))
@@ -294,9 +297,9 @@ fn archive() -> Result<String, TaskError> {
     })
 }
 
-/// Runs a command of apt in `home` and with its lists.
-fn apt(home: &Path, program: &str, arguments: &[&str]) -> Result<(), TaskError> {
-    let mut command = Command::new(program);
+/// Runs apt-get in `home` and with its lists.
+fn apt(home: &Path, arguments: &[&str]) -> Result<(), TaskError> {
+    let mut command = Command::new("apt-get");
     let ours = [
         ("Dir::State::Lists", home.join("lists")),
         ("Dir::Cache", home.join("cache")),
@@ -346,7 +349,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
         heard = child::hear(&mut command, LIMIT)?;
     }
     let made = only_here(&heard.unless_failed(&command)?);
-    let source = format!("\n// Made of libibverbs-dev {} by bindgen {BINDGEN}.\n", headers.version);
+    let source = format!("\n{MADE_OF} {} by bindgen {BINDGEN}.\n", headers.version);
     let notice = headers.notice()?;
     let terms = "// The headers are taken under the second of their two licences. Their notice:\n//\n";
     let opaque: String = OPAQUE
@@ -362,20 +365,24 @@ fn only_here(made: &str) -> String {
     made.replace(allowance, "#[cfg(all(target_arch = \"x86_64\", target_pointer_width = \"64\"))]\n")
 }
 
-/// The first line in which two texts differ, both ways.
+/// The first line in which two results differ, both ways; of which version's headers they were made does not count.
 fn first_difference(there: &str, made: &str) -> Option<String> {
-    let (mut there, mut made) = (there.lines(), made.lines());
-    for number in 1.. {
+    let (mut there, mut made) = (what_matters(there), what_matters(made));
+    loop {
         match (there.next(), made.next()) {
-            (None, None) => break,
-            (one, other) if one == other => {}
+            (None, None) => return None,
+            (Some((_, one)), Some((_, other))) if one == other => {}
             (one, other) => {
-                let [one, other] = [one, other].map(|line| line.unwrap_or("(the end)"));
+                let number = one.or(other).map_or(0, |(number, _)| number + 1);
+                let [one, other] = [one, other].map(|line| line.map_or("(the end)", |(_, line)| line));
                 return Some(format!("line {number}: {one}\n  should be: {other}"));
             }
         }
     }
-    None
+}
+
+fn what_matters(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().filter(|(_, line)| !line.starts_with(MADE_OF))
 }
 
 #[cfg(test)]
@@ -389,6 +396,8 @@ mod tests {
         assert!(found.starts_with("line 2: b\n") && found.ends_with("should be: c"), "{found}");
         let found = first_difference("a\n", "a\nmore\n").expect("they differ");
         assert!(found.contains("line 2: (the end)"), "{found}");
+        let [one, other] = ["55", "56"].map(|version| format!("a\n{MADE_OF} {version}\nb\n"));
+        assert_eq!(first_difference(&one, &other), None);
     }
 
     #[test]

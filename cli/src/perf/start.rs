@@ -7,10 +7,10 @@ use super::options::PerfOptions;
 use super::plan::Plan;
 use super::session::Session;
 use super::{plot, table};
+use crate::own_ranks;
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, is_closed_pipe};
 use carrack::bootstrap::Alone;
-use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
 use carrack::{Rank, Runtime, StartError};
 use std::io::{self, Write as _};
@@ -31,10 +31,10 @@ pub(crate) fn perf(options: &PerfOptions) -> ExitCode {
 /// Says what went wrong, and gives the exit status. Every rank speaks for itself: the launcher ends the others
 /// as soon as one has failed, so that none could leave it to another.
 fn tell(error: &PerfError) -> ExitCode {
-    match (error, std::env::var(RANK_VARIABLE)) {
+    match (error, own_ranks::rank()) {
         (PerfError::Output(error), _) if is_closed_pipe(error) => return ExitCode::SUCCESS,
-        (error, Ok(rank)) => complain(format_args!("rank {rank}: {error}")),
-        (error, Err(_)) => complain(error),
+        (error, Some(rank)) => complain(format_args!("rank {rank}: {error}")),
+        (error, None) => complain(error),
     }
     if error.is_usage() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }

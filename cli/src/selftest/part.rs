@@ -3,6 +3,7 @@
 use super::child::{self, End, Interrupt};
 use super::libtest::Tally;
 use super::machine::Gpus;
+use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io;
@@ -234,11 +235,13 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
 
-/// Takes away the caller's settings: the defaults are tested, and what each part sets.
+/// Takes away the caller's settings: the defaults are tested, and what each part sets. So is what makes a rank of a process: parts are
+/// jobs of their own.
 pub(super) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let lossy = name.to_string_lossy();
-        if ["CARRACK_", "CARGO", "TEST_GPU"].iter().any(|prefix| lossy.starts_with(prefix)) {
+        let is_setting = ["CARRACK_", "CARGO", "TEST_GPU"].iter().any(|prefix| lossy.starts_with(prefix));
+        if is_setting || [RANK, WORLD_SIZE].contains(&&*lossy) {
             command.env_remove(&name);
         }
     }

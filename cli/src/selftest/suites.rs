@@ -47,11 +47,17 @@ const SUITES: &[Suite] = &[
     suite("known_memory", On::Any, true, 10),
     suite("gpu_ordeals", On::Any, true, 15),
     suite("fake_gpu", On::Nothing, true, 10),
+    suite("simulated_nic", On::Nothing, true, 5),
+    suite("verbs_calls", On::Nothing, true, 5),
     suite("processes", On::Nothing, true, 10),
     suite("signals", On::Nothing, true, 5),
     suite("quiet_path", On::Nothing, true, 5),
     suite("hostile", On::Nothing, false, 10),
+    suite("verbs_faults", On::Nothing, false, 20),
+    suite("verbs_hostile", On::Nothing, false, 10),
+    suite("verbs_instructions", On::Nothing, false, 5),
     suite("launcher", On::Nothing, false, 10),
+    suite("tcp_bootstrap", On::Nothing, false, 10),
     suite("cli_perf", On::Nothing, false, 15),
     suite("ordeals", On::Nothing, false, 30),
     suite("growth", On::Nothing, false, 10),
@@ -59,9 +65,10 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
-/// it again, the mock library needs a C compiler and its source (two programs), and the table of rules is read in the tree.
+/// it again, the mock library needs a C compiler and its source (two programs), the table of rules is read in the tree, and a guest is made
+/// from it.
 #[cfg(test)]
-const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_costs", "gpu_rules"];
+const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_costs", "gpu_rules", "verbs_guest"];
 
 /// Whether a test program of that name is one of the parts.
 pub(super) fn is_known(name: &str) -> bool {

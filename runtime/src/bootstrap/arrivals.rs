@@ -37,6 +37,7 @@ enum Answer {
 #[derive(Clone, Debug)]
 enum End {
     LauncherGone,
+    AboveGone { rank: u32, address: String },
     Refused(String),
 }
 
@@ -104,6 +105,11 @@ impl Arrivals {
         self.end(End::LauncherGone);
     }
 
+    /// Takes in that the rank above this one in the tree has hung up.
+    pub(super) fn above_gone(&mut self, rank: u32, address: String) {
+        self.end(End::AboveGone { rank, address });
+    }
+
     fn end(&mut self, end: End) {
         // A refusal explains the hang-up that may follow it.
         self.end.get_or_insert(end);
@@ -143,6 +149,9 @@ impl Arrivals {
         match &self.end {
             None => Ok(()),
             Some(End::LauncherGone) => Err(BootstrapError::LauncherGone),
+            Some(End::AboveGone { rank, address }) => {
+                Err(BootstrapError::TreeGone { rank: *rank, address: address.clone() })
+            }
             Some(End::Refused(why)) => Err(BootstrapError::Refused { why: why.clone() }),
         }
     }

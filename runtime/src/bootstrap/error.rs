@@ -24,6 +24,8 @@ pub enum Departure {
     Disconnected,
     /// It sent what no Carrack rank sends, and was cut off.
     Misbehaved,
+    /// It has not come to the job in time.
+    NeverCame,
 }
 
 impl Departure {
@@ -43,6 +45,9 @@ impl fmt::Display for Departure {
             Self::Killed(signal) => write!(f, "was killed by signal {signal}"),
             Self::Disconnected => f.write_str("left without ending its runtime"),
             Self::Misbehaved => f.write_str("was cut off because it sent bad frames"),
+            Self::NeverCame => f.write_str(
+                "has not come to the job in time (CARRACK_BOOTSTRAP_TIMEOUT says how many seconds it has)",
+            ),
         }
     }
 }
@@ -99,10 +104,10 @@ pub enum BootstrapError {
         key: String,
     },
 
-    /// The launcher refused something that this rank sent, and listens to it no more.
-    #[error("the launcher refused what this rank sent and has cut it off: {why}")]
+    /// The launcher, or rank 0 where there is none of ours, refused something that this rank sent, and listens to it no more.
+    #[error("what this rank sent was refused, and it has been cut off: {why}")]
     Refused {
-        /// The launcher's reason.
+        /// The reason.
         why: String,
     },
 
@@ -121,6 +126,68 @@ pub enum BootstrapError {
          `carrack run`"
     )]
     LauncherGone,
+
+    /// A variable of torchrun's, or of ours beside them, is missing or wrong.
+    #[error(
+        "{name} {problem}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset RANK and WORLD_SIZE \
+         to run the program alone"
+    )]
+    Environment {
+        /// The variable's name.
+        name: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// A port that others are to find this rank at cannot be had.
+    #[error(
+        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, set CARRACK_PORT to a free one, the \
+         same for all ranks"
+    )]
+    Listen {
+        /// The address and port.
+        address: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+
+    /// A rank that this one has to connect to was not there in time.
+    #[error(
+        "{who} was not reached at {address} within {seconds} s ({why}); check that it has been started there, that MASTER_ADDR, \
+         MASTER_PORT and CARRACK_PORT are the same for all ranks, and that no firewall is in between; \
+         CARRACK_BOOTSTRAP_TIMEOUT is how many seconds to try"
+    )]
+    NotReached {
+        /// The rank, in words.
+        who: String,
+        /// Where it was looked for.
+        address: String,
+        /// For how many seconds.
+        seconds: u64,
+        /// What became of the last try.
+        why: String,
+    },
+
+    /// Rank 0, or whoever listens in its place, does not take this process for a rank of its job.
+    #[error("this process is not let into the job at {address}: {why}")]
+    NotAdmitted {
+        /// Where it asked.
+        address: String,
+        /// Why, and what to do.
+        why: String,
+    },
+
+    /// The rank through which this one reached the others' addresses has gone away.
+    #[error(
+        "the connection to rank {rank} at {address} is gone, through which this rank found the others; look for that rank's own \
+         messages first, and start the job again"
+    )]
+    TreeGone {
+        /// The rank.
+        rank: u32,
+        /// Its address.
+        address: String,
+    },
 
     /// The bootstrap was used in a forked child.
     #[error(

@@ -13,6 +13,7 @@
 //! | `arrivals` | what has come from the launcher and who is to be woken for it |
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the launcher's half, as a state machine without I/O |
+//! | [`tcp`] | the bootstrap under launchers of others: torchrun's variables, a tree of ranks over TCP |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
 //!
@@ -38,6 +39,7 @@ pub mod launcher;
 pub mod protocol;
 pub mod server;
 mod table;
+pub mod tcp;
 
 use std::os::fd::BorrowedFd;
 
@@ -46,6 +48,7 @@ pub use error::{BootstrapError, Departure};
 pub use in_process::InProcess;
 pub use job::JobId;
 pub use launcher::FromLauncher;
+pub use tcp::FromEnvironment;
 
 /// The most ranks that a job may have.
 pub const MAX_RANKS: u32 = 4096;
@@ -79,8 +82,8 @@ pub trait Bootstrap: Send + Sync {
     ///
     /// [`BootstrapError::TooLarge`] for a key over 256 bytes, a value over 64 KiB, or more than
     /// 16 MiB in all from one rank; [`BootstrapError::AlreadyPut`] for a second, different value,
-    /// where that can be known at once (under the launcher it is [`BootstrapError::Refused`] from a
-    /// later call); [`BootstrapError::LauncherGone`].
+    /// where that can be known at once (under a launcher it is [`BootstrapError::Refused`] from a
+    /// later call); [`BootstrapError::LauncherGone`]; [`BootstrapError::TreeGone`].
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError>;
 
     /// The value of a key, or `None` while it is not there yet. Never waits.

@@ -272,6 +272,7 @@ fn departure_code(how: Departure) -> (u8, i32) {
         Departure::Killed(signal) => (2, signal),
         Departure::Disconnected => (3, 0),
         Departure::Misbehaved => (4, 0),
+        Departure::NeverCame => (5, 0),
     }
 }
 
@@ -376,6 +377,7 @@ impl<'a> Reader<'a> {
             (2, signal) => Ok(Departure::Killed(signal)),
             (3, 0) => Ok(Departure::Disconnected),
             (4, 0) => Ok(Departure::Misbehaved),
+            (5, 0) => Ok(Departure::NeverCame),
             _ => Err(BadFrame::Departure { code, detail }),
         }
     }
@@ -405,6 +407,7 @@ mod tests {
             any::<i32>().prop_map(Departure::Killed),
             Just(Departure::Disconnected),
             Just(Departure::Misbehaved),
+            Just(Departure::NeverCame),
         ]
     }
 

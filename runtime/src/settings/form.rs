@@ -105,6 +105,31 @@ impl Form<Option<usize>> for Auto {
     }
 }
 
+/// The number of a port; 0 leaves it open.
+pub(super) struct Port;
+
+impl Form<usize> for Port {
+    fn expected(&self) -> String {
+        "the number of a port, from 1 to 65535, or 0".into()
+    }
+
+    fn example(&self) -> String {
+        "30500".into()
+    }
+
+    fn parse(&self, text: &str) -> Result<usize, Refusal> {
+        parse_digits(text)
+    }
+
+    fn check(&self, value: &usize) -> Result<(), Refusal> {
+        if u16::try_from(*value).is_ok() { Ok(()) } else { Err(Refusal::OutOfRange) }
+    }
+
+    fn show(&self, value: &usize) -> String {
+        value.to_string()
+    }
+}
+
 /// A number of bytes, which may be written with a unit.
 pub(super) struct Bytes(Count);
 

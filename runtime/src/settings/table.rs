@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::choice::{DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
 use super::declare::settings;
-use super::form::{Auto, Bytes, Count, List, Micros, Text, Word};
+use super::form::{Auto, Bytes, Count, List, Micros, Port, Text, Word};
 
 settings! {
     /// Transports that may be used, the preferred one first.
@@ -117,6 +117,14 @@ settings! {
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 
+    /// Port on which rank 0 is found where RANK and WORLD_SIZE are set and no launcher of ours is there; 0: 1000 above MASTER_PORT.
+    port: usize,
+        "CARRACK_PORT", Port, 0;
+
+    /// Seconds for which the ranks of such a job wait for each other to come.
+    bootstrap_timeout: usize,
+        "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
+
     /// What the carrack command logs, as a filter of the tracing crate.
     log: String, seen as &str,
         "CARRACK_LOG", Text::such_as("carrack=debug"), String::from("warn");
@@ -131,12 +139,16 @@ pub struct Reserved {
     pub doc: &'static str,
 }
 
-/// The variables by which the launcher tells a rank who it is. They are read by the bootstrap.
+/// The variables by which the launcher tells a rank who it is, and the job's secret, which is not to be shown. They are read by the bootstrap.
 pub const RESERVED: &[Reserved] = &[
     Reserved { variable: "CARRACK_RANK", doc: "Rank of this process; set by the launcher." },
     Reserved { variable: "CARRACK_SIZE", doc: "Number of ranks of the job; set by the launcher." },
     Reserved {
         variable: "CARRACK_BOOTSTRAP_FD",
         doc: "Descriptor of the socket to the launcher; set by the launcher.",
+    },
+    Reserved {
+        variable: "CARRACK_JOB_SECRET",
+        doc: "Secret by which ranks know each other that no launcher of ours has started.",
     },
 ];

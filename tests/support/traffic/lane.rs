@@ -56,6 +56,8 @@ struct Peer {
     told: u64,
     told_done: bool,
     busy_slots: [[bool; SLOTS]; 2],
+    /// Gets that are to follow their puts, and were told to be tried again.
+    due: Vec<(Step, usize)>,
     /// What the words there hold, by what was added.
     added: [u64; 2],
     gone: bool,
@@ -96,6 +98,7 @@ impl<'a> Lane<'a> {
                 told: 0,
                 told_done: false,
                 busy_slots: [[false; SLOTS]; 2],
+                due: Vec::new(),
                 added: [0; 2],
                 gone: false,
             }
@@ -200,6 +203,9 @@ impl<'a> Lane<'a> {
             let Some(step) = self.peers[at].coming else { break };
             self.post_receive(at, step);
         }
+        for (step, slot) in std::mem::take(&mut self.peers[at].due) {
+            self.get(at, step, slot);
+        }
         loop {
             let peer = &self.peers[at];
             let room = peer.under_way < UNDER_WAY && peer.sent < arrived.acked + WINDOW;
@@ -215,7 +221,7 @@ impl<'a> Lane<'a> {
             self.peers[at].next += 1;
         }
         let peer = &self.peers[at];
-        let all = peer.next == self.at.plan.steps && peer.under_way == 0;
+        let all = peer.next == self.at.plan.steps && peer.under_way == 0 && peer.due.is_empty();
         if all && !peer.told_done && self.say(at, DONE) {
             self.peers[at].told_done = true;
         }
@@ -358,8 +364,12 @@ impl<'a> Lane<'a> {
         let mut put = self.at.runtime.post_put(rank, buffer, rmr, self.place(slot));
         put = put.remote_comp(self.inbox.signal).tag(Tag(step.number));
         let outcome = put.comp(&ended).device(self.device).user_context(context).call();
-        self.peers[at].sent += 2;
-        self.begun(at, step, What::Put(slot), outcome)
+        let begun = self.begun(at, step, What::Put(slot), outcome);
+        let peer = &mut self.peers[at];
+        peer.sent += 2 * u64::from(begun);
+        // One that has begun may be over by now, and its slot another's.
+        peer.busy_slots[region][slot] &= begun;
+        begun
     }
 
     fn place(&self, slot: usize) -> u64 {
@@ -378,20 +388,25 @@ impl<'a> Lane<'a> {
         let mut get = self.at.runtime.post_get(rank, buffer, rmr, self.place(slot));
         get = get.remote_comp(self.inbox.signal).tag(Tag(step.number | GET));
         let outcome = get.comp(&ended).device(self.device).user_context(context).call();
-        self.begun(at, step, What::Get(slot), outcome);
+        if !self.begun(at, step, What::Get(slot), outcome) {
+            self.peers[at].due.push((step, slot));
+        }
     }
 
     fn add(&mut self, at: usize, step: Step, region: usize) -> bool {
-        let peer = &mut self.peers[at];
+        let peer = &self.peers[at];
         let (rank, held) = (peer.rank, peer.added[region]);
-        peer.added[region] = held.wrapping_add(step.salt);
         let (ended, context) = (self.ended.clone(), UserContext(self.next));
         let layout = Layout::new(self.at.plan, self.at.runtime.size());
         let word = layout.word(self.at.runtime.rank().0, self.lane);
         let rmr = &self.at.theirs[rank.0 as usize][region];
         let add = self.at.runtime.post_fetch_add(rank, rmr, word, step.salt);
         let outcome = add.comp(&ended).device(self.device).user_context(context).call();
-        self.begun(at, step, What::Add { held }, outcome)
+        let begun = self.begun(at, step, What::Add { held }, outcome);
+        if begun {
+            self.peers[at].added[region] = held.wrapping_add(step.salt);
+        }
+        begun
     }
 
     /// A buffer with a step's bytes.

@@ -16,6 +16,7 @@
 //! | `memory`, `bounces` | memory that the NIC reads and writes |
 //! | `wr_id` | what a request is called |
 //! | `sending` | requests, what they hold, and when it is free again |
+//! | `transfers` | bytes that the NIC moves between this rank's memory and a peer's |
 //! | `receives` | the shared receive queue and its packets |
 //! | `connection` | a queue pair to one peer's device |
 //! | `entries` | all of a device's |
@@ -47,6 +48,7 @@ mod sending;
 pub mod simulated;
 mod survey;
 pub mod sys;
+mod transfers;
 pub mod wire;
 mod wr_id;
 

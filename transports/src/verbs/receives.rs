@@ -35,6 +35,10 @@ pub(super) struct Receives {
     source: Arc<dyn PacketSource>,
     /// As many fresh ones are worth a doorbell.
     enough: usize,
+    /// Why a packet could not be registered, or a receive not be posted, the last time.
+    refused: Option<String>,
+    /// Nothing can be posted any more.
+    is_broken: bool,
 }
 
 /// A message that came, and whether its receive is there again.
@@ -47,7 +51,8 @@ pub(super) enum Taken {
 }
 
 impl Receives {
-    /// A queue of so many receives; nothing is posted yet.
+    /// A queue of so many receives; nothing is posted yet. The first packet is had now: where packets cannot be registered, there is no use in a
+    /// device.
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
@@ -56,7 +61,7 @@ impl Receives {
         let queue = SharedReceiveQueue::create(domain, depth, 2)?;
         let headers = Area::new(domain, depth as usize * HEADER)?;
         let slots = (0..depth).map(|_| Slot { packet: None, key: 0 }).collect();
-        Ok(Self {
+        let mut made = Self {
             queue: Some(queue),
             slabs: Slabs::new(domain.clone()),
             headers,
@@ -65,7 +70,15 @@ impl Receives {
             empty: (0..depth).rev().map(|slot| (slot, None)).collect(),
             source,
             enough: TOGETHER.min(depth as usize / 4).max(1),
-        })
+            refused: None,
+            is_broken: false,
+        };
+        if let Some(&(slot, _)) = made.empty.last()
+            && made.fill(slot)?
+        {
+            made.empty.pop();
+        }
+        Ok(made)
     }
 
     /// The queue, for queue pairs.
@@ -109,7 +122,7 @@ impl Receives {
             self.fresh.push(slot);
             return Some((Taken::Small(Header(header), small), true));
         }
-        let refilled = self.fill(slot);
+        let refilled = self.filled(slot);
         // While half of the receives stand, one that is missing is nobody's loss.
         let enough = 2 * self.empty.len() < self.slots.len();
         if !refilled {
@@ -126,28 +139,41 @@ impl Receives {
     }
 
     /// A packet for a slot. Whether there was one.
-    fn fill(&mut self, slot: u32) -> bool {
-        let Some(place) = self.slots.get_mut(slot as usize) else { return false };
-        let Some(packet) = self.source.take() else { return false };
+    fn fill(&mut self, slot: u32) -> Result<bool, VerbsError> {
+        let Some(place) = self.slots.get_mut(slot as usize) else { return Ok(false) };
+        let Some(packet) = self.source.take() else { return Ok(false) };
         // SAFETY: this holds the source, and with it the packets' pool, and drops the registrations first.
-        match unsafe { self.slabs.key(&packet) } {
-            Ok(key) => {
-                *place = Slot { packet: Some(packet), key };
-                self.fresh.push(slot);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a packet cannot be received into");
-                false
-            }
-        }
+        let key = unsafe { self.slabs.key(&packet) }?;
+        *place = Slot { packet: Some(packet), key };
+        self.fresh.push(slot);
+        Ok(true)
+    }
+
+    /// The same, where a packet that cannot be registered is none.
+    fn filled(&mut self, slot: u32) -> bool {
+        self.fill(slot).unwrap_or_else(|error| {
+            tracing::debug!(%error, "a packet cannot be received into");
+            self.refused = Some(error.to_string());
+            false
+        })
+    }
+
+    /// Why nothing is received any more, if that is so; told once.
+    pub(super) fn failed(&mut self) -> Option<String> {
+        let nothing_stands = self.empty.len() == self.slots.len();
+        self.is_broken |= nothing_stands && self.refused.is_some();
+        self.refused.take_if(|_| self.is_broken)
     }
 
     /// Looks for packets for the slots that have none. The connections whose messages had kept theirs.
     #[cold]
     pub(super) fn refill(&mut self, mut credit: impl FnMut(u32)) {
+        if self.is_broken {
+            return;
+        }
+        self.refused = None;
         while let Some(&(slot, whose)) = self.empty.last() {
-            if !self.fill(slot) {
+            if !self.filled(slot) {
                 return;
             }
             self.empty.pop();
@@ -177,7 +203,7 @@ impl Receives {
 
     /// Posts what is to be posted.
     pub(super) fn post(&mut self) {
-        while !self.fresh.is_empty() {
+        while !self.fresh.is_empty() && !self.is_broken {
             let count = self.fresh.len().min(TOGETHER);
             let posted = self.post_some(count);
             // From the back: those whose memory was touched last.
@@ -189,7 +215,7 @@ impl Receives {
     }
 
     /// Posts the last `count`. How many went.
-    fn post_some(&self, count: usize) -> usize {
+    fn post_some(&mut self, count: usize) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let room = self.source.packet_size();
         let mut parts = [[ibv_sge::default(); 2]; TOGETHER];
@@ -216,8 +242,12 @@ impl Receives {
         match unsafe { queue.post(first) } {
             Ok(()) => count,
             Err(PostFailure { errno, bad_wr: bad }) => {
-                let error = std::io::Error::from_raw_os_error(errno);
-                tracing::warn!(%error, "receives cannot be posted");
+                // A queue may hold fewer than it says; the rest follows when there is room.
+                if errno != libc::ENOMEM {
+                    let error = std::io::Error::from_raw_os_error(errno);
+                    self.refused = Some(format!("its receive queue takes no receive: {error}"));
+                    self.is_broken = true;
+                }
                 // Those before the one that was refused were taken.
                 let bad = (0..count).find(|&at| std::ptr::eq(first.wrapping_add(at), bad.cast()));
                 bad.unwrap_or(0)

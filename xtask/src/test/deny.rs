@@ -13,7 +13,13 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         );
     };
     let mut command = Command::new(program);
-    command.current_dir(&context.workspace.root).args(["check", "licenses", "bans", "sources"]);
+    command.current_dir(&context.workspace.root).args([
+        "--workspace",
+        "check",
+        "licenses",
+        "bans",
+        "sources",
+    ]);
     context.run(&mut command).into()
 }
 

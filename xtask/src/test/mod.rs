@@ -4,8 +4,10 @@
 //! skipped and why. The last line counts test functions, as CI reads it.
 
 mod deny;
+mod layout;
 mod miri;
 mod msrv;
+mod room;
 mod step;
 mod steps;
 mod summary;
@@ -27,7 +29,7 @@ const BUDGET: Duration = Duration::from_secs(55 * 60);
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Leave out what takes minutes: documentation, release builds, loom, Miri, cargo-deny
+    /// Leave out what takes minutes: documentation, release builds, loom, Miri, layouts, cargo-deny
     #[arg(long)]
     quick: bool,
     /// Run only the steps whose names have this in them

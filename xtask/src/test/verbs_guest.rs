@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::step::{Context, Outcome};
 use super::tally::Tally;
+use crate::child;
 use crate::guest::{GuestError, Host, Node, Plan, Stream, TestProgram, Wiring};
 
 /// Something that is run in a guest, or in two.
@@ -21,19 +22,55 @@ struct Check {
     status: u8,
 }
 
+impl Check {
+    /// Tests of a target of Cargo's.
+    const fn tests(
+        name: &'static str,
+        wiring: Wiring,
+        target: &'static str,
+        arguments: &'static [&'static str],
+    ) -> Self {
+        Self { name, what: What::Tests(target, arguments), wiring, status: 0 }
+    }
+}
+
 enum What {
     /// A C program of `xtask/guest`, whose output is of libtest's form.
     C(&'static str),
     /// Tests of a target of Cargo's: its name, and what the program is told.
-    #[allow(dead_code, reason = "the first one comes with the transport over verbs")]
     Tests(&'static str, &'static [&'static str]),
     /// Lines for the shell, which count as one test. The first guest's end by saying [`END`].
     Shell(&'static str),
 }
 
+/// A build of all that the tests start, on a slow machine.
+const BUILD: Duration = Duration::from_secs(20 * 60);
+
+/// For the tests of one program.
+const TESTS: Duration = Duration::from_secs(15 * 60);
+
 const END: &str = "the end";
 
 const LAST_WORDS: usize = 20;
+
+/// How much longer than elsewhere tests may take on an emulated processor.
+const PATIENCE: &str = "6";
+
+/// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few minutes.
+const CONFORMANCE: &[&str] = &[
+    "--ignored",
+    "--test-threads",
+    "1",
+    "contract::verbs::",
+    "ending::verbs::",
+    "large::verbs::",
+    "matrix::verbs::",
+    "memory::verbs::",
+    "order::verbs::",
+    "outcomes::verbs::",
+    "pressure::verbs::",
+    "a_sender_that_does_not_listen_is_told_to",
+];
 
 const CHECKS: &[Check] = &[
     Check { name: "soft_device", what: What::C("soft_device.c"), wiring: Wiring::OneGuest, status: 0 },
@@ -58,6 +95,16 @@ const CHECKS: &[Check] = &[
         wiring: Wiring::TwoGuests,
         status: 0,
     },
+    // By hand also the others: `cargo xtask rdma-guest --env TEST_PATIENCE=6 --timeout 1200 --test conformance -- --ignored verbs::`.
+    Check::tests("conformance", Wiring::OneGuest, "conformance", CONFORMANCE),
+    Check::tests(
+        "networks that fail, ranks that are killed, and want of everything",
+        Wiring::OneGuest,
+        "verbs_guest",
+        &["--test-threads", "1", "network::", "kills::", "poor::"],
+    ),
+    Check::tests("two nodes", Wiring::TwoGuests, "verbs_guest", &["--test-threads", "1", "nodes::"]),
+    Check::tests("a node is killed", Wiring::TwoGuests, "verbs_guest", &["--test-threads", "1", "loss::"]),
 ];
 
 pub(super) fn step(context: &mut Context) -> Outcome {
@@ -100,13 +147,27 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestErro
             Plan::new(vec![program.into()], root.clone())
         }
         What::Tests(target, arguments) => {
+            build_programs(context)?;
             let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
-            TestProgram::build(&context.workspace, target)?.plan(&arguments)
+            let mut plan = TestProgram::build(&context.workspace, target)?.plan(&arguments);
+            plan.environment.push(("TEST_PATIENCE".into(), PATIENCE.into()));
+            plan.limit = TESTS;
+            plan
         }
         What::Shell(line) => Plan::new(["sh", "-c", line].map(OsString::from).into(), root.clone()),
     };
     plan.wiring = check.wiring;
     Ok(plan)
+}
+
+/// The carrack command and the examples, which some tests start: nothing is built in a guest.
+fn build_programs(context: &Context) -> Result<(), GuestError> {
+    for what in [&["--package", "carrack-cli"][..], &["--package", "carrack-workspace", "--examples"]] {
+        let mut command = context.workspace.cargo();
+        command.args(["build", "--quiet"]).args(what);
+        child::run(&mut command, BUILD, |_| {})?;
+    }
+    Ok(())
 }
 
 /// Runs a check and counts its tests. Those of two guests are the same ones: they are counted where the first guest says so.

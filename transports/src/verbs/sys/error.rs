@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::fs::File;
 use std::io;
 
 /// A call of libibverbs that failed.
@@ -82,8 +83,18 @@ impl fmt::Display for VerbsError {
 /// The call that finds out whether there is anything to use.
 pub(super) const DEVICE_LIST: &str = "ibv_get_device_list";
 
+/// More than the library has open at a time while it lists devices.
+const DESCRIPTORS: usize = 8;
+
 /// What no machine without RDMA has, whatever it answers with.
 pub(super) fn no_device() -> VerbsError {
+    // A device that the library finds no descriptor to look at is one that it does not list.
+    let spare: Result<Vec<_>, _> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
+    if let Err(error) = spare
+        && let Some(errno @ (libc::EMFILE | libc::ENFILE)) = error.raw_os_error()
+    {
+        return VerbsError::new(DEVICE_LIST, errno);
+    }
     VerbsError::because(
         DEVICE_LIST,
         libc::ENODEV,

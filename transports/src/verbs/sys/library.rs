@@ -62,6 +62,26 @@ mod tests {
         assert!(error.contains("libibverbs1"), "{error}");
     }
 
+    /// Both versions of what once changed are still exported; the older is called with other structures.
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn of_a_function_with_two_versions_the_newer_is_found() {
+        let Ok(library) = super::open(super::VERBS) else {
+            return eprintln!("skipped: there is no {}", super::VERBS);
+        };
+        let verbs = std::mem::ManuallyDrop::new(library);
+        let found = super::find(&verbs, "ibv_create_qp").expect("every libibverbs has it");
+        let version = |version: &std::ffi::CStr| {
+            // SAFETY: opening again what is open gives the same handle; of the symbol only the address is taken.
+            unsafe {
+                let handle = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+                libc::dlvsym(handle, c"ibv_create_qp".as_ptr(), version.as_ptr())
+            }
+        };
+        assert_eq!(version(c"IBVERBS_1.1"), found);
+        assert_ne!(version(c"IBVERBS_1.0"), found);
+    }
+
     #[test]
     fn a_library_that_is_another_one_lacks_everything() {
         let verbs = Verbs::open_named("libc.so.6").expect("every program here has it");

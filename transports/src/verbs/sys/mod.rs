@@ -7,10 +7,13 @@
 //! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
 //! | `mlx5` | what NVIDIA's devices have beside them |
 //! | [`objects`] | contexts, domains, memory and queues as owned values, which cannot end in the wrong order |
+//! | `interop` | objects that a program has from other crates: features `rdma-sys` and `ibverbs` |
 //! | `error` | why a call failed, and what to do about it: [`VerbsError`] |
 
 pub mod bindings;
 mod error;
+#[cfg(any(feature = "rdma-sys", feature = "ibverbs"))]
+mod interop;
 mod library;
 mod mlx5;
 pub mod objects;

@@ -7,7 +7,6 @@ use super::context::Context;
 use super::extended::extended;
 use super::handle::Handle;
 use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
 /// A protection domain: queue pairs reach the memory that is registered in the same one.
@@ -130,12 +129,6 @@ impl Drop for ProtectionDomain {
             // SAFETY: made here, and the only domain that it was in is gone.
             unsafe { dealloc_td(&self.context, thread.raw()) };
         }
-    }
-}
-
-impl PartialEq for ProtectionDomain {
-    fn eq(&self, other: &Self) -> bool {
-        ptr::eq(self.as_raw(), other.as_raw())
     }
 }
 

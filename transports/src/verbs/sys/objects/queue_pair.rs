@@ -195,7 +195,7 @@ impl QueuePair {
     /// and stays there until the work has completed, or the queue pair is gone: with work that asks for no completion, until
     /// later work of the same queue has completed. No Rust reference exists meanwhile to what is written to. A datagram's
     /// address stays until then, too. Of a domain [for one thread](ProtectionDomain::for_one_thread), no other thread posts
-    /// to this queue pair meanwhile.
+    /// to this queue pair meanwhile; and of any domain, none takes it to the state `RESET`.
     #[inline]
     pub unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), PostFailure<ibv_send_wr>> {
         let mut bad = first;
@@ -215,7 +215,8 @@ impl QueuePair {
     /// The queue is full or in no state to receive, or a receive is not good; what stands before that one is posted.
     ///
     /// # Safety
-    /// As [`SharedReceiveQueue::post`], until the receive completes or the queue pair is gone. It has no shared queue.
+    /// As [`SharedReceiveQueue::post`], until the receive completes or the queue pair is gone. It has no shared queue, and no
+    /// other thread takes it to the state `RESET` meanwhile.
     #[inline]
     pub unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>> {
         let mut bad = first;

@@ -96,7 +96,8 @@ fn what_the_program_has_opened_is_not_closed_here_and_keeps_its_events() {
     assert_eq!(ours.async_event(), Ok(None));
     assert_eq!(ours.name(), "account0");
     drop((adopted, ours));
-    assert_eq!(Account::now().destroyed, before.destroyed);
+    let now = Account::now();
+    assert_eq!((now.destroyed, now.refused), (before.destroyed, before.refused));
     assert!(theirs.async_event().is_ok_and(|event| event.is_some()));
 }
 
@@ -151,6 +152,26 @@ fn a_machine_without_devices_is_said_to_have_none_however_libibverbs_says_it() {
     // SAFETY: nothing is called.
     let verbs = unsafe { Verbs::from_parts(Functions::default(), "an empty table") };
     assert!(!Context::list(&verbs).expect_err("nothing to ask").is_no_device());
+}
+
+/// Of the machine's own library, which a machine of CI may or may not have, as it may have devices.
+#[test]
+fn the_machines_own_library_answers_or_says_in_words_what_is_missing() {
+    let verbs = match Verbs::open() {
+        Ok(verbs) => verbs,
+        Err(error) => {
+            assert!(error.to_string().contains("libibverbs.so.1"), "{error}");
+            eprintln!("skipped: {error}");
+            return;
+        }
+    };
+    assert!(Arc::ptr_eq(&verbs, &Verbs::open().expect("it is open already")));
+    assert!(verbs.name().contains("libibverbs.so.1"), "{verbs:?}");
+    assert!(verbs.status_name(12).contains("retry"), "{}", verbs.status_name(12));
+    match Context::list(&verbs) {
+        Ok(names) => assert!(!names.is_empty()),
+        Err(error) => assert!(error.is_no_device(), "{error}"),
+    }
 }
 
 #[test]
@@ -387,4 +408,17 @@ fn what_only_newer_libraries_have_is_unsupported_without_an_end_of_everything() 
     assert!(!context.is_mlx5() && context.sysfs().is_none());
     assert_eq!(context.pkey(1, 0), Ok(0xffff));
     assert!(context.async_fd().as_raw_fd() >= 0);
+}
+
+#[test]
+fn all_objects_may_go_from_thread_to_thread() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Context>();
+    shared::<ProtectionDomain>();
+    shared::<MemoryRegion>();
+    shared::<CompletionChannel>();
+    shared::<CompletionQueue>();
+    shared::<SharedReceiveQueue>();
+    shared::<QueuePair>();
+    shared::<AddressHandle>();
 }

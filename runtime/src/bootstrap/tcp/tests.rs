@@ -1,0 +1,467 @@
+//! Ranks of one process, over real connections.
+
+use std::collections::HashSet;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use super::super::error::Departure;
+use super::super::protocol::MAX_VALUE;
+use super::super::{BootstrapError, InProcess};
+use super::greeting::{CHALLENGE, Call, Errand, WELCOME, Welcome};
+use super::state::Traffic;
+use super::*;
+
+/// A watchdog that turns a hang into a failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn free_port(host: &str) -> u16 {
+    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
+    let key = JobKey::of_secret(b"a secret for tests");
+    Invitation { rank, size, host: "127.0.0.1".into(), port, key, patience: PATIENCE }
+}
+
+/// Some hundred ranks in a process need more descriptors than many a shell allows at first.
+fn allow_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+/// The ranks of a job, which come all at once.
+fn job_at(host: &str, size: u32) -> Vec<FromEnvironment> {
+    allow_descriptors();
+    let port = free_port(host);
+    let join = |rank| {
+        let invitation = Invitation { host: host.into(), ..invitation(rank, size, port) };
+        thread::spawn(move || FromEnvironment::join(&invitation).unwrap())
+    };
+    let joining: Vec<_> = (0..size).map(join).collect();
+    joining.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+fn job(size: u32) -> Vec<FromEnvironment> {
+    job_at("127.0.0.1", size)
+}
+
+/// Polls and sleeps, as a program does.
+fn wait_for(rank: &dyn Bootstrap, key: &str) -> Result<Vec<u8>, BootstrapError> {
+    loop {
+        if let Some(value) = rank.get(key)? {
+            return Ok(value);
+        }
+        match rank.wait_fd() {
+            Some(fd) => drop(poll(&mut [PollFd::new(&fd, PollFlags::IN)], None).unwrap()),
+            None => thread::yield_now(),
+        }
+    }
+}
+
+/// Each rank on a thread of its own, to its end.
+fn each<B: Bootstrap>(ranks: Vec<B>, body: impl Fn(&B) + Sync) {
+    thread::scope(|scope| {
+        for rank in ranks {
+            scope.spawn(|| {
+                let rank = rank;
+                body(&rank);
+                rank.finish().unwrap();
+            });
+        }
+    });
+}
+
+/// What every bootstrap does.
+fn conforms<B: Bootstrap>(ranks: Vec<B>) {
+    let size = ranks.len() as u32;
+    let numbers: Vec<u32> = ranks.iter().map(Bootstrap::rank).collect();
+    assert_eq!(numbers, (0..size).collect::<Vec<_>>());
+    assert!(ranks.iter().all(|rank| rank.size() == size && rank.job() == ranks[0].job()));
+    each(ranks, |rank| {
+        let me = rank.rank();
+        assert!(matches!(rank.put(&"k".repeat(257), b""), Err(BootstrapError::TooLarge { .. })));
+        assert!(matches!(rank.put("k", &[0; MAX_VALUE + 1]), Err(BootstrapError::TooLarge { .. })));
+        rank.put(&format!("early/{me}"), &me.to_le_bytes()).unwrap();
+        rank.put(&format!("early/{me}"), &me.to_le_bytes()).unwrap();
+        rank.put("common", b"the same").unwrap();
+        for round in 0..3_u32 {
+            rank.put(&format!("{round}/{me}"), &vec![round as u8; 1000 + me as usize]).unwrap();
+            rank.fence().unwrap();
+            for other in 0..size {
+                let value = wait_for(rank, &format!("{round}/{other}")).unwrap();
+                assert_eq!(value, vec![round as u8; 1000 + other as usize]);
+            }
+        }
+        // Asked for before it is there.
+        let next = (me + 1) % size;
+        assert!(next == me || rank.get(&format!("late/{next}")).unwrap().is_none_or(|late| late == b"late"));
+        rank.put(&format!("late/{me}"), b"late").unwrap();
+        assert_eq!(wait_for(rank, &format!("late/{next}")).unwrap(), b"late");
+        assert_eq!(wait_for(rank, &format!("early/{next}")).unwrap(), next.to_le_bytes());
+        assert_eq!(wait_for(rank, "common").unwrap(), b"the same");
+    });
+}
+
+#[test]
+fn ranks_in_one_process_conform() {
+    for size in [1, 2, 17] {
+        conforms(InProcess::job(size).unwrap());
+    }
+}
+
+#[test]
+fn ranks_of_a_tree_conform() {
+    for size in [1, 2, 3, 17, 18, 64] {
+        conforms(job(size));
+    }
+}
+
+#[test]
+fn ranks_of_a_tree_conform_over_ipv6_and_by_name() {
+    if TcpListener::bind(("::1", 0)).is_ok() {
+        conforms(job_at("::1", 3));
+    }
+    conforms(job_at("localhost", 19));
+}
+
+#[test]
+fn two_jobs_with_one_secret_are_two_jobs() {
+    let jobs = [job(1), job(2), job(2)];
+    let ids: HashSet<_> = jobs.iter().map(|ranks| ranks[0].job().clone()).collect();
+    assert_eq!(ids.len(), 3);
+}
+
+fn traffic(ranks: &[FromEnvironment]) -> Vec<Traffic> {
+    ranks.iter().map(|rank| rank.state().unwrap().traffic).collect()
+}
+
+#[test]
+fn what_a_rank_does_for_others_does_not_grow_with_the_job() {
+    const SIZE: u32 = 300;
+    let ranks = job(SIZE);
+    let levels = 2; // 16 + 256 are enough
+    let pass = || {
+        thread::scope(|scope| {
+            let waiting: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.fence().unwrap())).collect();
+            waiting.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    };
+    // A start-up: everybody publishes an address, and looks up that of a neighbour and of rank 0.
+    for rank in &ranks {
+        rank.put(&format!("address/{}", rank.rank()), b"here").unwrap();
+    }
+    pass();
+    let links = traffic(&ranks).iter().map(|traffic| traffic.links).max().unwrap();
+    assert!(links <= tree::ARITY as usize + 1, "{links} connections");
+    for rank in &ranks {
+        wait_for(rank, &format!("address/{}", (rank.rank() + 1) % SIZE)).unwrap();
+        wait_for(rank, "address/0").unwrap();
+    }
+    let begun = traffic(&ranks);
+    let total: usize = begun.iter().map(|traffic| traffic.sent).sum();
+    // Each put goes up, each get up and down, the fence up and down.
+    assert!(total <= SIZE as usize * (levels + 2 * levels + 2 * levels + 2), "{total} frames");
+    pass();
+    for (before, after) in begun.iter().zip(traffic(&ranks)) {
+        assert_eq!(after.sent - before.sent, after.links, "one frame for each connection");
+        assert_eq!(after.received - before.received, after.links);
+    }
+    // The answer to a question that all ask is asked for once on each connection.
+    ranks[0].put("common", b"here").unwrap();
+    let begun = traffic(&ranks);
+    for rank in &ranks {
+        wait_for(rank, "common").unwrap();
+    }
+    for (before, after) in begun.iter().zip(traffic(&ranks)) {
+        assert!(after.sent - before.sent <= after.links, "{before:?} {after:?}");
+    }
+    each(ranks, |_| {});
+}
+
+#[test]
+fn a_secret_that_is_wrong_is_refused_by_name_and_the_job_goes_on() {
+    let port = free_port("127.0.0.1");
+    let zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
+    let wrong = Invitation { key: JobKey::of_secret(b"another secret, too"), ..invitation(1, 2, port) };
+    let error = FromEnvironment::join(&wrong).unwrap_err().to_string();
+    assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("CARRACK_JOB_SECRET"), "{error}");
+    let one = FromEnvironment::join(&invitation(1, 2, port)).unwrap();
+    one.put("a", b"1").unwrap();
+    assert_eq!(wait_for(&zero, "a").unwrap(), b"1");
+    each(vec![zero, one], |_| {});
+}
+
+#[test]
+fn a_number_that_is_taken_and_a_size_of_its_own_are_refused_and_the_job_goes_on() {
+    let port = free_port("127.0.0.1");
+    let zero = FromEnvironment::join(&invitation(0, 3, port)).unwrap();
+    let one = FromEnvironment::join(&invitation(1, 3, port)).unwrap();
+    let refused = |invitation: Invitation| FromEnvironment::join(&invitation).unwrap_err().to_string();
+    assert!(refused(invitation(1, 3, port)).contains("rank 1 has come before, from 127.0.0.1"));
+    assert!(refused(invitation(2, 4, port)).contains("WORLD_SIZE=4"));
+    let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
+    each(vec![zero, one, two], |rank| rank.fence().unwrap());
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_that_names_the_setting() {
+    let port = free_port("127.0.0.1");
+    let _zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
+    let error = FromEnvironment::join(&invitation(0, 2, port)).unwrap_err();
+    assert!(matches!(error, BootstrapError::Listen { .. }), "{error}");
+    assert!(error.to_string().contains("CARRACK_PORT"), "{error}");
+}
+
+#[test]
+fn ranks_that_come_before_rank_0_wait_for_it() {
+    let port = free_port("127.0.0.1");
+    thread::scope(|scope| {
+        let early: Vec<_> = (1..4)
+            .map(|rank| scope.spawn(move || FromEnvironment::join(&invitation(rank, 4, port)).unwrap()))
+            .collect();
+        // No claim depends on this: it only makes it likely that they come first.
+        thread::sleep(Duration::from_millis(50));
+        let zero = FromEnvironment::join(&invitation(0, 4, port)).unwrap();
+        let others = early.into_iter().map(|rank| rank.join().unwrap());
+        each(std::iter::once(zero).chain(others).collect(), |rank| rank.fence().unwrap());
+    });
+}
+
+#[test]
+fn a_rank_0_that_does_not_come_is_an_error_that_names_the_address() {
+    let port = free_port("127.0.0.1");
+    let hasty = Invitation { patience: Duration::from_millis(50), ..invitation(1, 2, port) };
+    let error = FromEnvironment::join(&hasty).unwrap_err();
+    assert!(matches!(error, BootstrapError::NotReached { .. }), "{error}");
+    let error = error.to_string();
+    assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");
+    let lost = Invitation { host: "no.such.name.invalid".into(), ..hasty };
+    let error = FromEnvironment::join(&lost).unwrap_err().to_string();
+    assert!(error.contains("cannot be resolved"), "{error}");
+}
+
+#[test]
+fn another_program_on_the_port_is_told_from_a_rank() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    thread::scope(|scope| {
+        let joining = scope.spawn(|| FromEnvironment::join(&invitation(1, 2, port)).unwrap_err());
+        let (mut caller, _) = other.accept().unwrap();
+        caller.write_all(b"SSH-2.0-Other").unwrap();
+        let error = joining.join().unwrap();
+        assert!(matches!(error, BootstrapError::NotAdmitted { .. }), "{error}");
+        assert!(error.to_string().contains("no rank of Carrack's"), "{error}");
+    });
+}
+
+#[test]
+fn strangers_hold_nobody_up() {
+    allow_descriptors();
+    let port = free_port("127.0.0.1");
+    let zero = FromEnvironment::join(&invitation(0, 3, port)).unwrap();
+    let stranger = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    // More than may stand there, who say nothing, or one byte of the right beginning.
+    let silent: Vec<_> = (0..300).map(|_| stranger()).collect();
+    silent.iter().step_by(2).for_each(|mut stranger| drop(stranger.write_all(b"c")));
+    let mut browser = stranger();
+    browser.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let one = FromEnvironment::join(&invitation(1, 3, port)).unwrap();
+    let mut answer = Vec::new();
+    let _ = browser.read_to_end(&mut answer);
+    assert!(answer.len() <= CHALLENGE, "a stranger is told nothing");
+    let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
+    each(vec![zero, one, two], |rank| rank.fence().unwrap());
+    drop(silent);
+}
+
+/// Comes as rank 1, and then says what it likes. Nobody listens where it says that it does.
+fn impostor(size: u32, port: u16) -> TcpStream {
+    let key = JobKey::of_secret(b"a secret for tests");
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut challenge = [0; CHALLENGE];
+    stream.read_exact(&mut challenge).unwrap();
+    let challenge = greeting::read_challenge(&challenge).unwrap();
+    let (salt, nonce) = ([0; 16], [1; 16]);
+    let call = Call { errand: Errand::Join, rank: 1, size, place: 0, port: 1, salt, nonce };
+    stream.write_all(&call.encode(&key, &challenge)).unwrap();
+    let mut welcome = [0; 1 + WELCOME];
+    stream.read_exact(&mut welcome).unwrap();
+    let welcome = Welcome::decode(welcome[1..].try_into().unwrap(), &key, &nonce).unwrap();
+    assert_eq!((welcome.place, welcome.above), (1, None));
+    stream
+}
+
+#[test]
+fn bad_frames_and_half_ones_cost_their_sender_its_place_and_nobody_else_anything() {
+    let cases: [(&[u8], Departure); 5] = [
+        (b"", Departure::Disconnected),
+        (&[200, 0, 0, 0, 1], Departure::Disconnected),
+        (&[0xff; 8], Departure::Misbehaved),
+        (&[5, 0, 0, 0, 1, 0, 0, 0, 99], Departure::Misbehaved),
+        // Only the other way: a fence that is over.
+        (&[13, 0, 0, 0, 1, 0, 0, 0, 6, 1, 0, 0, 0, 0, 0, 0, 0], Departure::Misbehaved),
+    ];
+    for (bytes, expected) in cases {
+        let port = free_port("127.0.0.1");
+        let zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
+        let mut impostor = impostor(2, port);
+        impostor.write_all(bytes).unwrap();
+        impostor.shutdown(std::net::Shutdown::Write).unwrap();
+        let error = zero.fence().unwrap_err();
+        assert!(
+            matches!(error, BootstrapError::RankGone { rank: 1, how } if how == expected),
+            "{bytes:?}: {error}"
+        );
+        zero.put("a", b"1").unwrap();
+        assert_eq!(zero.get("a").unwrap().unwrap(), b"1");
+        zero.finish().unwrap();
+    }
+}
+
+#[test]
+fn a_rank_above_that_is_gone_is_not_waited_for() {
+    let port = free_port("127.0.0.1");
+    // So long that a wait for all of it is a hang.
+    let patient = |rank| Invitation { patience: Duration::from_secs(1 << 20), ..invitation(rank, 18, port) };
+    let zero = FromEnvironment::join(&patient(0)).unwrap();
+    let impostor = impostor(18, port);
+    let others: Vec<_> = (2..17).map(|rank| FromEnvironment::join(&patient(rank)).unwrap()).collect();
+    let error = FromEnvironment::join(&patient(17)).unwrap_err();
+    assert!(matches!(error, BootstrapError::NotReached { .. }), "{error}");
+    assert!(error.to_string().starts_with("rank 1, through which this rank reaches the others,"), "{error}");
+    let error = zero.fence().unwrap_err();
+    assert!(matches!(error, BootstrapError::RankGone { rank: 17, how: Departure::Disconnected }), "{error}");
+    drop(impostor);
+    each(std::iter::once(zero).chain(others).collect(), |_| {});
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    let hasty =
+        Invitation { patience: Duration::from_millis(50), ..invitation(0, 2, free_port("127.0.0.1")) };
+    let zero = FromEnvironment::join(&hasty).unwrap();
+    let error = zero.fence().unwrap_err();
+    assert!(matches!(error, BootstrapError::RankGone { rank: 1, how: Departure::NeverCame }), "{error}");
+    let late = FromEnvironment::join(&invitation(1, 2, hasty.port)).unwrap_err().to_string();
+    assert!(late.contains("CARRACK_BOOTSTRAP_TIMEOUT"), "{late}");
+    zero.finish().unwrap();
+}
+
+#[test]
+fn a_rank_that_is_dropped_is_named_to_all() {
+    for victim in [0, 1, 18, 19] {
+        let mut ranks = job(20);
+        let lost = ranks.remove(victim);
+        let told: Vec<_> = ranks.iter().map(|rank| (rank.rank(), rank)).collect();
+        thread::scope(|scope| {
+            let fences: Vec<_> = told.iter().map(|(me, rank)| (me, scope.spawn(|| rank.fence()))).collect();
+            drop(lost);
+            for (me, fence) in fences {
+                let error = fence.join().unwrap().unwrap_err();
+                let expected = victim as u32;
+                assert!(
+                    matches!(error, BootstrapError::RankGone { rank, .. } if rank == expected),
+                    "rank {me} without rank {victim}: {error}"
+                );
+            }
+        });
+        thread::scope(|scope| {
+            for rank in ranks {
+                // Where the rank above is lost this is an error, and no hang.
+                scope.spawn(move || rank.finish());
+            }
+        });
+    }
+}
+
+#[test]
+fn the_rank_above_is_named_when_it_is_gone() {
+    let mut ranks = job(2);
+    let one = ranks.pop().unwrap();
+    one.put("a", b"1").unwrap();
+    assert_eq!(wait_for(&one, "a").unwrap(), b"1");
+    drop(ranks);
+    assert!(one.fence().is_err());
+    assert_eq!(one.get("a").unwrap().unwrap(), b"1", "what is known stays");
+    let error = one.put("b", b"").unwrap_err();
+    assert!(
+        matches!(&error, BootstrapError::TreeGone { rank: 0, address } if address.contains("127.0.0.1")),
+        "{error}"
+    );
+    assert!(one.finish().is_err());
+}
+
+#[test]
+fn rank_0_is_the_last_and_answers_until_then() {
+    let mut ranks = job(40);
+    let rest = ranks.split_off(1);
+    let zero = ranks.pop().unwrap();
+    zero.put("a", b"of rank 0").unwrap();
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| zero.finish().unwrap());
+        for rank in &rest {
+            assert_eq!(wait_for(rank, "a").unwrap(), b"of rank 0");
+            assert!(matches!(rank.fence(), Ok(()) | Err(BootstrapError::RankGone { rank: 0, .. })));
+        }
+        assert!(!ending.is_finished());
+        each(rest, |_| {});
+    });
+}
+
+#[test]
+fn a_second_value_is_refused_by_name_and_others_go_on() {
+    let ranks = job(3);
+    ranks[1].put("a", b"1").unwrap();
+    assert_eq!(wait_for(&ranks[2], "a").unwrap(), b"1");
+    ranks[2].put("a", b"2").unwrap();
+    let error = loop {
+        match wait_for(&ranks[2], "never") {
+            Err(error @ BootstrapError::Refused { .. }) => break error,
+            other => drop(other),
+        }
+    };
+    assert!(error.to_string().contains("rank 2 put a second value under the key \"a\""), "{error}");
+    let error = ranks[0].fence().unwrap_err();
+    assert!(matches!(error, BootstrapError::RankGone { rank: 2, how: Departure::Misbehaved }), "{error}");
+    assert_eq!(wait_for(&ranks[0], "a").unwrap(), b"1");
+    thread::scope(|scope| {
+        for rank in &ranks {
+            scope.spawn(|| assert_eq!(rank.finish().is_err(), rank.rank() == 2));
+        }
+    });
+}
+
+#[test]
+fn all_that_may_be_put_is_carried_and_no_more() {
+    let mut ranks = job(2);
+    let one = ranks.pop().unwrap();
+    let value = |at: usize| vec![at as u8; MAX_VALUE];
+    let mut count = 0;
+    let error = loop {
+        match one.put(&format!("{count:04}"), &value(count)) {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, BootstrapError::TooLarge { .. }), "{error}");
+    assert!(count > 200, "{count}");
+    for at in 0..count {
+        assert_eq!(wait_for(&ranks[0], &format!("{at:04}")).unwrap(), value(at));
+        // And down again.
+        assert_eq!(wait_for(&one, &format!("{at:04}")).unwrap(), value(at));
+    }
+    ranks.push(one);
+    each(ranks, |_| {});
+}
+
+#[test]
+fn addresses_are_shown_as_people_write_them() {
+    let address: SocketAddr = "[::1]:30500".parse().unwrap();
+    let invitation = Invitation { host: "::1".into(), ..invitation(0, 1, 30500) };
+    assert_eq!(invitation.to_string(), address.to_string());
+}

@@ -1,0 +1,220 @@
+//! The variables of torchrun, and ours beside them.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::time::Duration;
+
+use super::super::MAX_RANKS;
+use super::super::error::BootstrapError;
+use super::key::{JobKey, LEAST_SECRET};
+use crate::settings::Settings;
+
+/// The rank of this process.
+pub const RANK: &str = "RANK";
+/// The number of ranks.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// The machine of rank 0, by name or address.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// A port of that machine, which the agent's own store listens on.
+pub const MASTER_PORT: &str = "MASTER_PORT";
+/// The secret of the job.
+pub const SECRET: &str = "CARRACK_JOB_SECRET";
+/// What torchrun calls the job by.
+const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+
+/// How far our port is from the agent's: beyond the ports that jobs on one machine commonly count up by one, and, from the
+/// usual 29500, below those that the kernel gives out.
+pub const PORT_OFFSET: u16 = 1000;
+
+/// The first port that needs no privileges.
+const FIRST_PORT: u16 = 1024;
+
+/// Who this process is, and where rank 0 listens.
+#[derive(Clone, Debug)]
+pub struct Invitation {
+    /// The rank of this process.
+    pub rank: u32,
+    /// The number of ranks.
+    pub size: u32,
+    /// The machine of rank 0, by name or address.
+    pub host: String,
+    /// The port on which rank 0 listens.
+    pub port: u16,
+    /// What all ranks have in common.
+    pub key: JobKey,
+    /// How long the ranks wait for each other to come.
+    pub patience: Duration,
+}
+
+impl fmt::Display for Invitation {
+    /// Where rank 0 listens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// The port that belongs to an agent's: [`PORT_OFFSET`] above it, and from 65535 on again from 1024.
+pub fn port_beside(master: u16) -> u16 {
+    master.checked_add(PORT_OFFSET).unwrap_or_else(|| {
+        // It is at most PORT_OFFSET beyond, so there is room.
+        master.wrapping_add(PORT_OFFSET) + FIRST_PORT
+    })
+}
+
+impl Invitation {
+    /// The invitation in these variables, or `None` where there is neither a `RANK` nor a `WORLD_SIZE`.
+    pub(super) fn read(
+        variable: impl Fn(&str) -> Option<String>,
+        settings: &Settings,
+    ) -> Result<Option<Self>, BootstrapError> {
+        let (rank, size) = match (variable(RANK), variable(WORLD_SIZE)) {
+            (None, None) => return Ok(None),
+            (Some(rank), Some(size)) => (number(RANK, &rank)?, number(WORLD_SIZE, &size)?),
+            (None, Some(_)) => return Err(missing(RANK, WORLD_SIZE)),
+            (Some(_), None) => return Err(missing(WORLD_SIZE, RANK)),
+        };
+        if !(1..=MAX_RANKS).contains(&size) {
+            return Err(wrong(WORLD_SIZE, format!("is {size}, not in 1..={MAX_RANKS}")));
+        }
+        if rank >= size {
+            return Err(wrong(RANK, format!("is {rank}, not below WORLD_SIZE={size}")));
+        }
+        let host = variable(MASTER_ADDR).ok_or_else(|| missing(MASTER_ADDR, RANK))?;
+        let host = host.trim().trim_start_matches('[').trim_end_matches(']').to_owned();
+        if host.is_empty() {
+            return Err(wrong(MASTER_ADDR, "is empty".into()));
+        }
+        let master = variable(MASTER_PORT).ok_or_else(|| missing(MASTER_PORT, RANK))?;
+        let master = match u16::try_from(number(MASTER_PORT, &master)?) {
+            Ok(port) if port > 0 => port,
+            _ => return Err(wrong(MASTER_PORT, format!("is {master:?}, which is no port"))),
+        };
+        let port = match u16::try_from(settings.port()) {
+            Ok(port) if port > 0 => port,
+            _ => port_beside(master),
+        };
+        let key = match variable(SECRET) {
+            Some(secret) if secret.len() < LEAST_SECRET => {
+                let problem = format!("has {} bytes; it needs at least {LEAST_SECRET}", secret.len());
+                return Err(wrong(SECRET, problem));
+            }
+            Some(secret) => JobKey::of_secret(secret.as_bytes()),
+            None => {
+                // Once for the job: rank 0 has the port.
+                if rank == 0 && size > 1 {
+                    tracing::warn!(
+                        port,
+                        "no CARRACK_JOB_SECRET: whoever reaches this port can join the job; set it to the same \
+                         {LEAST_SECRET} bytes or more on all ranks"
+                    );
+                }
+                JobKey::without_secret(master, variable(RUN_ID).as_deref())
+            }
+        };
+        let patience = Duration::from_secs(settings.bootstrap_timeout() as u64);
+        Ok(Some(Self { rank, size, host, port, key, patience }))
+    }
+}
+
+fn missing(name: &'static str, beside: &str) -> BootstrapError {
+    wrong(name, format!("is not set, although {beside} is"))
+}
+
+fn wrong(name: &'static str, problem: String) -> BootstrapError {
+    BootstrapError::Environment { name, problem }
+}
+
+fn number(name: &'static str, text: &str) -> Result<u32, BootstrapError> {
+    match text.parse() {
+        Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
+        _ => Err(wrong(name, format!("is {text:?}, which is not a number"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [(&str, &str); 4] =
+        [(RANK, "1"), (WORLD_SIZE, "2"), (MASTER_ADDR, "node7"), (MASTER_PORT, "29500")];
+
+    fn read(changes: &[(&str, Option<&str>)]) -> Result<Option<Invitation>, BootstrapError> {
+        let settings = changes.iter().filter(|(name, _)| *name == "CARRACK_PORT");
+        let settings = settings.filter_map(|(name, value)| Some((*name, (*value)?)));
+        let settings = Settings::from_vars(settings).unwrap();
+        let variable = |wanted: &str| match changes.iter().find(|(name, _)| *name == wanted) {
+            Some((_, value)) => value.map(str::to_owned),
+            None => ALL.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned()),
+        };
+        Invitation::read(variable, &settings)
+    }
+
+    #[test]
+    fn torchruns_variables_are_an_invitation() {
+        let invitation = read(&[]).unwrap().unwrap();
+        assert_eq!(
+            (invitation.rank, invitation.size, invitation.to_string().as_str()),
+            (1, 2, "node7:30500")
+        );
+        assert_eq!(invitation.key, JobKey::without_secret(29500, None));
+        assert_eq!(invitation.patience, Duration::from_secs(300));
+        assert!(read(&[(RANK, None), (WORLD_SIZE, None)]).unwrap().is_none());
+        let of_run = read(&[(RUN_ID, Some("x"))]).unwrap().unwrap();
+        assert_ne!(of_run.key, invitation.key);
+        for host in ["fe80::1", "[fe80::1]"] {
+            assert_eq!(read(&[(MASTER_ADDR, Some(host))]).unwrap().unwrap().to_string(), "[fe80::1]:30500");
+        }
+    }
+
+    #[test]
+    fn our_port_is_beside_the_agents_and_never_one_that_needs_privileges() {
+        for (master, ours) in [(29500, 30500), (1, 1001), (64535, 65535), (64536, 1024), (65535, 2023)] {
+            assert_eq!(port_beside(master), ours, "{master}");
+        }
+        assert_eq!(read(&[("CARRACK_PORT", Some("7000"))]).unwrap().unwrap().port, 7000);
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_an_error_that_names_the_variable() {
+        let cases = [
+            (RANK, None),
+            (WORLD_SIZE, None),
+            (MASTER_ADDR, None),
+            (MASTER_PORT, None),
+            (RANK, Some("2")),
+            (RANK, Some("-1")),
+            (RANK, Some("+1")),
+            (RANK, Some("one")),
+            (WORLD_SIZE, Some("0")),
+            (WORLD_SIZE, Some("4097")),
+            (MASTER_ADDR, Some(" ")),
+            (MASTER_PORT, Some("0")),
+            (MASTER_PORT, Some("65536")),
+            (MASTER_PORT, Some("http")),
+            (SECRET, Some("fifteen bytes..")),
+        ];
+        for (name, value) in cases {
+            let error = read(&[(name, value)]).unwrap_err();
+            assert!(
+                matches!(&error, BootstrapError::Environment { name: named, .. } if *named == name),
+                "{name}={value:?}: {error}"
+            );
+            assert!(!error.to_string().contains("carrack run"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_the_key_whatever_the_rest_says() {
+        let secret = Some("sixteen bytes...");
+        let one = read(&[(SECRET, secret)]).unwrap().unwrap();
+        let other =
+            read(&[(SECRET, secret), (MASTER_PORT, Some("1")), (RUN_ID, Some("x"))]).unwrap().unwrap();
+        assert_eq!(one.key, other.key);
+        assert!(!format!("{one:?}").contains("sixteen"), "{one:?}");
+    }
+}

@@ -1,0 +1,236 @@
+//! Ranks that no launcher of ours has started: processes with torchrun's variables, which find each other over TCP.
+//!
+//! The programs are the carrack command, or this very test in a role (see `a_rank_in_its_role`). No test asserts how long something takes;
+//! the watchdog only turns a hang into a failure.
+
+#[path = "support/built.rs"]
+mod built;
+
+use carrack::Runtime;
+use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
+use carrack::settings::Settings;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+const ROLE: &str = "TEST_TCP_ROLE";
+const WATCHDOG: Duration = Duration::from_secs(120);
+/// The status of a rank that hung.
+const HUNG: i32 = 97;
+
+/// A process as a rank of a job whose rank 0 is found at this port.
+fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("CARRACK_") || name == "TORCHELASTIC_RUN_ID" {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", "29500")
+        .env("CARRACK_PORT", port.to_string())
+        .env("CARRACK_JOB_SECRET", "a secret of this very test")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn perf(number: u32, port: u16) -> Command {
+    let mut command = Command::new(built::carrack());
+    command.args(["perf", "latency", "--json", "--seconds", "0.05", "--size", "8"]);
+    rank(command, number, 2, port)
+}
+
+fn role(name: &str, number: u32, size: u32, port: u16) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, name);
+    rank(command, number, size, port)
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Ends with the test, however that ends.
+struct Started(Option<Child>);
+
+impl Started {
+    fn spawn(mut command: Command) -> Self {
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().unwrap()
+    }
+
+    /// Waits until it says this.
+    fn hears(&mut self, word: &str) {
+        let mut lines = BufReader::new(self.child().stdout.as_mut().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(word)), "it has not said {word:?}");
+    }
+
+    fn end(mut self) -> Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[track_caller]
+fn succeeded(output: &Output) -> String {
+    let (said, complaints) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{:?}\n{said}\n{complaints}", output.status);
+    said.into_owned()
+}
+
+#[test]
+fn perf_measures_between_two_shells() {
+    let port = free_port();
+    // In the order in which it has to wait.
+    let one = Started::spawn(perf(1, port));
+    let zero = Started::spawn(perf(0, port));
+    let said = succeeded(&zero.end());
+    succeeded(&one.end());
+    assert!(said.lines().any(|line| line.contains("latency_us")), "{said}");
+}
+
+#[test]
+fn a_runtime_of_nineteen_processes_meets() {
+    let port = free_port();
+    let ranks: Vec<_> = (0..19).rev().map(|rank| Started::spawn(role("meet", rank, 19, port))).collect();
+    for rank in ranks {
+        assert!(succeeded(&rank.end()).contains("met 19"));
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_to_all_others() {
+    const SIZE: u32 = 5;
+    for victim in [0, 3] {
+        let port = free_port();
+        let mut ranks: Vec<_> = (0..SIZE)
+            .map(|rank| Started::spawn(role(&format!("outlive {victim}"), rank, SIZE, port)))
+            .collect();
+        // Not before all have passed their fence, and are on their way into the next.
+        ranks.iter_mut().for_each(|rank| rank.hears("here"));
+        ranks[victim as usize].child().kill().unwrap();
+        for (number, rank) in ranks.into_iter().enumerate() {
+            let output = rank.end();
+            if number as u32 != victim {
+                succeeded(&output);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_secret_is_an_error_on_both_sides_and_the_job_goes_on() {
+    let port = free_port();
+    let mut zero = Started::spawn(perf(0, port));
+    let mut wrong = perf(1, port);
+    wrong.env("CARRACK_JOB_SECRET", "a secret of another test");
+    let output = Started::spawn(wrong).end();
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(
+        complaint.contains(&format!("127.0.0.1:{port}")) && complaint.contains("CARRACK_JOB_SECRET"),
+        "{complaint}"
+    );
+    succeeded(&Started::spawn(perf(1, port)).end());
+    let mut said = String::new();
+    zero.child().stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
+    succeeded(&zero.end());
+    assert!(said.contains("127.0.0.1:") && said.contains("job secret is another one"), "{said}");
+    assert!(
+        !said.contains("of this very test") && !complaint.contains("of another test"),
+        "a secret is shown"
+    );
+}
+
+#[test]
+fn without_a_secret_it_works_and_warns() {
+    let port = free_port();
+    let of = |number| {
+        let mut command = perf(number, port);
+        command.env_remove("CARRACK_JOB_SECRET");
+        Started::spawn(command)
+    };
+    let (zero, one) = (of(0), of(1));
+    let output = zero.end();
+    succeeded(&output);
+    succeeded(&one.end());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no CARRACK_JOB_SECRET"));
+}
+
+#[test]
+fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
+    for (name, value, expected) in [
+        ("RANK", "2", "RANK is 2, not below WORLD_SIZE=2"),
+        ("MASTER_PORT", "none", "MASTER_PORT is \"none\", which is not a number"),
+        ("CARRACK_JOB_SECRET", "short", "CARRACK_JOB_SECRET has 5 bytes"),
+        ("CARRACK_PORT", "65536", "CARRACK_PORT=65536 is not allowed"),
+    ] {
+        let mut command = perf(1, free_port());
+        command.env(name, value);
+        let output = Started::spawn(command).end();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && complaint.contains(expected), "{complaint}");
+    }
+}
+
+#[test]
+fn under_carrack_run_its_ranks_are_its_own() {
+    let mut command = Command::new(built::carrack());
+    command.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, "meet");
+    // Variables that nobody could join by.
+    let output = Started::spawn(rank(command, 7, 9, free_port())).end();
+    assert!(succeeded(&output).contains("met 2"));
+}
+
+/// Nothing, unless it was started to be a rank.
+#[test]
+fn a_rank_in_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    std::thread::spawn(|| {
+        std::thread::sleep(WATCHDOG);
+        std::process::exit(HUNG);
+    });
+    match role.split_once(' ') {
+        None => {
+            let runtime = Runtime::start().unwrap();
+            let ranks = runtime.allgather(&runtime.rank().0.to_le_bytes()).unwrap();
+            let numbers = ranks.iter().map(|bytes| u32::from_le_bytes(bytes.as_slice().try_into().unwrap()));
+            assert!(numbers.eq(0..runtime.size()));
+            runtime.barrier().unwrap();
+            println!("met {}", runtime.size());
+        }
+        Some((_, victim)) => {
+            let victim: u32 = victim.parse().unwrap();
+            let job = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap().unwrap();
+            job.fence().unwrap();
+            println!("here");
+            if job.rank() == victim {
+                loop {
+                    std::thread::park();
+                }
+            }
+            let error = job.fence().unwrap_err();
+            assert!(matches!(error, BootstrapError::RankGone { rank, .. } if rank == victim), "{error}");
+            let _ = job.finish();
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The transport over verbs on a real kernel, with the Soft-RoCE devices of `cargo xtask rdma-guest`: what networks, nodes and limits do to
+//! ranks in processes of their own. Elsewhere each test is skipped, and says so.
+//!
+//! | module | one idea | guests |
+//! |---|---|---|
+//! | `course` | traffic of all kinds of operations between ranks, and how it may end | |
+//! | `network` | packets that are lost, repeated, spoilt, late; cuts; a port that goes down | 1 |
+//! | `kills` | a rank is killed | 1 |
+//! | `poor` | little memory to lock, few of everything | 1 |
+//! | `nodes` | ranks on two nodes: the examples, a cut | 2 |
+//! | `loss` | a node is killed: the last test of a run | 2 |
+
+mod support;
+
+#[path = "support/built.rs"]
+mod built;
+#[path = "verbs_guest/course.rs"]
+mod course;
+#[path = "verbs_guest/kills.rs"]
+mod kills;
+#[path = "verbs_guest/loss.rs"]
+mod loss;
+#[path = "verbs_guest/network.rs"]
+mod network;
+#[path = "verbs_guest/nodes.rs"]
+mod nodes;
+#[path = "verbs_guest/poor.rs"]
+mod poor;
+
+use std::time::Duration;
+use support::ranks::Role;
+
+/// How long a rank may take before it counts as hanging: the processor is emulated.
+const PATIENCE: Duration = Duration::from_secs(280);
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    match role.name.as_str() {
+        "course" => course::rank(&role),
+        "few" => poor::few(&role),
+        "little_locked" => poor::little_locked(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// A variable that tells a program in a guest about itself.
+fn told(name: &str) -> Option<String> {
+    std::env::var(format!("RDMA_GUEST_{name}")).ok()
+}
+
+/// Whether this is a run in so many guests; else it is said what is skipped.
+fn is_in_guests(what: &str, guests: &str) -> bool {
+    let here = told("NODES");
+    let is_there = here.as_deref() == Some(guests);
+    if !is_there {
+        println!("skipped: {what}: cargo xtask rdma-guest --nodes {guests} --test verbs_guest runs it");
+    }
+    is_there
+}
+
+/// The number of this guest.
+fn node() -> u32 {
+    told("NODE").map_or(0, |number| number.parse().expect("a number"))
+}
