@@ -5,7 +5,7 @@ use crate::{USAGE, complain, print};
 use carrack::Runtime;
 use carrack::bootstrap::Alone;
 use carrack::settings::{Settings, TransportChoice};
-use carrack::transports::contract::Transport;
+use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{Driver, Gpu, GpuError, GpuInfo, PeerInfo};
 use clap::Args;
 use serde::Serialize;
@@ -62,6 +62,14 @@ struct TransportInfo {
     note: String,
     /// Whether CARRACK_TRANSPORT allows it.
     allowed: bool,
+    /// What can be opened, in the order in which a rank that is alone would take it.
+    devices: Vec<TransportDevice>,
+}
+
+#[derive(Serialize)]
+struct TransportDevice {
+    name: String,
+    note: String,
 }
 
 #[derive(Serialize)]
@@ -148,10 +156,17 @@ impl Info {
         writeln!(text, "  kernel   {}", machine.kernel)?;
         writeln!(text, "  memory   {:.1} GiB", gib(machine.memory_bytes))?;
         writeln!(text, "\nTransports")?;
-        for TransportInfo { name, available, note, allowed } in transports {
+        for TransportInfo { name, available, note, allowed, devices } in transports {
             let state = if *available { "available" } else { "not available" };
             let left_out = if *allowed { "" } else { "; CARRACK_TRANSPORT leaves it out" };
-            writeln!(text, "  {name:<9} {state}: {note}{left_out}")?;
+            if devices.len() < 2 {
+                writeln!(text, "  {name:<9} {state}: {note}{left_out}")?;
+                continue;
+            }
+            writeln!(text, "  {name:<9} {state}: {} devices{left_out}", devices.len())?;
+            for TransportDevice { name, note } in devices {
+                writeln!(text, "    {name}: {note}")?;
+            }
         }
         writeln!(text, "\nGPUs")?;
         for GpuDriver { driver, version, devices, reason } in gpus {
@@ -217,19 +232,21 @@ fn cpu_model() -> Option<String> {
 
 fn transports(settings: &Settings) -> Vec<TransportInfo> {
     let look = |(choice, transport): (TransportChoice, Box<dyn Transport>)| {
-        let (available, note) = match transport.devices() {
+        let (available, note, devices) = match transport.devices() {
             Ok(devices) => {
                 let notes: Vec<_> =
                     devices.iter().map(|device| format!("{}: {}", device.name, device.note)).collect();
-                (true, notes.join("; "))
+                (true, notes.join("; "), devices)
             }
-            Err(why) => (false, why.reason),
+            Err(why) => (false, why.reason, Vec::new()),
         };
+        let device = |DeviceInfo { name, note }| TransportDevice { name, note };
         TransportInfo {
             name: transport.name(),
             available,
             note,
             allowed: settings.transports().contains(&choice),
+            devices: devices.into_iter().map(device).collect(),
         }
     };
     Runtime::all_transports(settings).into_iter().map(look).collect()

@@ -35,12 +35,15 @@ pub(crate) enum Chore {
     Retries = 1 << 8,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
+    /// Of the whole runtime: regions that NICs of others reach, and whose registration has ended.
+    Withdrawals = 1 << 15,
     /// Of the whole runtime: atomic operations on words of GPUs.
     Words = 1 << 12,
 }
 
 /// What a runtime has to do before a device is looked at.
-pub(crate) const SELDOM: Bit = Bit(Chore::Deadlines as usize | Chore::Words as usize);
+pub(crate) const SELDOM: Bit =
+    Bit(Chore::Deadlines as usize | Chore::Words as usize | Chore::Withdrawals as usize);
 
 impl From<Chore> for Bit {
     #[inline(always)]

@@ -12,6 +12,7 @@ use crate::peer::hold::{Deaf, Holds};
 use crate::peer::route::{Linked, Route};
 use crate::post::Ordered;
 use crate::progress::{Deferred, InLine, Landing};
+use crate::region::direct::Remotes;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
     Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
@@ -24,6 +25,13 @@ use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+
+/// An operation on a peer's memory that a NIC is at.
+pub(crate) struct Direct {
+    token: u64,
+    rank: Rank,
+    name: u64,
+}
 
 /// Operations that links can hold at a time, of one device.
 const OUTSTANDING: usize = 256;
@@ -55,6 +63,10 @@ pub(crate) struct DeviceInner {
     pub(crate) outstanding: Slab<Outstanding>,
     /// Large messages.
     pub(crate) bulk: Bulk,
+    /// Where regions of peers are, for this device's NIC.
+    pub(crate) remotes: Remotes,
+    /// Operations on memory that a NIC is at.
+    pub(crate) direct: Waiting<Vec<Direct>>,
     /// Ranks that were told to hold.
     pub(crate) holds: Holds,
     pub(crate) deaf: Deaf,
@@ -202,6 +214,8 @@ impl DeviceInner {
             host_pool,
             busy: Waiting::for_progress(&chores, Chore::Backlogs),
             outstanding: Slab::new(OUTSTANDING),
+            remotes: Remotes::default(),
+            direct: Waiting::new(),
             bulk: Bulk::new(settings.offers(), &chores),
             holds: Holds::new(&chores),
             deaf: Deaf::default(),
@@ -342,6 +356,31 @@ impl DeviceInner {
         route.set_waiting(0);
         self.not_busy(route.rank);
         failed
+    }
+
+    /// Notes that a NIC is at an operation on a peer's memory. A name that everything later comes after.
+    pub(crate) fn note_direct(&self, token: u64, rank: Rank) {
+        let name = self.bulk.now();
+        let mut direct = self.direct.lock();
+        direct.push(Direct { token, rank, name });
+        self.direct.set_count(direct.len());
+    }
+
+    /// It is over, or was never begun.
+    pub(crate) fn forget_direct(&self, token: u64) {
+        if self.direct.is_empty() {
+            return;
+        }
+        let mut direct = self.direct.lock();
+        if let Some(at) = direct.iter().position(|one| one.token == token) {
+            direct.swap_remove(at);
+        }
+        self.direct.set_count(direct.len());
+    }
+
+    /// Whether a NIC is at an operation on a peer's memory that began before `name`.
+    pub(crate) fn has_direct(&self, peer: Rank, before: u64) -> bool {
+        !self.direct.is_empty() && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
     }
 
     /// Ends everything. What was waiting is failed.

@@ -92,6 +92,7 @@ pub struct RuntimeBuilder {
     settings: Option<Settings>,
     bootstrap: Option<Box<dyn Bootstrap>>,
     drivers: Vec<Arc<dyn Driver>>,
+    transports: Vec<Box<dyn Transport>>,
 }
 
 impl RuntimeBuilder {
@@ -110,6 +111,13 @@ impl RuntimeBuilder {
     /// A GPU driver of the caller's own, beside those that the settings ask for.
     pub fn gpu_driver(mut self, driver: Arc<dyn Driver>) -> Self {
         self.drivers.push(driver);
+        self
+    }
+
+    /// A transport that the caller has made, in place of the build's own of that [name](Transport::name). Whether it is used is for
+    /// the settings to say, as ever; one whose name they do not know is tried after all others.
+    pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
+        self.transports.push(transport);
         self
     }
 
@@ -133,7 +141,8 @@ impl RuntimeBuilder {
         drivers.push(driver(&settings)?);
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
-        let (mut domains, unavailable) = open_transports(&settings, &identity);
+        let place = bootstrap.place_on_node();
+        let (mut domains, unavailable) = open_transports(&settings, self.transports, &identity, place);
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
         }
@@ -159,7 +168,7 @@ impl RuntimeBuilder {
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
             comps: Registry::new(),
-            regions: Arc::default(),
+            regions: Arc::new(Regions::new(&chores)),
             deadlines: Deadlines::new(&chores),
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),
@@ -211,12 +220,27 @@ fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
 
 type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
 
-fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Unavailable>) {
-    let all = Runtime::all_transports(settings);
+fn open_transports(
+    settings: &Settings,
+    own: Vec<Box<dyn Transport>>,
+    identity: &Identity,
+    place: u32,
+) -> (Domains, Vec<Unavailable>) {
+    let mut all = transports(settings, place);
+    let mut others = Vec::new();
+    for transport in own {
+        match all.iter_mut().find(|(_, built)| built.name() == transport.name()) {
+            Some((_, built)) => *built = transport,
+            None => others.push(transport),
+        }
+    }
     let mut domains = Vec::new();
     let mut unavailable = Vec::new();
-    for wanted in settings.transports() {
-        let Some((_, transport)) = all.iter().find(|(choice, _)| choice == wanted) else { continue };
+    let wanted = |choice: &TransportChoice| settings.transports().iter().position(|other| other == choice);
+    let (mut named, left_out): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(choice, _)| wanted(choice).is_some());
+    named.sort_by_key(|(choice, _)| wanted(choice));
+    for transport in named.iter().map(|(_, transport)| transport).chain(&others) {
         let opened = transport.devices().and_then(|devices| match devices.first() {
             Some(device) => transport.open(device, identity.clone()),
             None => Err(Unavailable::new(transport.name(), "it has no device")),
@@ -225,7 +249,7 @@ fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Un
             Ok(domain) => domains.push((transport.name(), domain)),
             Err(why) => {
                 // Most machines have no RDMA device: nothing is wrong with them.
-                if *wanted == TransportChoice::Verbs {
+                if transport.name() == verbs::NAME {
                     tracing::info!(%why, "a transport cannot be used");
                 } else {
                     tracing::warn!(%why, "a transport cannot be used");
@@ -234,21 +258,37 @@ fn open_transports(settings: &Settings, identity: &Identity) -> (Domains, Vec<Un
             }
         }
     }
-    for (choice, transport) in &all {
-        if !settings.transports().contains(choice) {
-            unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
-        }
+    for (_, transport) in &left_out {
+        unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
     }
     (domains, unavailable)
 }
 
+/// All transports of this build, for the rank that has this place among those of its node.
+fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn Transport>)> {
+    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let geometry = Geometry {
+        slots: fits(settings.shm_slots()),
+        chunks: fits(settings.shm_chunks()),
+        chunk_size: fits(settings.packet_size()),
+    };
+    let verbs = verbs_options(settings, place);
+    vec![
+        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
+        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+        (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
+        (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs))),
+    ]
+}
+
 /// What the settings say of queue pairs and paths.
-fn verbs_options(settings: &Settings) -> verbs::Options {
+fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let device = settings.verbs_device();
     verbs::Options {
         device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
+        place,
         gid_index: settings.verbs_gid().map(byte),
         traffic_class: byte(settings.verbs_traffic_class()),
         service_level: byte(settings.verbs_service_level()),
@@ -272,18 +312,7 @@ impl Runtime {
     /// All transports of this build, made as these settings say, those included that they leave out: for programs that want to
     /// tell what there is.
     pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
-        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let geometry = Geometry {
-            slots: fits(settings.shm_slots()),
-            chunks: fits(settings.shm_chunks()),
-            chunk_size: fits(settings.packet_size()),
-        };
-        vec![
-            (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-            (TransportChoice::Shm, Box::new(Shm::new(geometry))),
-            (TransportChoice::Verbs, Box::new(Rdma::new(verbs_options(settings)))),
-            (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs_options(settings)))),
-        ]
+        transports(settings, 0)
     }
 
     /// Starts a runtime with choices of the program's own.

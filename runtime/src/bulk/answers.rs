@@ -1,7 +1,10 @@
 //! What progress does about the messages that large ones need.
 
 use super::Target;
-use super::wire::{HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing};
+use super::wire::{
+    HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing, decode_place, decode_writable,
+    encode_place,
+};
 use super::words::Change;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
@@ -9,13 +12,35 @@ use crate::error::ProgressError;
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::progress::{Deferred, Pass, guarded, panicked};
 use crate::protocol::header::Message;
+use crate::region::direct::Withdrawal;
 use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::check_kinds;
-use carrack_transports::mem::{Buffer, MemKind};
+use carrack_transports::mem::{Buffer, MemKind, SmallBytes};
 use std::sync::Arc;
 
 impl Pass<'_> {
+    /// Tells a rank where a region is, for its NIC.
+    fn tell_where(&self, from: Rank, region: u64) {
+        let linked = self.device.known_route(from).and_then(|route| route.linked());
+        let place = linked
+            .filter(|linked| linked.caps.remote_memory)
+            .and_then(|linked| self.inner.regions.tell(region, (self.device.index, from), &*linked.link));
+        self.device.control(self.inner, from, Message::Here { region }, encode_place(place));
+    }
+
+    /// Tells those who know them that registrations have ended.
+    #[cold]
+    pub(crate) fn withdraw_regions(&mut self) {
+        let devices = self.inner.devices().clone();
+        for Withdrawal { number, device, rank } in self.inner.regions.withdrawals() {
+            if let Some(device) = devices.iter().find(|other| other.0.index == device) {
+                let message = Message::Withdraw { region: number };
+                device.0.control(self.inner, rank, message, SmallBytes::empty());
+            }
+        }
+    }
+
     /// Finds a place for a large active message, and has it brought there.
     #[cold]
     #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
@@ -89,8 +114,35 @@ impl Pass<'_> {
         match message {
             Message::Part { landing, offset } => self.part(from, landing, offset, payload),
             Message::Clear { token } => {
-                let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
-                if self.device.bulk.clear(from, token, landing, limit) { Ok(()) } else { Err(unknown()) }
+                let bulk = &self.device.bulk;
+                let known = match decode_writable(small) {
+                    Some((landing, place)) => bulk.clear_to_write(from, token, landing, place),
+                    None => {
+                        let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
+                        bulk.clear(from, token, landing, limit)
+                    }
+                };
+                if known { Ok(()) } else { Err(unknown()) }
+            }
+            Message::Written { landing } => self.written(from, landing),
+            Message::Where { region } => {
+                self.tell_where(from, region);
+                Ok(())
+            }
+            Message::Here { region } => {
+                let place = decode_place(small).ok_or("it says where a region is, and names no place")?;
+                self.device.remotes.answered(from, region, place);
+                Ok(())
+            }
+            Message::Withdraw { region } => {
+                self.device.remotes.withdrawn(from, region);
+                // On the same link, so behind everything that this rank's NIC was told to do there.
+                self.device.control(self.inner, from, Message::LetGo { region }, SmallBytes::empty());
+                Ok(())
+            }
+            Message::LetGo { region } => {
+                self.inner.regions.let_go(Some((region, self.device.index)), from);
+                Ok(())
             }
             Message::Grant { landing } => {
                 let limit = decode_landing(small).ok_or("it has room for nothing")?;

@@ -2,7 +2,7 @@
 
 use super::incoming::{Arriving, Target};
 use super::staging::Staging;
-use super::wire::{Request, encode_clear, encode_landing};
+use super::wire::{Request, encode_clear, encode_landing, encode_writable};
 use super::{Bulk, Ended};
 use crate::device::DeviceInner;
 use crate::error::OpError;
@@ -10,11 +10,18 @@ use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
+use carrack_transports::contract::RemotePlace;
+
+/// Shorter messages go part by part: their bytes are copied sooner than their memory is made known to a NIC. An estimate; on
+/// ConnectX devices registering takes some tens of microseconds.
+const WRITTEN: usize = 32 << 10;
 
 /// How bytes are asked for.
 pub(super) enum Ask {
     /// Those of an offer, by the sender's name for it.
     Offered(u64),
+    /// Those of an offer, to be written by the sender's NIC.
+    Written(u64, RemotePlace),
     /// Those of a region.
     Region(Message, Request),
 }
@@ -91,7 +98,33 @@ impl DeviceInner {
         (from, size, target): (Rank, usize, Target),
     ) {
         let landing = self.bulk.name();
-        self.await_parts(runtime, landing, Arriving::new(from, size, target), Ask::Offered(token));
+        let mut arriving = Arriving::new(from, size, target);
+        let ask = match self.expose(from, &mut arriving) {
+            Some(place) => Ask::Written(token, place),
+            None => Ask::Offered(token),
+        };
+        self.await_parts(runtime, landing, arriving, ask);
+    }
+
+    /// Lets the sender's NIC write to where a message goes, where that is worth while and can be had.
+    fn expose(&self, from: Rank, arriving: &mut Arriving) -> Option<RemotePlace> {
+        let linked = self.known_route(from)?.linked()?;
+        if arriving.size < WRITTEN || arriving.inflow.is_some() || !linked.caps.remote_memory {
+            return None;
+        }
+        let buffer = arriving.target.buffer()?;
+        match linked.link.expose(std::mem::take(buffer)) {
+            Ok(exposed) => {
+                let place = exposed.place();
+                arriving.exposed = Some(exposed);
+                Some(place)
+            }
+            Err((why, back)) => {
+                tracing::debug!(%from, why, "a message comes part by part");
+                *buffer = back;
+                None
+            }
+        }
     }
 
     /// A get: asks the owner for bytes of its region.
@@ -137,6 +170,10 @@ impl DeviceInner {
         match ask {
             Ask::Offered(token) => {
                 self.control(runtime, from, Message::Clear { token }, encode_clear(landing, limit));
+            }
+            Ask::Written(token, place) => {
+                let payload = encode_writable(landing, place);
+                self.control(runtime, from, Message::Clear { token }, payload);
             }
             Ask::Region(message, request) => {
                 let request = Request { second: limit.unwrap_or(0), ..request };

@@ -13,7 +13,7 @@ use crate::names::{Rank, Tag, UserContext};
 use crate::progress::{Deferred, Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{Payload, PeerMemory};
+use carrack_transports::contract::{Exposed, Payload, PeerMemory};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{Buffer, MemKind, SmallBytes};
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub(crate) struct Arriving {
     pub(super) lost: Option<Box<OpError>>,
     /// Nothing comes any more: it ends with this as soon as no engine is at it.
     ends_with: Option<Box<OpError>>,
+    /// Its buffer, while its sender's NIC may write to it.
+    pub(super) exposed: Option<Box<dyn Exposed>>,
 }
 
 impl Arriving {
@@ -70,6 +72,7 @@ impl Arriving {
             told: 0,
             lost: None,
             ends_with: None,
+            exposed: None,
         }
     }
 
@@ -106,12 +109,25 @@ impl Arriving {
         self.inflow.as_mut().is_some_and(|inflow| inflow.is_busy())
     }
 
-    /// Ends it without its bytes; waits for an engine that is at it. What still comes goes nowhere.
+    /// Takes its buffer back from its sender's NIC, if that had it. Whether it had.
+    pub(super) fn take_back(&mut self) -> bool {
+        let Some(exposed) = self.exposed.take() else { return false };
+        let back = exposed.take_back();
+        if let Some(buffer) = self.target.buffer() {
+            *buffer = back;
+        }
+        true
+    }
+
+    /// Ends it without its bytes, and without its buffer while its sender's NIC may write to it; waits for an engine that is at it. What still comes goes nowhere.
     pub(super) fn give_up(&mut self, error: OpError) -> Option<Ended> {
         if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
             inflow.settle(buffer);
         }
         self.inflow = None;
+        if self.until == 0 {
+            self.take_back();
+        }
         if matches!(self.ask.as_deref(), Some(Ask::Region(..))) {
             // A get that its owner has not heard of: nothing will come.
             self.until = 0;
@@ -253,6 +269,8 @@ impl Bulk {
         let mut all = self.arriving.lock();
         let arriving = all.get_mut(&landing).filter(|one| one.from == from);
         let arriving = arriving.ok_or("it sent a part of a message that it was not asked for")?;
+        // Its sender cannot have it written: it comes part by part all the same.
+        arriving.take_back();
         let len = part.len();
         let inside = usize::try_from(offset)
             .ok()
@@ -335,7 +353,27 @@ impl Bulk {
     }
 }
 
+impl Bulk {
+    /// All of a message has been written to where it was to go.
+    fn take_written(&self, from: Rank, landing: u64) -> Option<Arriving> {
+        let mut all = self.arriving.lock();
+        all.get(&landing).filter(|one| one.from == from && one.exposed.is_some())?;
+        let whole = all.remove(&landing);
+        self.arriving.set_count(all.len());
+        whole
+    }
+}
+
 impl Pass<'_> {
+    /// All of a message has been written to where it was to go.
+    pub(super) fn written(&mut self, from: Rank, landing: u64) -> Result<(), String> {
+        let whole = self.device.bulk.take_written(from, landing);
+        let mut whole = whole.ok_or("it has written what it was not asked to")?;
+        whole.take_back();
+        self.arrived(whole.from, whole.size, whole.target, whole.lost);
+        Ok(())
+    }
+
     /// A part of a message.
     pub(crate) fn part(
         &mut self,

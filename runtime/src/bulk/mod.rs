@@ -10,6 +10,14 @@
 //!   part (landing, offset) ──────────►  until all are there
 //! ```
 //!
+//! Where a NIC reaches the receiver's memory by itself:
+//!
+//! ```text
+//!   ◄── clear (token, landing, where to)
+//!   the NIC writes all of it
+//!   written (landing) ───────────────►  on the same link, and so behind the bytes
+//! ```
+//!
 //! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of such):
 //!
 //! ```text

@@ -13,8 +13,8 @@ use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{DownCause, Header, Op, Submit, SubmitError};
-use carrack_transports::mem::{Buffer, MemRef, PacketSource};
+use carrack_transports::contract::{DownCause, Header, Op, OpToken, RemotePlace, Submit, SubmitError};
+use carrack_transports::mem::{Buffer, MemRef, PacketSource, SmallBytes};
 use std::sync::Arc;
 
 /// Parts that one call of progress sends of one message, before others have their turn.
@@ -54,6 +54,19 @@ pub(crate) struct Stream {
     ahead: Option<Box<Ahead>>,
     /// It ends with this as soon as no engine is at it.
     failed: Option<OpError>,
+    /// Where this rank's NIC is to write all of it.
+    place: Option<RemotePlace>,
+}
+
+/// What became of a message that the NIC is to write.
+enum Handed {
+    /// It writes.
+    Over,
+    /// Not now.
+    NotYet,
+    /// It cannot: it goes part by part.
+    Refused,
+    Failed(OpError),
 }
 
 impl Offered {
@@ -141,12 +154,44 @@ impl Stream {
 
     fn of(offered: Offered, landing: u64, limit: usize) -> Self {
         let ahead = Ahead::of(&offered.bytes);
-        Self { offered, landing, sent: 0, limit, ahead, failed: None }
+        Self { offered, landing, sent: 0, limit, ahead, failed: None, place: None }
     }
 
     /// Whether its receiver waits for more than it was sent.
     fn is_wanted(&self) -> bool {
         self.sent < self.limit
+    }
+
+    /// Has the NIC write all of it to `to`. Its operation is then one of the link's, which ends it.
+    fn hand_over(&mut self, device: &DeviceInner, linked: &Linked, to: RemotePlace) -> Handed {
+        let offered = &mut self.offered;
+        if offered.matter != Matter::Message || self.ahead.is_some() {
+            return Handed::Refused;
+        }
+        let Outstanding { rank, tag, size, user_context, deadline, .. } = offered.operation;
+        let comp = offered.operation.comp.take();
+        let operation = Outstanding { rank, tag, size, user_context, comp, deadline };
+        let token = match device.outstanding.insert(operation) {
+            Ok(token) => token,
+            Err(operation) => {
+                offered.operation = operation;
+                return Handed::NotYet;
+            }
+        };
+        let op = Op::Put { to, buffer: &mut offered.bytes, token: OpToken(token) };
+        let handed = match linked.link.submit(op) {
+            Ok(Submit::Posted) => return Handed::Over,
+            Ok(_) => Handed::NotYet,
+            Err(SubmitError::Unregistered(why)) => {
+                tracing::info!(%rank, why, "a message goes part by part");
+                Handed::Refused
+            }
+            Err(error) => Handed::Failed(OpError::of_submit(&error, rank)),
+        };
+        if let Some(operation) = device.outstanding.take(token) {
+            offered.operation = operation;
+        }
+        handed
     }
 
     /// Sends as many parts as the link and the receiver take now. `Some` when it is over.
@@ -269,6 +314,16 @@ impl Bulk {
         true
     }
 
+    /// The receiver wants all of it written to a place in its memory. Whether there is such an offer.
+    pub(crate) fn clear_to_write(&self, by: Rank, token: u64, landing: u64, place: RemotePlace) -> bool {
+        let mut streams = self.streams.lock();
+        let Some(offered) = self.take_offered(token, Some(by)) else { return false };
+        let limit = offered.operation.size;
+        streams.push(Stream { place: Some(place), ..Stream::of(offered, landing, limit) });
+        self.streams.set_count(streams.len());
+        true
+    }
+
     /// The receiver has room for more. What it has room for may be over here already: its source has failed.
     pub(crate) fn grant(&self, by: Rank, landing: u64, limit: usize) {
         let mut streams = self.streams.lock();
@@ -363,6 +418,7 @@ impl Pass<'_> {
         let mut ended = Vec::new();
         let mut moved = false;
         let mut at = 0;
+        let mut written = Vec::new();
         // One message of each peer at a time: the parts of several would only wait for each other.
         let mut served = Vec::new();
         while at < streams.len() {
@@ -376,6 +432,23 @@ impl Pass<'_> {
                 Some(error) => Some(Err(error)),
                 None => match self.way_to(rank) {
                     Ok(None) => None,
+                    Ok(Some(linked)) if let Some(place) = stream.place => {
+                        let landing = stream.landing;
+                        match stream.hand_over(self.device, linked, place) {
+                            Handed::Over => {
+                                moved = true;
+                                written.push((rank, landing));
+                                streams.remove(at);
+                                continue;
+                            }
+                            Handed::NotYet => None,
+                            Handed::Refused => {
+                                stream.place = None;
+                                continue;
+                            }
+                            Handed::Failed(error) => Some(Err(error)),
+                        }
+                    }
                     Ok(Some(linked)) => {
                         let part = part_size(self.device, linked);
                         stream.step(linked, part, &self.inner.staging, &mut moved)
@@ -412,6 +485,10 @@ impl Pass<'_> {
         }
         bulk.streams.set_count(streams.len());
         drop(streams);
+        for (rank, landing) in written {
+            // On the same link, so behind the bytes.
+            self.device.control(self.inner, rank, Message::Written { landing }, SmallBytes::empty());
+        }
         self.moved |= moved || !ended.is_empty();
         for (stream, outcome) in ended {
             let (comp, status) = match outcome {

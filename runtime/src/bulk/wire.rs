@@ -2,6 +2,7 @@
 
 use crate::error::OpError;
 use crate::names::Rank;
+use carrack_transports::contract::RemotePlace;
 use carrack_transports::mem::SmallBytes;
 
 /// What is offered.
@@ -210,6 +211,28 @@ pub(crate) fn encode_clear(landing: u64, limit: Option<u64>) -> SmallBytes {
         None => encode_landing(landing),
         Some(limit) => words([landing, limit]),
     }
+}
+
+/// Where a region is, and how long.
+pub(crate) fn encode_place(place: Option<(RemotePlace, u64)>) -> SmallBytes {
+    place.map_or(SmallBytes::empty(), |(place, len)| words([place.addr, place.key, len]))
+}
+
+/// `None`: it makes no sense. `Some(None)`: it is not to be had.
+pub(crate) fn decode_place(bytes: &[u8]) -> Option<Option<(RemotePlace, u64)>> {
+    if bytes.is_empty() {
+        return Some(None);
+    }
+    read(bytes).map(|[addr, key, len]| Some((RemotePlace { addr, key }, len)))
+}
+
+/// A clearance to write all of it to that place.
+pub(crate) fn encode_writable(landing: u64, place: RemotePlace) -> SmallBytes {
+    words([landing, place.addr, place.key])
+}
+
+pub(crate) fn decode_writable(bytes: &[u8]) -> Option<(u64, RemotePlace)> {
+    read(bytes).map(|[landing, addr, key]| (landing, RemotePlace { addr, key }))
 }
 
 pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(u64, usize)> {

@@ -11,6 +11,7 @@
 
 mod am;
 mod atomic;
+mod nic;
 mod operation;
 mod options;
 mod order;

@@ -51,6 +51,8 @@ pub(super) enum Begun {
     UnderWay,
     /// Too much waits for peers already: nothing was begun.
     Busy,
+    /// The link takes nothing more at the moment: nothing was begun. Only where it may be tried again.
+    Full(RetryReason),
 }
 
 impl Runtime {
@@ -151,7 +153,7 @@ impl<K> Post<'_, K> {
     }
 
     /// Tells the owner's completion object, if one was named.
-    fn tell(&self, device: &DeviceInner, place: &Place<'_>, size: usize) {
+    pub(super) fn tell(&self, device: &DeviceInner, place: &Place<'_>, size: usize) {
         if let Some(comp) = place.signal {
             let message = Message::Signal { comp, tag: self.tag };
             device.control(&self.runtime.0, self.rank, message, word(size as u64));
@@ -212,6 +214,7 @@ impl<K> Post<'_, K> {
                 Outcome::Posted
             }
             Begun::UnderWay => Outcome::Posted,
+            Begun::Full(reason) => Outcome::Retry(reason),
             Begun::Busy if self.allow.retry => Outcome::Retry(RetryReason::Unanswered),
             Begun::Busy => {
                 let limit = self.runtime.0.settings.offers();
@@ -313,6 +316,9 @@ impl Post<'_, Put<'_>> {
         }
         if remote.is_none() {
             check_kinds(MemKind::Host, buffer.view().place().kind()).map_err(PostError::Memory)?;
+            if let Some(begun) = self.put_by_nic(place, given, comp)? {
+                return Ok(begun);
+            }
             if device.bulk.is_full() {
                 return Ok(Begun::Busy);
             }
@@ -433,6 +439,9 @@ impl Post<'_, Get<'_>> {
         }
         let Some((region, at)) = remote else {
             check_kinds(place_kind, MemKind::Host).map_err(PostError::Memory)?;
+            if let Some(begun) = self.get_by_nic(place, given, comp)? {
+                return Ok(begun);
+            }
             if device.bulk.is_full() {
                 return Ok(Begun::Busy);
             }

@@ -307,7 +307,7 @@ fn refused(rank: Rank, error: SubmitError) -> PostError {
             PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
         }
         SubmitError::Down { cause, .. } => PostError::PeerDown { rank, cause },
-        SubmitError::Address(_) | SubmitError::Lacking(_) => {
+        SubmitError::Address(_) | SubmitError::Lacking(_) | SubmitError::Unregistered(_) => {
             PostError::Unreachable { rank, why: error.to_string() }
         }
     }

@@ -344,6 +344,7 @@ impl Pass<'_> {
                     tracing::error!(token, "a transport ended an operation that it did not have");
                     return Ok(());
                 };
+                self.device.forget_direct(token);
                 let error = outcome.err().map(|failure| OpError::of(*failure, operation.rank));
                 let (comp, status) = operation.end(buffer, error);
                 self.signal(comp.as_ref(), status)

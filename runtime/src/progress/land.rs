@@ -140,6 +140,7 @@ impl DeviceInner {
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let by_engine = |landing: &Landing| landing.rank == peer && landing.name < before;
         self.bulk.has_memory_operations(peer, before)
+            || self.has_direct(peer, before)
             || (!self.landing.is_empty() && self.landing.lock().iter().any(by_engine))
     }
 

@@ -244,6 +244,9 @@ impl Pass<'_> {
         if chores.has(Chore::Words) {
             self.move_words();
         }
+        if chores.has(Chore::Withdrawals) {
+            self.withdraw_regions();
+        }
     }
 
     /// Copies of large messages: begun as soon as they are known of.

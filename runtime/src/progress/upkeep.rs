@@ -142,6 +142,7 @@ impl Pass<'_> {
         }
         tracing::info!(%rank, device = self.device.index, %cause, "peer down");
         self.device.bulk.introduced.forget(rank);
+        self.device.remotes.forget(rank);
         for (_, domain) in &self.inner.domains {
             domain.somebody_has_gone();
         }
@@ -160,6 +161,7 @@ impl Pass<'_> {
         };
         if is_gone {
             ended.extend(self.inner.note_gone(rank, &cause));
+            self.inner.regions.let_go(None, rank);
         }
         for (comp, status) in ended {
             self.signal_or_defer(comp.as_ref(), status);

@@ -49,6 +49,7 @@ mod tests {
         am_owned: 1000,
         am_from_device: true,
         am_to_device: false,
+        remote_memory: false,
         orders_on_events: false,
     };
 

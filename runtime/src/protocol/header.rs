@@ -30,6 +30,8 @@ pub(crate) enum Message {
     Clear { token: u64 },
     /// There is room for more of what was asked for.
     Grant { landing: u64 },
+    /// What was cleared for being written is written.
+    Written { landing: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },
     /// What was offered or asked for is over.
@@ -46,6 +48,14 @@ pub(crate) enum Message {
     Hold { on: bool, turn: u64 },
     /// What was offered is being copied by the kernel: its sender may help.
     Help { token: u64 },
+    /// Asks where a region is, for this rank's NIC.
+    Where { region: u64 },
+    /// Where it is, or that it is not to be had.
+    Here { region: u64 },
+    /// Its registration has ended.
+    Withdraw { region: u64 },
+    /// It is used no more.
+    LetGo { region: u64 },
     /// Tells of a region in which messages will lie.
     Introduce { name: u64 },
     /// A member of a group tells another something about its operation of that number.
@@ -68,6 +78,11 @@ const NOTE: u64 = 13;
 const HELP: u64 = 14;
 const INTRODUCE: u64 = 15;
 const GRANT: u64 = 16;
+const WRITTEN: u64 = 17;
+const WHERE: u64 = 18;
+const HERE: u64 = 19;
+const WITHDRAW: u64 = 20;
+const LET_GO: u64 = 21;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -83,6 +98,11 @@ impl Message {
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Grant { landing } => Header([GRANT, landing]),
+            Self::Where { region } => Header([WHERE, region]),
+            Self::Here { region } => Header([HERE, region]),
+            Self::Withdraw { region } => Header([WITHDRAW, region]),
+            Self::LetGo { region } => Header([LET_GO, region]),
+            Self::Written { landing } => Header([WRITTEN, landing]),
             Self::Finish { token } => Header([FINISH, token]),
             Self::Help { token } => Header([HELP, token]),
             Self::Introduce { name } => Header([INTRODUCE, name]),
@@ -182,6 +202,11 @@ impl Message {
             CLEAR if word == CLEAR => Ok(Self::Clear { token: tag.0 }),
             GRANT if word == GRANT => Ok(Self::Grant { landing: tag.0 }),
             PART => Ok(Self::Part { landing: tag.0, offset: word >> 8 }),
+            WHERE if word == WHERE => Ok(Self::Where { region: tag.0 }),
+            HERE if word == HERE => Ok(Self::Here { region: tag.0 }),
+            WITHDRAW if word == WITHDRAW => Ok(Self::Withdraw { region: tag.0 }),
+            LET_GO if word == LET_GO => Ok(Self::LetGo { region: tag.0 }),
+            WRITTEN if word == WRITTEN => Ok(Self::Written { landing: tag.0 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
             HELP if word == HELP => Ok(Self::Help { token: tag.0 }),
             INTRODUCE if word == INTRODUCE => Ok(Self::Introduce { name: tag.0 }),
@@ -239,7 +264,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..20) {
+        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..24) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
                 prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {

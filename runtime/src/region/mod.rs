@@ -5,6 +5,7 @@
 //! such), else by asking its owner, whose progress then carries the operation out. A registration that has ended
 //! is noticed either way: the number of a region carries a generation, and mapped memory an epoch.
 
+pub(crate) mod direct;
 mod invalidate;
 mod rmr;
 mod table;

@@ -1,5 +1,6 @@
 //! What names a region of another rank.
 
+use super::direct::{Remote, Remotes};
 use crate::names::Rank;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, WireKey};
@@ -21,6 +22,8 @@ struct Named {
     number: u64,
     keys: Vec<(String, WireKey)>,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
+    /// What the device that first asked knows of it: its runtime, its number.
+    direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
 
 /// Bytes that are no [`Rmr`].
@@ -36,7 +39,8 @@ impl Rmr {
         keys: Vec<(String, WireKey)>,
     ) -> Self {
         let number = u64::from(generation) << 32 | u64::from(index);
-        let region = Arc::new(Named { owner, number, keys, imported: OnceLock::new() });
+        let region =
+            Arc::new(Named { owner, number, keys, imported: OnceLock::new(), direct: OnceLock::new() });
         Self { region, offset: 0, len }
     }
 
@@ -116,11 +120,19 @@ impl Rmr {
             keys.push((transport, WireKey(part()?.to_vec())));
         }
         let owner = Rank(u32::from_le_bytes(*owner));
-        Some(Self { region: Arc::new(Named { owner, number, keys, imported: OnceLock::new() }), offset, len })
+        let (imported, direct) = (OnceLock::new(), OnceLock::new());
+        Some(Self { region: Arc::new(Named { owner, number, keys, imported, direct }), offset, len })
     }
 
     pub(crate) fn number(&self) -> u64 {
         self.region.number
+    }
+
+    /// What a device knows of where it is, for its NIC.
+    pub(crate) fn direct(&self, runtime: u64, (device, remotes): (u32, &Remotes)) -> Arc<Remote> {
+        let fresh = || remotes.of(self.region.owner, self.region.number);
+        let (whose, remote) = self.region.direct.get_or_init(|| ((runtime, device), fresh()));
+        if *whose == (runtime, device) { remote.clone() } else { fresh() }
     }
 
     /// Where it begins in the region.

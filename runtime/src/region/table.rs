@@ -1,6 +1,8 @@
 //! The regions of this rank, by numbers that other ranks send.
 
+use super::direct::AllTold;
 use super::{Region, RegionSlice};
+use crate::chores::Chores;
 use crate::error::RegisterError;
 use carrack_transports::contract::{Exported, WireKey};
 use std::ops::Range;
@@ -10,9 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LIMIT: usize = 1 << 20;
 
 /// The table. A number carries a generation: one that is late or forged finds nothing.
-#[derive(Default)]
 pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
+    /// Those that NICs of others reach.
+    pub(super) told: AllTold,
 }
 
 #[derive(Default)]
@@ -49,6 +52,11 @@ impl Keys {
     }
 }
 
+/// What other ranks call a region: its index, and the generation above.
+fn number(index: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(index)
+}
+
 /// Why another rank's operation is not carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
@@ -59,6 +67,10 @@ pub(crate) enum Refusal {
 }
 
 impl Regions {
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self { slots: Mutex::default(), told: AllTold::new(chores) }
+    }
+
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,22 +94,30 @@ impl Regions {
         let slot = slots.get_mut(index as usize).filter(|slot| slot.generation == generation);
         let gone = slot.and_then(|slot| slot.region.take());
         drop(slots);
+        if gone.is_some() {
+            self.told.withdraw(number(index, generation));
+        }
         drop(gone);
     }
 
     /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How many there were.
     pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
-        let reaches = |slot: &&mut Slot| {
+        let reaches = |slot: &Slot| {
             slot.region.as_ref().is_some_and(|(region, _)| {
                 let end = region.addr().saturating_add(region.len());
                 !range.is_empty() && region.addr() < range.end && range.start < end
             })
         };
-        let gone: Vec<_> =
-            self.slots().iter_mut().filter(reaches).filter_map(|slot| slot.region.take()).collect();
-        for (_, keys) in &gone {
+        let mut slots = self.slots();
+        let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
+        let gone: Vec<_> = reached
+            .filter_map(|(slot, index)| Some((slot.region.take()?, number(index, slot.generation))))
+            .collect();
+        drop(slots);
+        for ((_, keys), number) in &gone {
             let ended = keys.lock().take();
             drop(ended);
+            self.told.withdraw(*number);
         }
         gone.len()
     }
@@ -123,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_number_finds_its_region_and_no_other() {
-        let regions = Regions::default();
+        let regions = Regions::new(&Chores::default());
         let number = |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
         let insert = |len| {
             let (index, generation, _) = regions.insert(Region::host(len)).unwrap();
@@ -146,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_reaches_into_a_range_is_withdrawn_and_nothing_else() {
-        let regions = Regions::default();
+        let regions = Regions::new(&Chores::default());
         let whole = Region::host(100);
         let parts = [(0, 10), (10, 10), (20, 10)].map(|(at, len)| whole.subregion(at, len).unwrap());
         let numbers = parts.map(|part| {

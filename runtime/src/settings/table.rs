@@ -29,9 +29,9 @@ settings! {
     shm_chunks: usize,
         "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
 
-    /// The RDMA device and its port, as mlx5_0 or mlx5_0:2; auto: the first port that is active.
+    /// The RDMA device and its port, as mlx5_0 or mlx5_0:2, or several, of which each rank of a node takes another one; auto: the fastest, and of those the nearest, in turn.
     verbs_device: String, seen as &str,
-        "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1"), String::from("auto");
+        "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1 or mlx5_0,mlx5_1"), String::from("auto");
 
     /// Index of the port's GID; auto: by its type and address family.
     verbs_gid: Option<usize>,

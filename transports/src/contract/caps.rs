@@ -15,6 +15,8 @@ pub struct Caps {
     pub am_from_device: bool,
     /// Whether arrivals can be put into packets on a GPU. Where not, the runtime lands them there.
     pub am_to_device: bool,
+    /// Whether links write to and read from peers' memory by themselves ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
+    pub remote_memory: bool,
     /// Whether a link can itself hold back an operation until a GPU's event has fired.
     pub orders_on_events: bool,
 }

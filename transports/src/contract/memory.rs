@@ -1,6 +1,7 @@
 //! Memory of this rank that peers reach without its help, and memory of peers that this rank reaches so.
 
-use crate::mem::{Region, shared::Share};
+use super::RemotePlace;
+use crate::mem::{Buffer, Region, shared::Share};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -28,6 +29,15 @@ impl fmt::Debug for Exported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Exported({} B key)", self.key.0.len())
     }
+}
+
+/// A buffer that one peer's NIC may write to and read from, until it is taken back.
+pub trait Exposed: Send + Sync {
+    /// Where the peer finds it.
+    fn place(&self) -> RemotePlace;
+
+    /// Ends that, and gives the buffer back. What the peer writes afterwards comes to nothing, and breaks its connection.
+    fn take_back(self: Box<Self>) -> Buffer;
 }
 
 /// A peer's region, mapped here: loads, stores and engines reach it as they reach this rank's own.

@@ -52,12 +52,12 @@ pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
-pub use memory::{Exported, Imported, WireKey};
-pub use op::{Busy, Header, Op, OpToken, Short, Submit, SubmitError};
+pub use memory::{Exported, Exposed, Imported, WireKey};
+pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
 use crate::gpu::Gpu;
-use crate::mem::{PacketSource, Region};
+use crate::mem::{Buffer, PacketSource, Region};
 use std::sync::Arc;
 
 /// A kind of transport.
@@ -65,7 +65,7 @@ pub trait Transport: Send + Sync {
     /// A word: `loopback`, `shm`. Also what `CARRACK_TRANSPORT` takes.
     fn name(&self) -> &'static str;
 
-    /// What can be opened on this machine.
+    /// What can be opened on this machine, in the order in which this rank would take it.
     ///
     /// # Errors
     /// Why nothing can.
@@ -186,6 +186,14 @@ pub trait Link: Send + Sync {
     /// none.
     fn splits(&self) -> Option<Arc<dyn Splits>> {
         None
+    }
+
+    /// Lets the peer write to and read from a buffer of this rank. Whoever drops what it gets ends that, buffer and all.
+    ///
+    /// # Errors
+    /// Why not, with the buffer.
+    fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
+        Err(("this transport reaches no memory by itself".into(), buffer))
     }
 
     /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].

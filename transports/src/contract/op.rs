@@ -11,8 +11,16 @@ pub struct Header(pub [u64; 2]);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OpToken(pub u64);
 
-/// What a link is asked to do. More operations come with the issues that need them (put, get, atomics,
-/// flush), each with its entry in [`Caps`](super::Caps).
+/// Where bytes lie in a peer's memory, as the peer's NIC knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemotePlace {
+    /// The address of the first byte, in the peer's terms.
+    pub addr: u64,
+    /// What lets others reach it.
+    pub key: u64,
+}
+
+/// What a link is asked to do. What it can do of it is in [`Caps`](super::Caps).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Op<'a> {
@@ -32,6 +40,26 @@ pub enum Op<'a> {
         /// The runtime's header.
         header: Header,
         /// The payload.
+        buffer: &'a mut Buffer,
+        /// What the completion will be called.
+        token: OpToken,
+    },
+    /// Writes a buffer into memory that the peer has [exposed](super::Link::expose): `Posted` or `Busy`. On `Posted` the link
+    /// has taken the buffer; it comes back with the completion, and then the bytes are there. A message that is submitted
+    /// afterwards arrives after them.
+    Put {
+        /// Where to.
+        to: RemotePlace,
+        /// The bytes.
+        buffer: &'a mut Buffer,
+        /// What the completion will be called.
+        token: OpToken,
+    },
+    /// Fills a buffer from memory that the peer has exposed: `Posted` or `Busy`, as a put.
+    Get {
+        /// Where from.
+        from: RemotePlace,
+        /// What is filled, all of it.
         buffer: &'a mut Buffer,
         /// What the completion will be called.
         token: OpToken,
@@ -87,6 +115,9 @@ pub enum SubmitError {
     /// The link cannot read memory of that kind.
     #[error("this link cannot send from {0} memory by itself")]
     Kind(MemKind),
+    /// The memory cannot be made known to the NIC, or not that much of it. The buffer is the caller's.
+    #[error("the NIC cannot be told of the memory: {0}")]
+    Unregistered(String),
     /// The peer is gone.
     #[error("{peer} is gone: {cause}")]
     Down {
@@ -101,6 +132,14 @@ pub enum SubmitError {
     )]
     Address(usize),
     /// This process lacks what a link takes. It may be tried again.
-    #[error("this process lacks what a link takes: {0}; on open files `ulimit -n` is the limit")]
+    #[error("this process lacks what a link takes: {0}")]
     Lacking(String),
+}
+
+impl SubmitError {
+    /// Of a transport whose links carry messages and nothing else.
+    #[cold]
+    pub(crate) fn no_remote_memory() -> Self {
+        Self::Unregistered("this transport reaches no memory by itself".into())
+    }
 }

@@ -55,6 +55,7 @@ impl CudaIpc {
             am_owned: 0,
             am_from_device: false,
             am_to_device: false,
+            remote_memory: false,
             orders_on_events: false,
         };
         Self { exports: Exports::default(), imports: Imports::of(drivers), caps }

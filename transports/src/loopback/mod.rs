@@ -58,6 +58,7 @@ impl Transport for Loopback {
             am_owned: self.max_message,
             am_from_device: true,
             am_to_device: false,
+            remote_memory: false,
             orders_on_events: false,
         };
         Ok(Arc::new(LoopbackDomain { caps, identity }))
@@ -540,6 +541,7 @@ impl Link for LoopbackLink {
         match op {
             Op::AmCopied { header, bytes } => self.copied(header, bytes),
             Op::AmOwned { header, buffer, token } => self.owned(header, buffer, token),
+            Op::Put { .. } | Op::Get { .. } => Err(SubmitError::no_remote_memory()),
         }
     }
 

@@ -265,8 +265,8 @@ impl Device for ShmDevice {
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
         let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let outgoing = Outgoing::new(peer, address, self.geometry)
-            .map_err(|error| SubmitError::Lacking(error.to_string()))?;
+        let outgoing =
+            Outgoing::new(peer, address, self.geometry).map_err(|error| lacking(&error.to_string()))?;
         let outgoing = Arc::new(outgoing);
         let index = {
             let mut links = self.shared.outgoing();
@@ -280,7 +280,7 @@ impl Device for ShmDevice {
             }
             Err(DownCause::Lacking(why)) => {
                 outgoing.close(&DownCause::Closed, false);
-                return Err(SubmitError::Lacking(why));
+                return Err(lacking(&why));
             }
             Err(cause) => {
                 // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
@@ -349,6 +349,10 @@ impl Device for ShmDevice {
         self.shared.incoming().clear();
         polling.listener = None;
     }
+}
+
+fn lacking(what: &str) -> SubmitError {
+    SubmitError::Lacking(format!("{what}; on open files `ulimit -n` is the limit"))
 }
 
 impl Drop for ShmDevice {

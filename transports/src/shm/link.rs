@@ -326,6 +326,7 @@ impl Link for ShmLink {
                 }
                 self.outgoing.send(header, bytes)
             }
+            Op::Put { .. } | Op::Get { .. } => Err(SubmitError::no_remote_memory()),
         }
     }
 

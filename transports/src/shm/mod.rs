@@ -78,6 +78,7 @@ impl Transport for Shm {
             am_owned: 0,
             am_from_device: false,
             am_to_device: false,
+            remote_memory: false,
             orders_on_events: false,
         };
         Ok(Arc::new(ShmDomain { geometry: self.geometry, identity, caps }))

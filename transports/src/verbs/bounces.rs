@@ -3,7 +3,7 @@
 use super::memory::Area;
 use super::sys::{ProtectionDomain, VerbsError};
 use crate::contract::Header;
-use crate::mem::{MemMut, MemRef, copy::copy_now};
+use crate::mem::{Buffer, MemMut, MemRef, copy::copy_now};
 use crate::sync::FreeList;
 use std::sync::{Arc, OnceLock};
 use zerocopy::IntoBytes;
@@ -77,6 +77,34 @@ impl Bounces {
         debug_assert!(matches!(copied, Some(Ok(()))), "the caller has looked at kind and length");
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         Ok(Filled { addr: area.addr(at), len, key: area.key() })
+    }
+
+    /// Where bytes without a header are; filled from those of `with`, for a put.
+    pub(super) fn plain(
+        &self,
+        bounce: &Bounce,
+        with: Option<&Buffer>,
+        len: usize,
+    ) -> Result<Filled, VerbsError> {
+        let area = self.area()?;
+        let at = bounce.0 as usize * self.size;
+        if let Some((to, buffer)) = area.part_mut(at, len).zip(with) {
+            let copied = copy_now(to, buffer.view());
+            debug_assert!(copied.is_ok(), "the caller has looked at kind and length");
+        }
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        Ok(Filled { addr: area.addr(at), len, key: area.key() })
+    }
+
+    /// Puts what came into a buffer.
+    pub(super) fn copy_out(&self, bounce: &Bounce, buffer: &mut Buffer) {
+        let (at, len) = (bounce.0 as usize * self.size, buffer.len());
+        if let Some(from) = self.area.get().and_then(|area| area.part(at, len))
+            && let Some(to) = buffer.view_mut()
+        {
+            let copied = copy_now(to, from);
+            debug_assert!(copied.is_ok(), "it was looked at when it was taken");
+        }
     }
 
     fn area(&self) -> Result<&Area, VerbsError> {

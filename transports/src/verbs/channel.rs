@@ -20,7 +20,7 @@ const PROBES: u32 = 6;
 #[derive(Debug)]
 pub struct Channel {
     stream: TcpStream,
-    unread: Vec<u8>,
+    unread: Frames,
     unwritten: Vec<u8>,
 }
 
@@ -35,6 +35,32 @@ pub enum Received {
     Closed(String),
     /// Something that no honest peer says.
     Wrong(String),
+}
+
+/// The messages of a stream, in whatever pieces it comes.
+#[derive(Debug, Default)]
+pub struct Frames {
+    bytes: Vec<u8>,
+}
+
+impl Frames {
+    /// Takes in what has come.
+    pub fn extend(&mut self, piece: &[u8]) {
+        self.bytes.extend(piece);
+    }
+
+    /// The next message, if all of it has come; or what is wrong with it, after which the stream makes no sense any more.
+    #[allow(clippy::should_implement_trait, reason = "there may be a next one after there was none")]
+    pub fn next(&mut self) -> Option<Result<Message, String>> {
+        let (length, rest) = self.bytes.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_le_bytes(*length));
+        if length > MAX_MESSAGE {
+            return Some(Err(format!("a message of {length} bytes: it is no rank of Carrack's")));
+        }
+        let message = Message::decode(rest.get(..length)?);
+        self.bytes.drain(..2 + length);
+        Some(message)
+    }
 }
 
 impl Channel {
@@ -67,7 +93,7 @@ impl Channel {
         // The same where something is on its way: then the kernel does not ask, and tries for a quarter of an hour.
         let patience = IDLE + BETWEEN * PROBES;
         sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
-        Ok(Self { stream, unread: Vec::new(), unwritten: Vec::new() })
+        Ok(Self { stream, unread: Frames::default(), unwritten: Vec::new() })
     }
 
     /// Sends a message, now or as soon as there is room.
@@ -110,21 +136,10 @@ impl Channel {
             return Received::Closed(error.to_string());
         }
         loop {
-            if let Some((length, rest)) = self.unread.split_first_chunk::<2>() {
-                let length = usize::from(u16::from_le_bytes(*length));
-                if length > MAX_MESSAGE {
-                    return Received::Wrong(format!(
-                        "a message of {length} bytes: it is no rank of Carrack's"
-                    ));
-                }
-                if let Some(bytes) = rest.get(..length) {
-                    let message = Message::decode(bytes);
-                    self.unread.drain(..2 + length);
-                    return match message {
-                        Ok(message) => Received::Message(message),
-                        Err(why) => Received::Wrong(why),
-                    };
-                }
+            match self.unread.next() {
+                Some(Ok(message)) => return Received::Message(message),
+                Some(Err(why)) => return Received::Wrong(why),
+                None => {}
             }
             let mut bytes = [0; MAX_MESSAGE];
             match self.stream.read(&mut bytes) {
@@ -162,6 +177,8 @@ pub fn listen(at: Option<SocketAddr>) -> io::Result<TcpListener> {
         None => TcpListener::bind((IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0))
             .or_else(|_| TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)))?,
     };
+    // All ranks of a job may call at the same time; the standard library has 128 wait, the system says what it grants.
+    rustix::net::listen(&listener, 4096)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -169,6 +186,7 @@ pub fn listen(at: Option<SocketAddr>) -> io::Result<TcpListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn pair() -> (Channel, Channel) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -183,6 +201,50 @@ mod tests {
                 Received::Nothing => std::thread::yield_now(),
                 other => return other,
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_means_the_same_however_it_is_cut(
+            kinds in proptest::collection::vec((0_u8..8, 0_usize..300), 0..8),
+            cuts in proptest::collection::vec(1_usize..200, 0..20),
+        ) {
+            let mut stream = Vec::new();
+            for (kind, len) in kinds {
+                let bytes = match kind {
+                    0 => Message::Ready.encode(),
+                    1 => Message::Refusal("x".repeat(len)).encode(),
+                    2 => Message::Challenge([7; 16]).encode(),
+                    3 => vec![9; len],
+                    _ => Message::Bye.encode(),
+                };
+                stream.extend(u16::try_from(bytes.len()).unwrap().to_le_bytes());
+                stream.extend(bytes);
+            }
+            let upto = |frames: &mut Frames| {
+                let mut all = Vec::new();
+                while let Some(message) = frames.next() {
+                    let wrong = message.is_err();
+                    all.push(message);
+                    if wrong {
+                        break;
+                    }
+                }
+                all
+            };
+            let (mut whole, mut cut, mut found) = (Frames::default(), Frames::default(), Vec::new());
+            whole.extend(&stream);
+            let mut rest = &stream[..];
+            for at in cuts.into_iter().chain([usize::MAX]) {
+                let (now, later) = rest.split_at(at.min(rest.len()));
+                cut.extend(now);
+                if found.last().is_none_or(Result::is_ok) {
+                    found.extend(upto(&mut cut));
+                }
+                rest = later;
+            }
+            prop_assert_eq!(found, upto(&mut whole));
         }
     }
 

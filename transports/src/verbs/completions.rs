@@ -28,6 +28,7 @@ impl Polling {
                     entry.connection.complete(sequence);
                 }
             }
+            WrId::Transfer { connection, sequence } => self.transferred(connection, sequence),
             // What was sent before it has arrived.
             WrId::Bye { connection } => self.parted(connection),
             WrId::Last { connection } => self.finish(connection),
@@ -69,11 +70,21 @@ impl Polling {
         }
     }
 
+    /// An operation on a peer's memory is over.
+    fn transferred(&mut self, index: u32, sequence: u32) {
+        let Some(entry) = self.entries.get(index) else { return };
+        entry.connection.complete(sequence);
+        if !self.ending.contains(&index) {
+            self.ending.push(index);
+        }
+    }
+
     #[cold]
     fn parted(&mut self, index: u32) {
         // An older one of this number would have been flushed before its number was used again.
         if self.entries.get(index).is_some_and(|entry| entry.phase == Phase::Leaving) {
-            self.finish(index);
+            // Through the error state: receives that the peer's messages have taken must come back before the queue pair goes.
+            self.end(index, DownCause::Closed);
         }
     }
 
@@ -86,13 +97,10 @@ impl Polling {
                 self.receives.again(slot);
                 self.entries.of_queue_pair(completion.qp_num).map(|entry| entry.connection.index)
             }
-            WrId::Send { connection, sequence } => {
-                if let Some(entry) = self.entries.get(connection) {
-                    entry.connection.complete(sequence);
-                }
+            // What it held is given back when the queue pair is gone: nothing is over because it has failed.
+            WrId::Send { connection, .. } | WrId::Transfer { connection, .. } | WrId::Bye { connection } => {
                 Some(connection)
             }
-            WrId::Bye { connection } => Some(connection),
             WrId::Last { connection } => return self.finish(connection),
             WrId::Unknown => None,
         };
@@ -104,7 +112,10 @@ impl Polling {
             "a request failed"
         );
         // Which of several was the first to fail does not come first from every device: a flush is the last to be believed.
-        if flushed {
+        if completion.status == IBV_WC_RETRY_EXC_ERR {
+            let why = self.shared.why_no_answer();
+            self.end(index, DownCause::Gone(why));
+        } else if flushed {
             self.end(index, DownCause::Gone("its queue pair went into the error state".into()));
         } else {
             self.end(index, cause(completion.status));
@@ -157,9 +168,6 @@ impl Polling {
 fn cause(status: u32) -> DownCause {
     let gone = |why: &str| DownCause::Gone(why.to_owned());
     match status {
-        IBV_WC_RETRY_EXC_ERR => {
-            gone("its NIC does not answer (retries exceeded): its process, its node or the network is gone")
-        }
         IBV_WC_RNR_RETRY_EXC_ERR => gone("it has no receive posted (RNR retries exceeded)"),
         IBV_WC_REM_ACCESS_ERR => {
             DownCause::Protocol("its NIC refuses access to its memory (remote access error)".into())

@@ -5,9 +5,10 @@ use super::bounces::Bounces;
 use super::memory::Words;
 use super::sending::{Sending, Unsent};
 use super::sys::QueuePair;
+use super::transfers::{Direction, Registrations};
 use super::wire::End;
-use crate::contract::{Busy, DownCause, Header, PeerId, Submit, SubmitError};
-use crate::mem::MemRef;
+use crate::contract::{Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
+use crate::mem::{Buffer, MemRef};
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
 use std::fmt;
@@ -57,6 +58,11 @@ impl Connection {
             words,
             bounces,
         }
+    }
+
+    /// The rank and its device.
+    pub(super) fn whom(&self) -> (PeerId, DeviceKey) {
+        (self.peer, self.device)
     }
 
     /// Largest message in bytes.
@@ -112,9 +118,46 @@ impl Connection {
             return self.not_up();
         }
         let completed = self.completed.load(Ordering::Acquire);
-        match sending.message((header, bytes), completed, &self.words, &self.bounces) {
-            Ok(()) => Ok(Submit::Done),
+        let sent = sending.message((header, bytes), completed, &self.words, &self.bounces);
+        self.told(sent.map(|()| Submit::Done))
+    }
+
+    /// The device will find it unwanted, and end it.
+    /// Begins an operation on the peer's memory.
+    pub(super) fn transfer(
+        &self,
+        way: (Direction, RemotePlace),
+        what: (&mut Buffer, OpToken),
+        registrations: &Registrations,
+    ) -> Result<Submit, SubmitError> {
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let begun = sending.transfer(
+            way,
+            what,
+            self.completed.load(Ordering::Acquire),
+            (registrations, &self.bounces),
+        );
+        self.told(begun.map(|()| Submit::Posted))
+    }
+
+    /// The operations on memory that are over. `None`: another thread is sending, ask again.
+    pub(super) fn ended(&self) -> Option<Vec<(OpToken, Buffer)>> {
+        let mut sending = self.sending.try_lock()?;
+        Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
+    }
+
+    #[inline]
+    fn told(&self, sent: Result<Submit, Unsent>) -> Result<Submit, SubmitError> {
+        match sent {
+            Ok(submit) => Ok(submit),
             Err(Unsent::Busy(busy)) => Ok(Submit::Busy(busy)),
+            Err(Unsent::Unregistered(why)) => Err(SubmitError::Unregistered(why)),
             Err(Unsent::Wrong(why)) => Err(self.break_off(DownCause::Protocol(why))),
             Err(Unsent::Failed(why)) => {
                 Err(self.break_off(DownCause::Gone(format!("its queue pair takes no request: {why}"))))
@@ -122,7 +165,6 @@ impl Connection {
         }
     }
 
-    /// The device will find it unwanted, and end it.
     #[cold]
     fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
@@ -163,9 +205,11 @@ impl Connection {
         self.sending.lock().fail(was_up)
     }
 
-    /// Lets go of the queue pair.
-    pub(super) fn close(&self) {
-        self.sending.lock().close(&self.bounces);
+    /// Lets go of the queue pair. The operations on memory that were over and not told of, and those that were not over.
+    pub(super) fn close(&self) -> [Vec<(OpToken, Buffer)>; 2] {
+        let mut sending = self.sending.lock();
+        let over = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);
+        [over, sending.close(&self.bounces)]
     }
 }
 

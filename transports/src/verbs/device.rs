@@ -15,6 +15,7 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
     Unavailable,
 };
+use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::sync::BiasedLock;
 use crate::upkeep::Upkeep;
@@ -54,6 +55,8 @@ pub(super) struct RdmaDevice {
     attention: AtomicBool,
     /// Threads between `arm` and `disarm`.
     sleepers: AtomicU32,
+    /// A fork has its memory, and not its queue pairs.
+    owner: Owner,
 }
 
 /// What only the poller touches.
@@ -71,8 +74,14 @@ pub(super) struct Polling {
     pub(super) pending: VecDeque<Event>,
     /// Connections whose peers are to be told of messages taken in.
     pub(super) owing: Vec<u32>,
+    /// Connections at their end of which no completion will tell that it has come.
+    pub(super) forsaken: Vec<u32>,
+    /// Why nothing goes any more.
+    pub(super) broken: Option<String>,
     /// Where completions are put for being looked at.
     space: Box<[ibv_wc; TOGETHER]>,
+    /// Connections whose operations on memory are over, and to be told of.
+    pub(super) ending: Vec<u32>,
     /// Completions that were found when it was looked whether one may sleep.
     stash: VecDeque<ibv_wc>,
     pub(super) listener: Option<TcpListener>,
@@ -94,12 +103,20 @@ impl RdmaDevice {
         let port = &shared.port;
         // Half of the packets at most: the other half is the runtime's.
         let half = u32::try_from(packets.limit() / 2).unwrap_or(u32::MAX);
-        let depth = shared.options.receives.min(half).min(port.most_receives).max(1);
+        // And half of the completions: the other half is for what is sent.
+        let most = port.most_receives.min(port.most_completions / 2);
+        let depth = shared.options.receives.min(half).min(most).max(1);
         let completions = CompletionChannel::create(&shared.context).map_err(verbs)?;
-        let room = (depth + 4 * shared.options.send_depth).min(port.most_completions);
+        let room = (depth + 4 * shared.options.send_depth).min(port.most_completions).max(1);
         let queue = CompletionQueue::create(&shared.context, room, Some(&completions)).map_err(verbs)?;
         let bounces = Arc::new(Bounces::new(shared.protection.clone(), shared.options.packet_size, BOUNCES));
-        let receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
+        let mut receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
+        // Now, and not when the first message comes: a NIC that cannot receive is to be known at the start.
+        receives.refill(|_| {});
+        receives.post();
+        if let Some(why) = receives.failed() {
+            return Err(failed("nothing could be received", why));
+        }
         let key = DeviceKey::fresh().map_err(|error| system(error.into()))?;
         let listener = channel::listen(at(&shared)).map_err(system)?;
         let tcp_port = listener.local_addr().map_err(system)?.port();
@@ -122,13 +139,16 @@ impl RdmaDevice {
         let polling = Polling {
             key,
             entries: Entries::default(),
-            strangers: Strangers::default(),
+            strangers: Strangers::of(shared.identity.ranks),
             receives,
             queue,
             bounces,
             reserved: depth,
             pending: VecDeque::new(),
             owing: Vec::new(),
+            ending: Vec::new(),
+            forsaken: Vec::new(),
+            broken: None,
             space: Box::new([ibv_wc::default(); TOGETHER]),
             stash: VecDeque::new(),
             listener: Some(listener),
@@ -146,11 +166,15 @@ impl RdmaDevice {
             polling: BiasedLock::new(polling),
             attention: AtomicBool::new(true),
             sleepers: AtomicU32::new(0),
+            owner: Owner::this_process(),
         }))
     }
 
     /// A link has gone. Where another thread polls, or this one is within a poll, the next poll looks after it.
     pub(super) fn link_has_gone(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         self.attention.store(true, Ordering::Release);
         if let Some(mut polling) = self.polling.try_lock() {
             polling.end_unwanted();
@@ -235,8 +259,11 @@ impl Polling {
                         let completion = self.space[at];
                         self.complete(&completion, batch);
                     }
+                    if count < room && !self.forsaken.is_empty() {
+                        self.finish_forsaken();
+                    }
                 }
-                Err(error) => self.lose_everybody(&error.to_string()),
+                Err(error) => self.lose(&error.to_string()),
             }
         }
         if self.receives.is_hungry() {
@@ -244,11 +271,31 @@ impl Polling {
         }
         if self.receives.is_due() || batch.is_empty() && self.receives.has_fresh() {
             self.receives.post();
+            if let Some(why) = self.receives.failed() {
+                self.lose_everybody(&why);
+            }
         }
         if !self.owing.is_empty() {
             self.pay();
         }
+        if !self.ending.is_empty() {
+            self.end_transfers();
+        }
         self.tell(batch);
+    }
+
+    /// Tells of operations on memory that are over.
+    #[cold]
+    fn end_transfers(&mut self) {
+        let Self { entries, pending, ending, .. } = self;
+        ending.retain(|&index| {
+            let Some(entry) = entries.get(index) else { return false };
+            let Some(ended) = entry.connection.ended() else { return true };
+            for (token, buffer) in ended {
+                pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
+            }
+            false
+        });
     }
 
     /// Tells what is to be told, as far as there is room.
@@ -264,6 +311,16 @@ impl Polling {
     fn refill(&mut self) {
         let Self { receives, entries, owing, .. } = self;
         receives.refill(|index| credit(entries, owing, index));
+        if let Some(why) = receives.failed() {
+            self.lose_everybody(&why);
+        }
+    }
+
+    /// The completion queue cannot be read any more.
+    #[cold]
+    fn lose(&mut self, why: &str) {
+        self.lose_everybody(why);
+        self.finish_forsaken();
     }
 
     /// A message of a connection was taken in, and its place is there again.
@@ -288,7 +345,11 @@ impl Polling {
 
     /// Whether a poll would find something, as far as is known.
     fn has_something(&mut self) -> bool {
-        if !self.stash.is_empty() || !self.pending.is_empty() || !self.owing.is_empty() {
+        if !self.stash.is_empty()
+            || !self.pending.is_empty()
+            || !self.owing.is_empty()
+            || !self.ending.is_empty()
+        {
             return true;
         }
         match self.queue.poll(&mut self.space[..]) {
@@ -331,7 +392,7 @@ impl Device for RdmaDevice {
         }
         let connection = polling.call(&to, peer)?;
         self.attention.store(true, Ordering::Release);
-        Ok(Arc::new(RdmaLink { connection, device: self.me.clone() }))
+        Ok(Arc::new(RdmaLink { connection, device: self.me.clone(), shared: polling.shared.clone() }))
     }
 
     #[inline]
@@ -373,6 +434,9 @@ impl Device for RdmaDevice {
     }
 
     fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         let mut polling = self.polling.lock();
         if polling.closed {
             return;
@@ -405,8 +469,10 @@ impl Polling {
         for index in self.entries.numbers() {
             self.finish(index);
         }
-        self.pending.clear();
+        // Of what was posted the owner is told all the same.
+        self.pending.retain(|event| matches!(event, Event::Completion { .. }));
         self.stash.clear();
+        self.forsaken.clear();
         self.strangers = Strangers::default();
         self.listener = None;
         // All queue pairs are gone: nothing is received into packets any more.

@@ -1,12 +1,14 @@
 //! A port of an RDMA device, opened for a rank.
 
 use super::address::{Fabric, Host, ip_of};
+use super::choice;
 use super::device::RdmaDevice;
 use super::options::Options;
 use super::port::{Wish, choose_gid};
 use super::queue_pairs::Port;
 use super::sys::bindings::{IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
+use super::transfers::Registrations;
 use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
 use crate::mem::{PacketSource, SmallBytes};
 use crate::shm::handshake::Place;
@@ -20,6 +22,7 @@ pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) context: Arc<Context>,
     pub(super) protection: Arc<ProtectionDomain>,
+    pub(super) registrations: Registrations,
     pub(super) port: Port,
     pub(super) options: Options,
     pub(super) identity: Identity,
@@ -47,6 +50,25 @@ impl Shared {
         }
     }
 
+    /// Why a peer's NIC has not answered, as far as this side can tell.
+    #[cold]
+    pub(super) fn why_no_answer(&self) -> String {
+        let (device, port) = (self.context.name(), self.port.number);
+        match self.context.port_attr(port).map(|attr| attr.state) {
+            Ok(IBV_PORT_ACTIVE) => {
+                "its NIC does not answer (retries exceeded): its process, its node or the network is gone"
+                    .into()
+            }
+            Ok(state) => format!(
+                "its NIC does not answer (retries exceeded): port {port} of {device}, this rank's own, is {}; see `rdma link`",
+                self.context.verbs().port_state_name(state)
+            ),
+            Err(error) => {
+                format!("its NIC does not answer (retries exceeded), nor does this rank's: {error}")
+            }
+        }
+    }
+
     /// What it has told after the first `known`.
     pub(super) fn told_since(&self, known: usize) -> Vec<AsyncEvent> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,9 +92,13 @@ impl RdmaDomain {
         let unavailable = |why: String| Unavailable::new(name, why);
         options.check().map_err(unavailable)?;
         let failed = |error: VerbsError| unavailable(error.to_string());
-        let wish = Wish::read(options.device.as_deref().unwrap_or(device)).map_err(unavailable)?;
+        let wish = match &options.device {
+            Some(names) => choice::named(names, options.place).map_err(unavailable)?,
+            None => Wish { device: device.to_owned(), port: None },
+        };
         let context = Context::open(verbs, &wish.device).map_err(failed)?;
         let (port, kind) = port(&context, &wish, &options).map_err(unavailable)?;
+        let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
         let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
         let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
         let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
@@ -84,13 +110,22 @@ impl RdmaDomain {
             am_owned: 0,
             am_from_device: false,
             am_to_device: false,
+            remote_memory: true,
             orders_on_events: false,
         };
-        let told = Mutex::default();
-        let (boot, shared) = (place.boot, Arc::new);
-        let shared =
-            shared(Shared { name, context, protection, port, options, identity, boot, is_routed, told });
-        Ok(Self { shared, caps })
+        let shared = Shared {
+            name,
+            context,
+            registrations: Registrations::new(protection.clone()),
+            protection,
+            port,
+            options,
+            identity,
+            boot: place.boot,
+            is_routed,
+            told: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), caps })
     }
 }
 
@@ -132,7 +167,17 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
             most_completions: count(attr.max_cqe),
             most_receives: count(attr.max_srq_wr),
             most_queue_pairs: count(attr.max_qp),
+            most_requests: count(attr.max_qp_wr),
         };
+        if attr.max_sge < 2 || attr.max_srq_sge < 2 || attr.max_qp_wr < 16 {
+            return Err(format!(
+                "{} has queue pairs of {} requests of {} pieces, and receives of {}; no fewer than 16, 2 and 2 will do",
+                context.name(),
+                attr.max_qp_wr,
+                attr.max_sge,
+                attr.max_srq_sge
+            ));
+        }
         return Ok((port, gid.kind));
     }
     Err(format!("no port is active: {down}see `ip link` and `rdma link`"))
@@ -141,6 +186,10 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
 impl Domain for RdmaDomain {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn look_after(&self) {
+        self.shared.registrations.look_after();
     }
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {

@@ -4,6 +4,7 @@ use super::address::DeviceKey;
 use super::channel::Channel;
 use super::connection::Connection;
 use super::wire::{End, Nonce};
+use crate::contract::PeerId;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,6 +51,9 @@ pub(super) struct Entry {
     pub(super) spare: Option<Channel>,
     /// Where else to call.
     pub(super) hosts: Vec<SocketAddr>,
+    /// Where it was called, and how often again after it had hung up without a word.
+    pub(super) called: Option<SocketAddr>,
+    pub(super) calls_again: u8,
     /// What the peer has to prove its knowledge of the secret for.
     pub(super) nonce: Nonce,
     pub(super) mine: End,
@@ -71,7 +75,8 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     all: Vec<Option<Entry>>,
-    by_device: HashMap<DeviceKey, u32>,
+    /// By rank, too: a device that somebody else passes off as its own is another one.
+    by_device: HashMap<(PeerId, DeviceKey), u32>,
     by_queue_pair: HashMap<u32, u32>,
     /// The last that was looked for by its queue pair: messages come in runs.
     last: (u32, u32),
@@ -91,7 +96,7 @@ impl Entries {
         if at >= self.all.len() {
             self.all.resize_with(at + 1, || None);
         }
-        self.by_device.insert(entry.connection.device, index);
+        self.by_device.insert(entry.connection.whom(), index);
         self.by_queue_pair.insert(entry.queue_pair, index);
         self.last = (entry.queue_pair, index);
         self.all[at] = Some(entry);
@@ -99,9 +104,9 @@ impl Entries {
 
     pub(super) fn remove(&mut self, index: u32) -> Option<Entry> {
         let entry = self.all.get_mut(index as usize)?.take()?;
-        let device = entry.connection.device;
-        if self.by_device.get(&device) == Some(&index) {
-            self.by_device.remove(&device);
+        let whom = entry.connection.whom();
+        if self.by_device.get(&whom) == Some(&index) {
+            self.by_device.remove(&whom);
         }
         self.by_queue_pair.remove(&entry.queue_pair);
         self.last = (u32::MAX, u32::MAX);
@@ -113,9 +118,9 @@ impl Entries {
         self.all.get_mut(index as usize)?.as_mut()
     }
 
-    /// The newest connection to a device.
-    pub(super) fn of_device(&mut self, device: DeviceKey) -> Option<&mut Entry> {
-        let index = *self.by_device.get(&device)?;
+    /// The newest connection to a rank's device.
+    pub(super) fn of_device(&mut self, whom: (PeerId, DeviceKey)) -> Option<&mut Entry> {
+        let index = *self.by_device.get(&whom)?;
         self.get(index)
     }
 

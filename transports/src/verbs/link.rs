@@ -2,8 +2,10 @@
 
 use super::connection::Connection;
 use super::device::RdmaDevice;
-use crate::contract::{Header, Link, Op, Short, Submit, SubmitError};
-use crate::mem::MemRef;
+use super::domain::Shared;
+use super::transfers::{self, Direction};
+use crate::contract::{Exposed, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
+use crate::mem::{Buffer, MemRef};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -11,6 +13,7 @@ use std::sync::{Arc, Weak};
 pub(super) struct RdmaLink {
     pub(super) connection: Arc<Connection>,
     pub(super) device: Weak<RdmaDevice>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Link for RdmaLink {
@@ -19,6 +22,8 @@ impl Link for RdmaLink {
         match op {
             Op::AmCopied { header, bytes } => self.copied(header, bytes),
             Op::AmOwned { header, buffer, .. } => self.copied(header, buffer.view()),
+            Op::Put { to, buffer, token } => self.transfer((Direction::Put, to), (buffer, token)),
+            Op::Get { from, buffer, token } => self.transfer((Direction::Get, from), (buffer, token)),
         }
     }
 
@@ -34,12 +39,25 @@ impl Link for RdmaLink {
         }
     }
 
+    fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
+        transfers::expose(&self.shared.protection, buffer)
+    }
+
     fn is_up(&self) -> bool {
         self.connection.is_up()
     }
 }
 
 impl RdmaLink {
+    #[cold]
+    fn transfer(
+        &self,
+        way: (Direction, RemotePlace),
+        what: (&mut Buffer, OpToken),
+    ) -> Result<Submit, SubmitError> {
+        self.connection.transfer(way, what, &self.shared.registrations)
+    }
+
     #[inline]
     fn copied(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
         if !bytes.place().is_host() {

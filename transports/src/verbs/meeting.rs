@@ -10,7 +10,7 @@ use super::queue_pairs;
 use super::sys::VerbsError;
 use super::wire::{End, Message, Nonce, proof};
 use super::wr_id::MOST_CONNECTIONS;
-use crate::contract::{DownCause, Event, PeerId, SubmitError};
+use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::net::SocketAddr;
@@ -18,8 +18,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Callers that have not introduced themselves. One more, and the first has to go.
+/// Callers that have not introduced themselves, and twice as many as there are ranks where that is more. One more, and the first
+/// has to go.
 const MOST_STRANGERS: usize = 1024;
+
+/// How often a peer is called again that hangs up before it has answered: it may have made room for others.
+const CALLS_AGAIN: u8 = 20;
 
 /// Those who have called, and are not let in so far.
 #[derive(Debug, Default)]
@@ -27,7 +31,8 @@ pub(super) struct Strangers {
     all: Vec<Option<(Channel, Nonce)>>,
     /// Those who have an older connection here, which has to end first.
     held: Vec<Guest>,
-    /// Which one goes next when there are too many.
+    /// How many there may be, and which one has gone last when there were more.
+    most: usize,
     oldest: usize,
 }
 
@@ -48,14 +53,13 @@ fn fresh_nonce() -> io::Result<Nonce> {
 impl Polling {
     /// A connection to a device, called if there is none.
     pub(super) fn call(&mut self, to: &Address, peer: PeerId) -> Result<Arc<Connection>, SubmitError> {
-        if let Some(entry) = self.entries.of_device(to.key)
+        if let Some(why) = &self.broken {
+            return Err(SubmitError::Down { peer, cause: DownCause::Lacking(why.clone()) });
+        }
+        if let Some(entry) = self.entries.of_device((peer, to.key))
             && !entry.phase.is_ending()
         {
             let connection = entry.connection.clone();
-            if connection.peer != peer {
-                let cause = DownCause::Protocol(format!("its device calls itself {}", connection.peer));
-                return Err(SubmitError::Down { peer, cause });
-            }
             entry.links += 1;
             if entry.phase == Phase::Up {
                 self.pending.push_back(Event::Connected { peer });
@@ -133,14 +137,21 @@ impl Polling {
             reads: port.reads.0,
         };
         let nonce = fresh_nonce().map_err(|_| VerbsError::because("getrandom", libc::EIO, ""))?;
-        let queue = (queue, shared.options.send_depth);
-        let connection = Connection::new(index, (peer, device), queue, words, self.bounces.clone());
+        let connection = Connection::new(
+            index,
+            (peer, device),
+            (queue, shared.options.send_depth),
+            words,
+            self.bounces.clone(),
+        );
         Ok(Entry {
             connection: Arc::new(connection),
             phase: Phase::Calling,
             channel: None,
             spare: None,
             hosts: Vec::new(),
+            called: None,
+            calls_again: 0,
             nonce,
             mine,
             queue_pair: number,
@@ -189,6 +200,7 @@ impl Polling {
             match (dialled, self.entries.get(index)) {
                 (Ok(channel), Some(entry)) => {
                     (entry.channel, entry.phase) = (Some(channel), Phase::Calling);
+                    entry.called = Some(host);
                     return Ok(());
                 }
                 // No other host would do.
@@ -234,13 +246,18 @@ impl Polling {
     pub(super) fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         let mut calls = Vec::new();
+        let mut wanting = false;
         loop {
             match listener.accept() {
                 Ok((stream, _)) => calls.push(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
+                    // Descriptors that others hold without saying anything are better spent on whoever comes now.
+                    wanting = is_lack(&error) && !self.strangers.is_empty();
+                    if !wanting {
+                        tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
+                    }
                     break;
                 }
             }
@@ -248,12 +265,28 @@ impl Polling {
         for stream in calls {
             let Ok(mut channel) = Channel::over(stream) else { continue };
             let Ok(nonce) = fresh_nonce() else { continue };
-            let at = self.strangers.place();
+            let at = match self.strangers.place() {
+                Some(at) => at,
+                None => self.dismiss(),
+            };
             let watched = self.watch(channel.as_fd(), STRANGER | at as u64);
             if watched.is_ok() && channel.send(&Message::Challenge(nonce)).is_ok() {
                 self.strangers.all[at] = Some((channel, nonce));
             }
         }
+        if wanting {
+            self.dismiss();
+        }
+    }
+
+    /// Has the stranger go that has been here longest, unless it has something to say by now. Its place.
+    fn dismiss(&mut self) -> usize {
+        let at = self.strangers.next_to_go();
+        self.hear_stranger(u32::try_from(at).unwrap_or(u32::MAX));
+        if let Some(stranger) = self.strangers.all.get_mut(at) {
+            *stranger = None;
+        }
+        at
     }
 
     /// Takes in what a stranger says.
@@ -284,7 +317,10 @@ impl Polling {
     /// A device of this job calls.
     fn meet(&mut self, guest: Guest) {
         let key = self.key;
-        let Some(entry) = self.entries.of_device(guest.device) else {
+        if let Some(why) = &self.broken {
+            return refuse(guest.channel, why.clone());
+        }
+        let Some(entry) = self.entries.of_device((guest.from, guest.device)) else {
             return match self.prepare(guest.from, guest.device) {
                 Ok(index) => self.answer(index, guest),
                 Err(why) => refuse(guest.channel, why),
@@ -296,11 +332,7 @@ impl Polling {
             return;
         }
         match entry.phase {
-            Phase::Answered | Phase::Up | Phase::Leaving | Phase::Failing => self.strangers.held.push(guest),
-            _ if entry.connection.peer != guest.from => {
-                let why = format!("its device is known as {}'s", entry.connection.peer);
-                refuse(guest.channel, why);
-            }
+            Phase::Answered | Phase::Up | Phase::Leaving | Phase::Failing => self.strangers.hold(guest),
             _ if key < guest.device => {
                 let Guest { mut channel, .. } = guest;
                 if channel.send(&Message::Crossed).is_ok() {
@@ -358,7 +390,9 @@ impl Polling {
                 let proof = proof(&identity.secret, &asked, (identity.me, self.key), &entry.mine);
                 let (device, from, nonce, end) = (self.key, identity.me, entry.nonce, entry.mine);
                 entry.phase = Phase::Introduced;
-                self.say(index, &Message::Hello { device, from, nonce, proof, end })
+                // Where it has hung up meanwhile, that is heard next.
+                let _ = self.say(index, &Message::Hello { device, from, nonce, proof, end });
+                Ok(())
             }
             (Phase::Introduced, Message::Welcome { proof: shown, end }) => {
                 let who = (entry.connection.peer, entry.connection.device);
@@ -396,6 +430,12 @@ impl Polling {
     fn hung_up(&mut self, index: u32, why: String) {
         let Some(entry) = self.entries.get(index) else { return };
         entry.channel = None;
+        if entry.phase == Phase::Introduced && entry.calls_again < CALLS_AGAIN {
+            // It is there, and has not said no. One that has gone refuses to be called.
+            entry.calls_again += 1;
+            entry.hosts.extend(entry.called);
+            entry.phase = Phase::Calling;
+        }
         if entry.phase == Phase::Calling {
             // Nobody there has spoken: the peer may be found at another of its addresses.
             if let Err(error) = self.dial(index) {
@@ -415,7 +455,19 @@ impl Polling {
         entry.connection.set_down(cause);
         let was_joined = entry.phase.is_joined();
         entry.phase = Phase::Failing;
-        if !entry.connection.fail(was_joined) {
+        match (entry.connection.fail(was_joined), was_joined) {
+            // A last request tells when everything is over.
+            (true, _) => {}
+            // Nothing will. What has arrived is still taken in.
+            (false, true) => self.forsaken.push(index),
+            (false, false) => self.finish(index),
+        }
+    }
+
+    /// The completion queue was found empty: of these nothing comes any more.
+    #[cold]
+    pub(super) fn finish_forsaken(&mut self) {
+        for index in std::mem::take(&mut self.forsaken) {
             self.finish(index);
         }
     }
@@ -450,13 +502,21 @@ impl Polling {
         }
         let connection = entry.connection;
         let cause = connection.set_down(DownCause::Closed);
-        connection.close();
-        let (peer, device) = (connection.peer, connection.device);
+        self.ending.retain(|&other| other != index);
+        let [over, failed] = connection.close();
+        for (token, buffer) in over {
+            self.pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
+        }
+        for (token, buffer) in failed {
+            let failure = if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
+            self.pending.push_back(Event::Completion { token, buffer, outcome: Err(Box::new(failure)) });
+        }
+        let (peer, device) = connection.whom();
         if !entry.is_quiet {
             self.pending.push_back(Event::PeerDown { peer, cause });
         }
         let held = &mut self.strangers.held;
-        if let Some(at) = held.iter().position(|guest| guest.device == device) {
+        if let Some(at) = held.iter().position(|guest| (guest.from, guest.device) == (peer, device)) {
             let guest = held.swap_remove(at);
             self.meet(guest);
         }
@@ -479,27 +539,59 @@ impl Polling {
         }
     }
 
-    /// Nothing goes any more.
+    /// Nothing goes any more, now or later.
+    #[cold]
     pub(super) fn lose_everybody(&mut self, why: &str) {
+        if self.broken.is_none() {
+            let why = format!("{} of this rank cannot be used any more: {why}", self.shared.context.name());
+            tracing::error!("{why}");
+            self.broken = Some(why);
+        }
+        let why = self.broken.clone().unwrap_or_default();
         for index in self.entries.numbers() {
-            self.end(index, DownCause::Lacking(why.to_owned()));
+            self.end(index, DownCause::Lacking(why.clone()));
+        }
+        // Also those that were at their end: what they wait for may never come.
+        for index in self.entries.numbers() {
+            if !self.forsaken.contains(&index) {
+                self.forsaken.push(index);
+            }
         }
     }
 }
 
 impl Strangers {
-    /// A place for one more.
-    fn place(&mut self) -> usize {
-        if let Some(free) = self.all.iter().position(Option::is_none) {
-            return free;
-        }
-        if self.all.len() < MOST_STRANGERS {
+    /// For a job of so many ranks, all of which may call at the same time.
+    pub(super) fn of(ranks: u32) -> Self {
+        Self { most: MOST_STRANGERS.max(2 * ranks as usize), ..Self::default() }
+    }
+
+    /// A place for one more, if there is one.
+    fn place(&mut self) -> Option<usize> {
+        let free = self.all.iter().position(Option::is_none);
+        if free.is_none() && self.all.len() < self.most {
             self.all.push(None);
-            return self.all.len() - 1;
+            return Some(self.all.len() - 1);
         }
-        self.oldest = (self.oldest + 1) % MOST_STRANGERS;
-        self.all[self.oldest] = None;
+        free
+    }
+
+    /// Whose turn it is to go: they came in about this order.
+    fn next_to_go(&mut self) -> usize {
+        let count = self.all.len().max(1);
+        let after = (1..=count).map(|step| (self.oldest + step) % count);
+        self.oldest = after.clone().find(|&at| self.all.get(at).is_some_and(Option::is_some)).unwrap_or(0);
         self.oldest
+    }
+
+    fn is_empty(&self) -> bool {
+        self.all.iter().all(Option::is_none)
+    }
+
+    /// Keeps a guest until the older connection of its device has ended. An earlier one of that device has given up.
+    fn hold(&mut self, guest: Guest) {
+        self.held.retain(|other| (other.from, other.device) != (guest.from, guest.device));
+        self.held.push(guest);
     }
 }
 

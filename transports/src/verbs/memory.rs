@@ -1,7 +1,7 @@
 //! Memory of this side that the NIC reads and writes.
 
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
-use crate::mem::{MemMut, MemRef, Packet, Region};
+use crate::mem::{Buffer, MemMut, MemRef, Packet, Region};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,6 +41,18 @@ impl Area {
     /// A part of it, to be written.
     pub(super) fn part_mut(&self, offset: usize, len: usize) -> Option<MemMut<'_>> {
         self.region.part_mut(offset, len)
+    }
+}
+
+/// Where a buffer's bytes are, if they are host memory in one piece, which stays there wherever the buffer goes.
+pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
+    match buffer {
+        Buffer::Vec(_) | Buffer::Bytes(_) | Buffer::BytesMut(_) | Buffer::Packet(_) | Buffer::Region(_) => {
+            let bytes = buffer.view();
+            let is_host = bytes.place().is_host() && !buffer.is_empty();
+            is_host.then(|| (bytes.as_ptr().cast_mut(), bytes.len()))
+        }
+        _ => None,
     }
 }
 

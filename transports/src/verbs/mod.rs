@@ -5,6 +5,7 @@
 //! | [`sys`] | libibverbs: bindings, a table of functions that may be missing, objects whose drop order cannot be wrong |
 //! | [`simulated`] | a libibverbs in software, for tests and for machines without RDMA |
 //! | [`options`] | what can be chosen |
+//! | `survey`, `choice` | what devices there are, and which of them a rank takes |
 //! | [`port`] | which port, and which of its GIDs |
 //! | [`address`] | what a device publishes, and whether two can reach each other |
 //! | [`wire`] | the messages by which two devices make a connection |
@@ -15,6 +16,7 @@
 //! | `memory`, `bounces` | memory that the NIC reads and writes |
 //! | `wr_id` | what a request is called |
 //! | `sending` | requests, what they hold, and when it is free again |
+//! | `transfers` | bytes that the NIC moves between this rank's memory and a peer's |
 //! | `receives` | the shared receive queue and its packets |
 //! | `connection` | a queue pair to one peer's device |
 //! | `entries` | all of a device's |
@@ -28,6 +30,7 @@
 pub mod address;
 mod bounces;
 pub mod channel;
+mod choice;
 mod completions;
 mod connection;
 mod device;
@@ -43,7 +46,9 @@ mod queue_pairs;
 mod receives;
 mod sending;
 pub mod simulated;
+mod survey;
 pub mod sys;
+mod transfers;
 pub mod wire;
 mod wr_id;
 
@@ -52,6 +57,7 @@ pub use options::Options;
 use crate::contract::{DeviceInfo, Domain, Identity, Transport, Unavailable};
 use simulated::SimulatedNic;
 use std::sync::{Arc, OnceLock};
+use survey::Seen;
 use sys::{Context, Verbs, VerbsError};
 
 /// The transport's name.
@@ -122,8 +128,17 @@ impl Transport for Rdma {
         let verbs = self.verbs()?;
         let names =
             Context::list(&verbs).map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
-        let note = if self.is_simulated() { "a simulated NIC" } else { "an RDMA device" };
-        Ok(names.into_iter().map(|name| DeviceInfo { name: name.to_string(), note: note.into() }).collect())
+        let (mut seen, mut silent) = (Vec::new(), Vec::new());
+        for name in names {
+            match Seen::ask(&verbs, name.as_str(), self.is_simulated()) {
+                Ok(device) => seen.push(device),
+                Err(why) => silent.push(DeviceInfo { name: name.to_string(), note: why.to_string() }),
+            }
+        }
+        let order = choice::order(&seen, &choice::nodes_of_this_thread(), self.options.place);
+        let known = order.into_iter().map(|at| &seen[at]);
+        let known = known.map(|seen| DeviceInfo { name: seen.name.clone(), note: seen.to_string() });
+        Ok(known.chain(silent).collect())
     }
 
     fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {

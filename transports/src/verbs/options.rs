@@ -4,8 +4,12 @@
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The device and its port, as `mlx5_0` or `mlx5_0:2`. Without: the first port that is active.
+    /// The device and its port, as `mlx5_0` or `mlx5_0:2`, or several, separated by commas, of which each rank of a node takes another
+    /// one. Without: the fastest that has an active port; of several, the nearest to this rank's CPUs; of several again, each rank of
+    /// the node takes another one.
     pub device: Option<String>,
+    /// Number of this rank among those of its node, from 0: by it they share devices out.
+    pub place: u32,
     /// Which GID of the port; without, it is chosen by its type and address family.
     pub gid_index: Option<u8>,
     /// Traffic class of RoCE and of InfiniBand's global routes, 0 to 255.
@@ -32,6 +36,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             device: None,
+            place: 0,
             gid_index: None,
             traffic_class: 0,
             service_level: 0,

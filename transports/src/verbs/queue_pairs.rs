@@ -41,6 +41,8 @@ pub(super) struct Port {
     pub(super) most_receives: u32,
     /// Queue pairs of the device, for an error's words.
     pub(super) most_queue_pairs: u32,
+    /// Requests that a queue pair can hold.
+    pub(super) most_requests: u32,
 }
 
 /// A reliable queue pair in the state INIT: it has a number, and takes in nothing.
@@ -161,6 +163,7 @@ mod tests {
             most_completions: 100,
             most_receives: 100,
             most_queue_pairs: 100,
+            most_requests: 100,
         }
     }
 

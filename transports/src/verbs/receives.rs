@@ -35,6 +35,10 @@ pub(super) struct Receives {
     source: Arc<dyn PacketSource>,
     /// As many fresh ones are worth a doorbell.
     enough: usize,
+    /// Why a packet could not be registered, or a receive not be posted, the last time.
+    refused: Option<String>,
+    /// Nothing can be posted any more.
+    is_broken: bool,
 }
 
 /// A message that came, and whether its receive is there again.
@@ -66,6 +70,8 @@ impl Receives {
             empty: (0..depth).rev().map(|slot| (slot, None)).collect(),
             source,
             enough: TOGETHER.min(depth as usize / 4).max(1),
+            refused: None,
+            is_broken: false,
         };
         if let Some(&(slot, _)) = made.empty.last()
             && made.fill(slot)?
@@ -146,14 +152,26 @@ impl Receives {
     /// The same, where a packet that cannot be registered is none.
     fn filled(&mut self, slot: u32) -> bool {
         self.fill(slot).unwrap_or_else(|error| {
-            tracing::warn!(%error, "a packet cannot be received into");
+            tracing::debug!(%error, "a packet cannot be received into");
+            self.refused = Some(error.to_string());
             false
         })
+    }
+
+    /// Why nothing is received any more, if that is so; told once.
+    pub(super) fn failed(&mut self) -> Option<String> {
+        let nothing_stands = self.empty.len() == self.slots.len();
+        self.is_broken |= nothing_stands && self.refused.is_some();
+        self.refused.take_if(|_| self.is_broken)
     }
 
     /// Looks for packets for the slots that have none. The connections whose messages had kept theirs.
     #[cold]
     pub(super) fn refill(&mut self, mut credit: impl FnMut(u32)) {
+        if self.is_broken {
+            return;
+        }
+        self.refused = None;
         while let Some(&(slot, whose)) = self.empty.last() {
             if !self.filled(slot) {
                 return;
@@ -185,7 +203,7 @@ impl Receives {
 
     /// Posts what is to be posted.
     pub(super) fn post(&mut self) {
-        while !self.fresh.is_empty() {
+        while !self.fresh.is_empty() && !self.is_broken {
             let count = self.fresh.len().min(TOGETHER);
             let posted = self.post_some(count);
             // From the back: those whose memory was touched last.
@@ -197,7 +215,7 @@ impl Receives {
     }
 
     /// Posts the last `count`. How many went.
-    fn post_some(&self, count: usize) -> usize {
+    fn post_some(&mut self, count: usize) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let room = self.source.packet_size();
         let mut parts = [[ibv_sge::default(); 2]; TOGETHER];
@@ -224,8 +242,12 @@ impl Receives {
         match unsafe { queue.post(first) } {
             Ok(()) => count,
             Err(PostFailure { errno, bad_wr: bad }) => {
-                let error = std::io::Error::from_raw_os_error(errno);
-                tracing::warn!(%error, "receives cannot be posted");
+                // A queue may hold fewer than it says; the rest follows when there is room.
+                if errno != libc::ENOMEM {
+                    let error = std::io::Error::from_raw_os_error(errno);
+                    self.refused = Some(format!("its receive queue takes no receive: {error}"));
+                    self.is_broken = true;
+                }
                 // Those before the one that was refused were taken.
                 let bad = (0..count).find(|&at| std::ptr::eq(first.wrapping_add(at), bad.cast()));
                 bad.unwrap_or(0)

@@ -1,16 +1,17 @@
 //! Work requests of one queue pair, what they hold, and when it is free again.
 
 use super::bounces::{Bounce, Bounces, Filled, HEADER};
-use super::memory::Words;
+use super::memory::{Words, addresses};
 use super::sys::bindings::{
-    IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
+    IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
 };
 use super::sys::{PostFailure, QueuePair};
+use super::transfers::{Direction, PIECE, Registrations, Transfer, Via};
 use super::wire::End;
 use super::wr_id::WrId;
-use crate::contract::{Busy, Header};
-use crate::mem::MemRef;
+use crate::contract::{Busy, Header, OpToken, RemotePlace};
+use crate::mem::{Buffer, MemRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +30,15 @@ pub(super) enum Unsent {
     Wrong(String),
     /// The queue pair, or a registration, has failed.
     Failed(String),
+    /// The NIC cannot be told of the memory.
+    Unregistered(String),
+}
+
+/// What a request needs until it is over.
+#[derive(Debug)]
+enum Held {
+    Bounce(Bounce),
+    Transfer(Transfer),
 }
 
 /// The sending half of a connection.
@@ -51,15 +61,15 @@ pub(super) struct Sending {
     /// The peer's word, and its key.
     word: (u64, u32),
     /// What requests hold, in their order.
-    bounced: VecDeque<(u32, Bounce)>,
+    held: VecDeque<(u32, Held)>,
 }
 
 impl Sending {
-    /// For so many requests at a time. The queue may hold more than was asked for; its completions have room for what was.
-    pub(super) fn new(queue: Arc<QueuePair>, depth: u32, connection: u32) -> Self {
+    /// Of a queue that holds `asked` requests: what a device grants beyond that, the completion queue has no room for.
+    pub(super) fn new(queue: Arc<QueuePair>, asked: u32, connection: u32) -> Self {
         Self {
             connection,
-            depth: queue.send_depth().min(depth),
+            depth: queue.send_depth().min(asked),
             inline: queue.inline(),
             queue: Some(queue),
             posted: 0,
@@ -68,7 +78,7 @@ impl Sending {
             returned: 0,
             window: 0,
             word: (0, 0),
-            bounced: VecDeque::new(),
+            held: VecDeque::new(),
         }
     }
 
@@ -158,7 +168,7 @@ impl Sending {
             Err(error) => Err(Unsent::Failed(error.to_string())),
         };
         match posted {
-            Ok(()) => self.bounced.push_back((self.posted, bounce)),
+            Ok(()) => self.held.push_back((self.posted, Held::Bounce(bounce))),
             Err(_) => bounces.give_back(bounce),
         }
         posted
@@ -210,13 +220,139 @@ impl Sending {
         unsafe { self.post_named(&mut request) }.is_ok()
     }
 
-    /// Everything is over: lets go of the queue pair and of what requests held.
-    pub(super) fn close(&mut self, bounces: &Bounces) {
-        // First: no request of it reads a bounce after this.
+    /// Everything is over: lets go of the queue pair and of what requests held. The operations on memory that had not ended.
+    pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
+        // First: no request of it reads a bounce, or a buffer, after this.
         self.queue = None;
-        for (_, bounce) in self.bounced.drain(..) {
-            bounces.give_back(bounce);
+        let mut ended = Vec::new();
+        for (_, held) in self.held.drain(..) {
+            match held {
+                Held::Bounce(bounce) => bounces.give_back(bounce),
+                Held::Transfer(transfer) => ended.push(transfer.fail(bounces)),
+            }
         }
+        ended
+    }
+
+    /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken when that has begun.
+    pub(super) fn transfer(
+        &mut self,
+        (direction, remote): (Direction, RemotePlace),
+        (buffer, token): (&mut Buffer, OpToken),
+        completed: u32,
+        (registrations, bounces): (&Registrations, &Bounces),
+    ) -> Result<(), Unsent> {
+        let rkey =
+            u32::try_from(remote.key).map_err(|_| Unsent::Wrong("it has named a key that is none".into()))?;
+        // Copied sooner than registered. A region is registered already, or will be for the next time.
+        let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
+        if is_small && !matches!(buffer, Buffer::Region(_)) {
+            return self.small_transfer((direction, remote.addr, rkey), (buffer, token), completed, bounces);
+        }
+        let pieces = u32::try_from(buffer.len().div_ceil(PIECE)).unwrap_or(u32::MAX);
+        if pieces.saturating_add(self.outstanding(completed) + RESERVE) >= self.depth {
+            if pieces + RESERVE >= self.depth {
+                let why =
+                    format!("{} bytes take more requests than the {} of a queue", buffer.len(), self.depth);
+                return Err(Unsent::Unregistered(why));
+            }
+            return Err(Unsent::Busy(Busy::Full));
+        }
+        let registration = registrations.of(buffer, direction).map_err(Unsent::Unregistered)?;
+        let Some((base, len)) = addresses(buffer) else {
+            return Err(Unsent::Unregistered("it is not in one piece".into()));
+        };
+        let opcode = match direction {
+            Direction::Put => IBV_WR_RDMA_WRITE,
+            Direction::Get => IBV_WR_RDMA_READ,
+        };
+        for at in (0..len).step_by(PIECE) {
+            let here = PIECE.min(len - at);
+            let (addr, length) = (base.wrapping_add(at) as u64, u32::try_from(here).unwrap_or(u32::MAX));
+            let mut part = [ibv_sge { addr, length, lkey: registration.lkey() }];
+            let mut request = self.request(&mut part, opcode);
+            request.wr.rdma.remote_addr = remote.addr.wrapping_add(at as u64);
+            request.wr.rdma.rkey = rkey;
+            let is_last = at + here == len;
+            // SAFETY: the buffer lies in the registration, and both are held from the first request on until the last is over.
+            if let Err(error) = unsafe { self.post_as(&mut request, is_last, is_last) } {
+                if at > 0 {
+                    // What was posted still reads it: it is given back when the queue pair is gone.
+                    let via = Via::Registration(registration);
+                    self.hold(Transfer::new(token, via, std::mem::take(buffer)));
+                    return Err(Unsent::Failed("a request for a part of a buffer was refused".into()));
+                }
+                return Err(error);
+            }
+        }
+        self.hold(Transfer::new(token, Via::Registration(registration), std::mem::take(buffer)));
+        Ok(())
+    }
+
+    /// The same of a few bytes, which are copied.
+    fn small_transfer(
+        &mut self,
+        (direction, addr, rkey): (Direction, u64, u32),
+        (buffer, token): (&mut Buffer, OpToken),
+        completed: u32,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        if self.outstanding(completed) + RESERVE >= self.depth {
+            return Err(Unsent::Busy(Busy::Full));
+        }
+        let (len, is_put) = (buffer.len(), direction == Direction::Put);
+        let goes_inline = is_put && len <= self.inline;
+        let (filled, via) = if goes_inline {
+            let length = u32::try_from(len).unwrap_or(u32::MAX);
+            (Filled { addr: buffer.view().as_ptr() as u64, len: length, key: 0 }, Via::Inline)
+        } else {
+            self.give_back(completed, bounces);
+            let Some(bounce) = bounces.take() else { return Err(Unsent::Busy(Busy::NoPacket)) };
+            match bounces.plain(&bounce, is_put.then_some(&*buffer), len) {
+                Ok(filled) => (filled, Via::Bounce(bounce, direction)),
+                Err(error) => {
+                    bounces.give_back(bounce);
+                    return Err(Unsent::Unregistered(error.to_string()));
+                }
+            }
+        };
+        let mut part = [ibv_sge { addr: filled.addr, length: filled.len, lkey: filled.key }];
+        let mut request = self.request(&mut part, if is_put { IBV_WR_RDMA_WRITE } else { IBV_WR_RDMA_READ });
+        request.wr.rdma.remote_addr = addr;
+        request.wr.rdma.rkey = rkey;
+        request.send_flags = if goes_inline { IBV_SEND_INLINE } else { 0 };
+        // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a bounce is nobody else's until the
+        // request is over.
+        match unsafe { self.post_as(&mut request, true, true) } {
+            Ok(()) => {
+                self.hold(Transfer::new(token, via, std::mem::take(buffer)));
+                Ok(())
+            }
+            Err(error) => {
+                *buffer = Transfer::new(token, via, std::mem::take(buffer)).fail(bounces).1;
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps what the last request needs.
+    fn hold(&mut self, transfer: Transfer) {
+        self.held.push_back((self.posted, Held::Transfer(transfer)));
+    }
+
+    /// The operations on memory that are over, the first of them first.
+    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
+        let mut ended = Vec::new();
+        while let Some((sequence, _)) = self.held.front()
+            && completed.wrapping_sub(*sequence) < 1 << 31
+            && let Some((_, held)) = self.held.pop_front()
+        {
+            match held {
+                Held::Bounce(bounce) => bounces.give_back(bounce),
+                Held::Transfer(transfer) => ended.push(transfer.end(bounces)),
+            }
+        }
+        ended
     }
 
     #[inline(always)]
@@ -225,10 +361,10 @@ impl Sending {
     }
 
     fn give_back(&mut self, completed: u32, bounces: &Bounces) {
-        // Behind what is completed, in a circle of sequence numbers.
-        while let Some((sequence, _)) = self.bounced.front()
+        // Behind what is completed, in a circle of sequence numbers. Operations on memory are the poller's to end.
+        while let Some((sequence, Held::Bounce(_))) = self.held.front()
             && completed.wrapping_sub(*sequence) < 1 << 31
-            && let Some((_, bounce)) = self.bounced.pop_front()
+            && let Some((_, Held::Bounce(bounce))) = self.held.pop_front()
         {
             bounces.give_back(bounce);
         }
@@ -251,8 +387,27 @@ impl Sending {
     /// Its parts are memory that stays until it is over, or go inline.
     #[inline(always)]
     unsafe fn post(&mut self, request: &mut ibv_send_wr, signalled: bool) -> Result<(), Unsent> {
-        let sequence = self.posted.wrapping_add(1);
-        request.wr_id = WrId::Send { connection: self.connection, sequence }.encode();
+        // SAFETY: promised by the caller.
+        unsafe { self.post_as(request, signalled, false) }
+    }
+
+    /// The same, of which the poller is to know that it `ends` an operation on memory.
+    ///
+    /// # Safety
+    /// As of [`post`](Self::post).
+    #[inline(always)]
+    unsafe fn post_as(
+        &mut self,
+        request: &mut ibv_send_wr,
+        signalled: bool,
+        ends: bool,
+    ) -> Result<(), Unsent> {
+        let (connection, sequence) = (self.connection, self.posted.wrapping_add(1));
+        let name = match ends {
+            false => WrId::Send { connection, sequence },
+            true => WrId::Transfer { connection, sequence },
+        };
+        request.wr_id = name.encode();
         if signalled {
             request.send_flags |= IBV_SEND_SIGNALED;
         }

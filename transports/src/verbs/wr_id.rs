@@ -8,6 +8,8 @@ pub(super) enum WrId {
     Receive(u32),
     /// The connection's request of that sequence number, and so all before it.
     Send { connection: u32, sequence: u32 },
+    /// The same, which ends an operation on memory.
+    Transfer { connection: u32, sequence: u32 },
     /// The last message of a connection.
     Bye { connection: u32 },
     /// Behind everything, posted when the queue pair was in error already.
@@ -19,6 +21,7 @@ pub(super) enum WrId {
 const SEND: u64 = 1 << 56;
 const BYE: u64 = 2 << 56;
 const LAST: u64 = 3 << 56;
+const TRANSFER: u64 = 4 << 56;
 
 /// The most connections of a device.
 pub(super) const MOST_CONNECTIONS: u32 = 1 << 24;
@@ -30,6 +33,7 @@ impl WrId {
         match self {
             Self::Receive(slot) => u64::from(slot),
             Self::Send { connection, sequence } => SEND | of(connection) | u64::from(sequence),
+            Self::Transfer { connection, sequence } => TRANSFER | of(connection) | u64::from(sequence),
             Self::Bye { connection } => BYE | of(connection),
             Self::Last { connection } => LAST | of(connection),
             Self::Unknown => u64::MAX,
@@ -45,6 +49,7 @@ impl WrId {
             1 => Self::Send { connection, sequence: number },
             2 => Self::Bye { connection },
             3 => Self::Last { connection },
+            4 => Self::Transfer { connection, sequence: number },
             _ => Self::Unknown,
         }
     }
@@ -61,6 +66,7 @@ mod tests {
             WrId::Receive(u32::MAX),
             WrId::Send { connection, sequence: u32::MAX },
             WrId::Send { connection: 0, sequence: 0 },
+            WrId::Transfer { connection, sequence: 7 },
             WrId::Bye { connection },
             WrId::Last { connection: 1 },
             WrId::Unknown,

@@ -198,6 +198,14 @@ impl Host {
     }
 }
 
+/// Installs the programs that Carrack is measured beside, where they are missing.
+///
+/// # Errors
+/// When they cannot be installed; the packages are named.
+pub(crate) fn install_peers() -> Result<(), GuestError> {
+    needs::see_to(needs::PEERS)
+}
+
 /// What of this machine's environment a command has in the guest as well.
 fn handed_on(all: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (OsString, OsString)> {
     const NAMES: &[&str] =

@@ -55,6 +55,9 @@ pub(super) const GUEST: &[Need] = &[
     Need { what: What::Library("libibverbs/librxe-rdmav"), package: "ibverbs-providers" },
 ];
 
+/// What Carrack is measured beside.
+pub(super) const PEERS: &[Need] = &[program("ib_send_lat", "perftest"), program("ucx_perftest", "ucx-utils")];
+
 /// For C programs that use verbs.
 pub(super) const HEADERS: &[Need] =
     &[Need { what: What::File("/usr/include/infiniband/verbs.h"), package: "libibverbs-dev" }];

@@ -110,7 +110,7 @@ impl Entry {
 }
 
 /// The middle of the values, or the mean of the two in the middle; nothing of none.
-fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     let (low, high) = (sorted.len().checked_sub(1)? / 2, sorted.len() / 2);

@@ -18,6 +18,7 @@
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
 //! | `memcpy` | what one copy takes, by a thread or by a GPU's engine (`xtask/peers/copy_bench.c`) |
+//! | `verbs` | `--guest`: Carrack over verbs beside perftest and UCX, in a small virtual machine |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
 //! | `cores` | chooses cores and pins to them |
 //! | `machine` | says where the figures were measured |
@@ -36,6 +37,7 @@ mod report;
 mod row;
 mod side;
 mod ucx;
+mod verbs;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,6 +97,13 @@ pub(crate) struct Options {
     /// Measure nothing, but put all that it takes into this folder, for a machine without Cargo and network
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     pack: Option<PathBuf>,
+    /// Measure verbs, beside perftest and UCX over rc, on the simulated RDMA devices of a small virtual machine: only ratios
+    /// mean anything
+    #[arg(long, conflicts_with_all = ["rows", "gpu", "json", "peers", "cores", "peer_only", "pack", "packed"])]
+    guest: bool,
+    /// The same, from within: with this command of Carrack's
+    #[arg(long, value_name = "CARRACK", hide = true)]
+    in_guest: Option<PathBuf>,
     /// Measure with what was packed into this folder, and ask Cargo for nothing
     #[arg(long, value_name = "DIR")]
     packed: Option<PathBuf>,
@@ -102,6 +111,12 @@ pub(crate) struct Options {
 
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
+    if options.guest {
+        return Ok(verbs::run(options.rounds, options.seconds));
+    }
+    if let Some(carrack) = &options.in_guest {
+        return verbs::measure(carrack, options.rounds, options.seconds);
+    }
     let kit = match &options.packed {
         Some(folder) => Kit::packed(folder)?,
         None => {

@@ -114,7 +114,7 @@ pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
 
 impl Row {
     /// Of two ranks with one thread each.
-    const fn of(op: Op, test: Test, size: usize) -> Self {
+    pub(super) const fn of(op: Op, test: Test, size: usize) -> Self {
         Self { op, test, size, ranks: 2, threads: 1, shared: false, gpu: false }
     }
 

@@ -45,7 +45,7 @@ pub(super) struct Ucx {
 
 /// The columns that `ucx_perftest -v` prints.
 #[derive(Debug, PartialEq)]
-struct Final {
+pub(super) struct Final {
     median_us: f64,
     average_us: f64,
     mebibytes_per_second: f64,
@@ -145,7 +145,7 @@ impl Side for Ucx {
 }
 
 impl Final {
-    fn figure(&self, test: Test) -> Figure {
+    pub(super) fn figure(&self, test: Test) -> Figure {
         match test {
             Test::Latency => Figure { value: self.median_us, average: Some(self.average_us) },
             Test::Bandwidth => {
@@ -182,7 +182,7 @@ fn free_port() -> Result<u16, TaskError> {
 }
 
 /// Waits for the server without connecting to it: its first connection is its only one.
-fn wait_until_listening(port: u16, server: &mut Running) -> Result<(), TaskError> {
+pub(super) fn wait_until_listening(port: u16, server: &mut Running) -> Result<(), TaskError> {
     // "  0: 0100007F:3419 00000000:0000 0A ...": address and port in hexadecimal, 0A is LISTEN.
     let listening = format!(":{port:04X} 00000000:0000 0A ");
     let began = Instant::now();
@@ -193,14 +193,14 @@ fn wait_until_listening(port: u16, server: &mut Running) -> Result<(), TaskError
         thread::sleep(Duration::from_millis(5));
     }
     Err(TaskError::Output {
-        program: "ucx_perftest",
-        expected: "a server that listens",
+        program: "the server",
+        expected: "that it listens",
         found: format!("nothing on port {port}; what it says on standard error stands above"),
     })
 }
 
 /// Lets the server end by itself; one that does not is ended when it is dropped.
-fn wait_until_ended(server: &mut Running) -> Result<(), TaskError> {
+pub(super) fn wait_until_ended(server: &mut Running) -> Result<(), TaskError> {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(5) && server.ended()?.is_none() {
         thread::sleep(Duration::from_millis(5));
@@ -209,7 +209,7 @@ fn wait_until_ended(server: &mut Running) -> Result<(), TaskError> {
 }
 
 /// Reads the CSV: a line of names, and the last line of numbers.
-fn parse(said: &str) -> Result<Final, TaskError> {
+pub(super) fn parse(said: &str) -> Result<Final, TaskError> {
     let unreadable = || TaskError::Output {
         program: "ucx_perftest -v",
         expected: "a CSV of latencies and rates",

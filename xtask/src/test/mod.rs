@@ -7,6 +7,7 @@ mod deny;
 mod layout;
 mod miri;
 mod msrv;
+mod room;
 mod step;
 mod steps;
 mod summary;

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::step::{Context, Outcome, Step};
-use super::{deny, layout, miri, msrv, verbs_guest};
+use super::{deny, layout, miri, msrv, room, verbs_guest};
 use crate::child;
 use crate::rules;
 
@@ -14,6 +14,7 @@ const fn minutes(count: u64) -> Duration {
 
 /// All steps.
 pub(super) const ALL: &[Step] = &[
+    Step { name: "room", quick: true, optional: false, limit: minutes(1), body: room::step },
     Step { name: "format", quick: true, optional: false, limit: minutes(2), body: format },
     Step { name: "source rules", quick: true, optional: false, limit: minutes(1), body: source_rules },
     Step { name: "msrv", quick: true, optional: false, limit: minutes(1), body: msrv::step },

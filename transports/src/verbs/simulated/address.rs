@@ -19,7 +19,10 @@ pub(super) const PORTS_OF_A_BLOCK: u8 = 255;
 
 /// A port on the simulated network.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct PortAddress(u32);
+pub(super) struct PortAddress {
+    block: Block,
+    number: u8,
+}
 
 /// The version of RoCE that an entry of the table of GIDs is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,12 +39,12 @@ const MAPPED: [u8; 13] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10];
 
 impl PortAddress {
     pub(super) fn new(block: Block, number: u8) -> Self {
-        Self(u32::from(block.0) << 8 | u32::from(number))
+        Self { block, number }
     }
 
     /// The address as a packet carries it.
     pub(super) fn raw(self) -> u32 {
-        self.0
+        u32::from(self.block.0) << 8 | u32::from(self.number)
     }
 
     /// What a packet says an address is.
@@ -52,12 +55,17 @@ impl PortAddress {
     }
 
     pub(super) fn block(self) -> Block {
-        Block((self.0 >> 8) as u16)
+        self.block
+    }
+
+    /// Which port of its block it is.
+    pub(super) fn number(self) -> u8 {
+        self.number
     }
 
     fn tail(self) -> [u8; 3] {
-        let [_, high, low, number] = self.0.to_be_bytes();
-        [high, low, number]
+        let [high, low] = self.block.0.to_be_bytes();
+        [high, low, self.number]
     }
 
     fn with(start: [u8; 13], [high, low, number]: [u8; 3]) -> [u8; 16] {
@@ -81,7 +89,7 @@ impl PortAddress {
 
     /// The LID of a port on InfiniBand.
     pub(super) fn lid(self) -> u16 {
-        (self.0 & 0xffff) as u16
+        self.block.0 << 8 | u16::from(self.number)
     }
 
     /// Whose GID this is; `None` for one that cannot be on the network.

@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use super::device::AsyncEvents;
+use super::device::{AsyncEvent, AsyncEvents, Source};
 use super::engine::Engine;
 use super::events::{EventQueue, Unacknowledged};
 use super::faults::Faults;
@@ -86,6 +86,8 @@ struct Inner {
     armed: Armed,
     /// An entry has found no room: nothing comes any more.
     broken: bool,
+    /// The program has destroyed it, and is told nothing any more.
+    closed: bool,
 }
 
 /// How a completion went.
@@ -127,7 +129,7 @@ impl CompletionQueue {
         faults: Arc<Faults>,
     ) -> Arc<Self> {
         let (entries, late) = (VecDeque::new(), VecDeque::new());
-        let inner = Inner { entries, late, capacity, armed: Armed::No, broken: false };
+        let inner = Inner { entries, late, capacity, armed: Armed::No, broken: false, closed: false };
         Arc::new(Self {
             inner: Mutex::new(inner),
             visible: AtomicUsize::new(0),
@@ -234,6 +236,29 @@ impl CompletionQueue {
             inner.capacity = capacity;
         }
         fits
+    }
+
+    pub(super) fn tell_that_it_broke(self: &Arc<Self>) {
+        let inner = lock(&self.inner);
+        if !inner.closed {
+            let source = Source::Completions(Arc::clone(self));
+            self.events.push(AsyncEvent { kind: ibv::IBV_EVENT_CQ_ERR, source });
+        }
+    }
+
+    /// The program destroys it: from here on no event is about it. Waits until those that were given are acknowledged.
+    pub(super) fn close(self: &Arc<Self>) {
+        let mut inner = lock(&self.inner);
+        (inner.broken, inner.closed) = (true, true);
+        inner.entries.clear();
+        inner.late.clear();
+        drop(inner);
+        if let Some(channel) = &self.channel {
+            channel.forget(|event| Arc::ptr_eq(event, self));
+        }
+        self.events.forget(|event| matches!(&event.source, Source::Completions(of) if Arc::ptr_eq(of, self)));
+        self.given.wait();
+        self.asynchronous.wait();
     }
 
     /// Takes out the completions of a queue pair that is gone or reset, as drivers do.

@@ -112,4 +112,15 @@ impl Config {
     pub fn devices(devices: usize) -> Self {
         Self { devices, ..Self::default() }
     }
+
+    /// For a process of a job: one device, on the network that [`FABRIC_VARIABLE`] names, and where it is not set on one for
+    /// all processes of this user.
+    pub fn from_env() -> Self {
+        let of_the_user = || format!("user {}", rustix::process::geteuid().as_raw());
+        let fabric = std::env::var(FABRIC_VARIABLE).unwrap_or_else(|_| of_the_user());
+        Self { fabric: Some(fabric), ..Self::default() }
+    }
 }
+
+/// What names the network of [`Config::from_env`].
+pub const FABRIC_VARIABLE: &str = "CARRACK_SIMULATED_FABRIC";

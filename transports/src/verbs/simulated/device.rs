@@ -241,7 +241,9 @@ impl Device {
     /// A packet has come for one of the ports.
     pub(super) fn deliver(&self, mut packet: Packet, out: &mut Outbox) {
         let is_up = self.port_at(packet.target.0).is_some_and(Port::is_up);
-        if !is_up && packet.body != Body::Lost {
+        let is_connected = !matches!(packet.body, Body::Lost | Body::Datagram { .. });
+        let is_lost = !is_up || is_connected && self.faults.loses_packet();
+        if is_lost && packet.body != Body::Lost {
             return out.lost(packet);
         }
         match packet.body {

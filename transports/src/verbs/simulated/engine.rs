@@ -149,9 +149,13 @@ impl Engine {
     /// Addresses for so many ports.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL: the network is full. What the socket of a block gives.
+    /// ESHUTDOWN: the last port has gone meanwhile, and the engine with it. EADDRNOTAVAIL: the network is full. What the socket
+    /// of a block gives.
     pub(super) fn take_addresses(&self, ports: usize) -> Result<Vec<PortAddress>, Errno> {
         let mut addresses = lock(&self.addresses);
+        if addresses.stopped {
+            return Err(Errno::SHUTDOWN);
+        }
         let mut taken = Vec::with_capacity(ports);
         while taken.len() < ports {
             let free = addresses.free.iter_mut().find_map(|(block, free)| Some((*block, free.pop_first()?)));
@@ -194,9 +198,15 @@ impl Engine {
     pub(super) fn unplug(&self, address: PortAddress) {
         self.ports.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
         let mut addresses = lock(&self.addresses);
-        let [.., number] = address.raw().to_be_bytes();
-        addresses.free.entry(address.block()).or_default().insert(number);
+        addresses.free.entry(address.block()).or_default().insert(address.number());
         addresses.used -= 1;
+        drop(addresses);
+        self.stop_if_unused();
+    }
+
+    /// Ends the thread if no port is plugged in.
+    pub(super) fn stop_if_unused(&self) {
+        let mut addresses = lock(&self.addresses);
         addresses.stopped |= addresses.used == 0;
         if addresses.stopped {
             self.bell.ring();

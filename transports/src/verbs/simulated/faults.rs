@@ -121,6 +121,7 @@ pub struct Faults {
     completion_delay: AtomicU64,
     held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
     scatter: AtomicU64,
+    losses: AtomicU64,
     dice: AtomicU64,
     visibility: Mutex<(Visibility, bool)>,
     bell: Arc<Bell>,
@@ -139,6 +140,7 @@ impl Faults {
             completion_delay: AtomicU64::new(0),
             held_queues: Mutex::default(),
             scatter: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
             dice: AtomicU64::new(0x2545_f491_4f6c_dd1d),
             visibility: Mutex::default(),
             bell,
@@ -180,6 +182,11 @@ impl Faults {
     /// Unreliable datagrams arrive twice.
     pub fn duplicate_datagrams(&self, which: Which) {
         order(&self.duplicates, which, ());
+    }
+
+    /// One in so many packets of connections is lost on its way in, as the dice fall, answers included. 0 ends it.
+    pub fn lose_packets(&self, one_in: u32) {
+        self.losses.store(u64::from(one_in), Ordering::SeqCst);
     }
 
     /// Neither work requests nor datagrams fail any more.
@@ -269,16 +276,22 @@ impl Faults {
     /// How long a queue pair waits before it comes to its work.
     pub(super) fn next_scatter(&self) -> Duration {
         let longest = self.scatter.load(Ordering::SeqCst);
-        if longest == 0 {
-            return Duration::ZERO;
-        }
-        // xorshift: the same dice in every run, as far as threads let them be.
+        Duration::from_nanos(self.throw().checked_rem(longest).unwrap_or(0))
+    }
+
+    pub(super) fn loses_packet(&self) -> bool {
+        let one_in = self.losses.load(Ordering::Relaxed);
+        one_in != 0 && self.throw().is_multiple_of(one_in)
+    }
+
+    /// Throws the dice: xorshift, the same in every run as far as threads let them be.
+    fn throw(&self) -> u64 {
         let mut dice = self.dice.load(Ordering::Relaxed);
         dice ^= dice << 13;
         dice ^= dice >> 7;
         dice ^= dice << 17;
         self.dice.store(dice, Ordering::Relaxed);
-        Duration::from_nanos(dice % longest)
+        dice
     }
 
     pub(super) fn visibility(&self, of_a_gpu: bool) -> Visibility {

@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn a_key_is_for_its_domain_range_and_purpose() {
         let regions = regions();
-        let memory = vec![0_u8; 100];
+        let memory = [0_u8; 100];
         let addr = memory.as_ptr().expose_provenance();
         let key = regions.register(HERE, addr, 100, 0x1000, Access::REMOTE_READ).unwrap();
         let at = |addr, key| Remote { addr, key };

@@ -25,6 +25,9 @@
 //! | `address` | who is who on the network |
 //! | `faults` | misbehaviour to order: [`Faults`] |
 //!
+//! Timeouts run only when something is known to be lost: a port that is down, a queue pair or a process that is gone. A
+//! machine that is busy, or a process that is stopped, fails nobody, as a real NIC goes on answering for its program.
+//!
 //! Where drivers differ the harsher way was taken, so that what is wrong in a program shows here: a queue's place is free only
 //! when its completion has been polled; of a completion that failed only the fields that the specification names are right;
 //! completions of a queue pair that is destroyed or reset are gone; completion queues have exactly the size that was asked for.
@@ -46,7 +49,7 @@ mod queue_pair;
 mod receives;
 mod wire;
 
-pub use config::{Config, Limits, LinkLayer};
+pub use config::{Config, FABRIC_VARIABLE, Limits, LinkLayer};
 pub use faults::{Call, Faults, Held, Visibility, Which};
 
 use super::sys::{Verbs, VerbsError};
@@ -57,12 +60,10 @@ use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::PAYLOADS;
 
-/// What names the network of [`SimulatedNic::from_env`].
-pub const FABRIC_VARIABLE: &str = "CARRACK_SIMULATED_FABRIC";
-
 /// A simulated NIC: devices, and the libibverbs that has them.
 ///
-/// To be kept for as long as devices are to be listed and opened; contexts that are open stay good without it.
+/// To be kept for as long as devices are to be listed and opened; contexts that are open stay good without it. A process can
+/// have 64 at a time, each with as many devices as it likes.
 ///
 /// ```
 /// use carrack_transports::verbs::simulated::{Config, SimulatedNic};
@@ -98,32 +99,39 @@ impl SimulatedNic {
         if config.ports == 0 || !PAYLOADS.contains(&config.packet) {
             return Err(Errno::INVAL);
         }
-        let engine = Engine::of(config.fabric.as_deref())?;
+        loop {
+            let engine = Engine::of(config.fabric.as_deref())?;
+            let nic = Self::plug_in(config, &engine);
+            // Without a device, by wish or by failure, nobody else would end the engine.
+            engine.stop_if_unused();
+            match nic {
+                // It was at its end: the next one is another.
+                Err(Errno::SHUTDOWN) => {}
+                nic => return nic,
+            }
+        }
+    }
+
+    fn plug_in(config: &Config, engine: &Arc<Engine>) -> Result<Self, Errno> {
         let faults = Arc::new(Faults::new(Arc::clone(&engine.bell)));
         let mut devices = Vec::with_capacity(config.devices);
         for index in 0..config.devices {
             let addresses = engine.take_addresses(usize::from(config.ports))?;
-            let device = Device::new(index, config, addresses, Arc::clone(&faults), Arc::clone(&engine));
+            let device = Device::new(index, config, addresses, Arc::clone(&faults), Arc::clone(engine));
             engine.plug(&device);
             devices.push(device);
         }
         let list = DeviceList::new(&devices)?;
-        let functions = abi::functions(&list);
-        // SAFETY: the functions are written to do what libibverbs documents of them, lock what they share, and return its
-        // structures; their strings are constants, but for names of devices, which are there as long as these.
-        let verbs = unsafe { Verbs::from_parts(functions, "simulated NIC") };
+        let verbs = abi::verbs(&list);
         Ok(Self { verbs, devices, faults, _list: list })
     }
 
-    /// A NIC for a process of a job: one device, on the network that [`FABRIC_VARIABLE`] names, and where it is not set on one
-    /// for all processes of this user.
+    /// A NIC for a process of a job: [`Config::from_env`].
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn from_env() -> Result<Self, VerbsError> {
-        let fabric = std::env::var(FABRIC_VARIABLE)
-            .unwrap_or_else(|_| format!("user {}", rustix::process::geteuid().as_raw()));
-        Self::new(Config { fabric: Some(fabric), ..Config::default() })
+        Self::new(Config::from_env())
     }
 
     /// The libibverbs that has these devices, and no others.

@@ -2,16 +2,14 @@
 
 use super::address::Block;
 use super::completion::CompletionQueue;
-use super::device::{AsyncEvent, Source};
 use super::engine::{Engine, Job, Outbox};
 use super::faults::Visibility;
 use super::network::Network;
 use super::queue_pair::QueuePair;
 use super::wire::Packet;
-use crate::verbs::sys::bindings as ibv;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Packets that are delivered between two looks at what else there is.
@@ -22,10 +20,11 @@ pub(super) struct Processor {
     engine: Arc<Engine>,
     network: Network,
     packets: VecDeque<Packet>,
-    /// Queue pairs that want to be woken. The number tells apart those that want it at the same time.
-    timers: BTreeMap<(Instant, u64), Arc<QueuePair>>,
+    /// Queue pairs that want to be woken. The number tells apart those that want it at the same time. They are not kept for it,
+    /// nor is their device.
+    timers: BTreeMap<(Instant, u64), Weak<QueuePair>>,
     ticks: u64,
-    held: Vec<Arc<QueuePair>>,
+    held: Vec<Weak<QueuePair>>,
     late: Vec<Arc<CompletionQueue>>,
 }
 
@@ -52,7 +51,7 @@ impl Processor {
                 self.engine.devices().iter().for_each(|device| device.settle_writes(Visibility::AtOnce));
             }
             self.look_at_jobs();
-            for pair in std::mem::take(&mut self.held) {
+            for pair in std::mem::take(&mut self.held).iter().filter_map(Weak::upgrade) {
                 self.with(&pair, QueuePair::proceed);
             }
             for _ in 0..AT_ONCE {
@@ -89,8 +88,7 @@ impl Processor {
 
     /// Everything that completes in a broken queue is in error.
     fn break_queue(&mut self, queue: &Arc<CompletionQueue>) {
-        let kind = ibv::IBV_EVENT_CQ_ERR;
-        queue.events.push(AsyncEvent { kind, source: Source::Completions(Arc::clone(queue)) });
+        queue.tell_that_it_broke();
         for pair in self.engine.devices().iter().flat_map(|device| device.queues()) {
             if Arc::ptr_eq(&pair.parts.send_cq, queue) || Arc::ptr_eq(&pair.parts.recv_cq, queue) {
                 pair.completions_are_lost();
@@ -106,14 +104,14 @@ impl Processor {
             self.wake_at(when, pair);
         }
         if out.held {
-            self.held.push(Arc::clone(pair));
+            self.held.push(Arc::downgrade(pair));
         }
         self.packets.extend(out.packets);
     }
 
     fn wake_at(&mut self, when: Instant, pair: &Arc<QueuePair>) {
         self.ticks += 1;
-        self.timers.insert((when, self.ticks), Arc::clone(pair));
+        self.timers.insert((when, self.ticks), Arc::downgrade(pair));
     }
 
     fn deliver(&mut self, packet: Packet) {
@@ -125,7 +123,7 @@ impl Processor {
             if let Some(pair) = pair {
                 out.wakes.drain(..).for_each(|when| self.wake_at(when, &pair));
                 if out.held {
-                    self.held.push(pair);
+                    self.held.push(Arc::downgrade(&pair));
                 }
             }
             self.packets.extend(out.packets);
@@ -155,8 +153,9 @@ impl Processor {
             if first.key().0 > now {
                 break;
             }
-            let pair = first.remove();
-            self.with(&pair, |pair, out| pair.wake(now, out));
+            if let Some(pair) = first.remove().upgrade() {
+                self.with(&pair, |pair, out| pair.wake(now, out));
+            }
         }
         let mut next = self.timers.first_key_value().map(|((when, _), _)| *when);
         self.late.retain(|queue| match queue.release(now) {

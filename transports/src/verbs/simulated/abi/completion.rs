@@ -1,7 +1,6 @@
 //! Completion queues and channels.
 
 use super::super::completion::CompletionQueue;
-use super::super::device::{AsyncEvent, Source};
 use super::super::events::EventQueue;
 use super::super::faults::Call;
 use super::device::known_context;
@@ -119,14 +118,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     if queue.users.load(Ordering::SeqCst) > 0 {
         return Errno::BUSY.raw_os_error();
     }
-    if let Some(events) = &queue.channel {
-        events.forget(|event| Arc::ptr_eq(event, queue));
-    }
-    let is_own =
-        |event: &AsyncEvent| matches!(&event.source, Source::Completions(of) if Arc::ptr_eq(of, queue));
-    context.events.forget(is_own);
-    queue.given.wait();
-    queue.asynchronous.wait();
+    queue.close();
     if !channel.is_null() {
         // SAFETY: a channel outlives its queues.
         unsafe { known_channel(channel) }.users.fetch_sub(1, Ordering::SeqCst);

@@ -10,9 +10,9 @@
 //! | `events` | asynchronous events |
 //! | `words` | names of numbers |
 //!
-//! Each object is libibverbs' structure with what the simulation knows of it behind. What a function is given is what libibverbs'
-//! own would take: pointers that these functions returned and that were not destroyed. That is what [`Verbs::from_parts`]
-//! (super::super::sys) has its callers promise, and what "of the contract" means in the comments here.
+//! Each object is libibverbs' structure with what the simulation knows of it behind. What a function is given is what
+//! libibverbs' own would take: pointers that these functions returned and that were not destroyed. [`Verbs::from_parts`] leads to
+//! that, and it is what "of the contract" means in the comments here.
 
 mod completion;
 mod device;
@@ -24,9 +24,10 @@ mod words;
 
 pub(super) use device::DeviceList;
 
-use crate::verbs::sys::Functions;
+use crate::verbs::sys::{Functions, Verbs};
 use rustix::io::Errno;
 use std::ffi::c_int;
+use std::sync::Arc;
 
 /// A structure of libibverbs, and what the simulation knows of the object behind it.
 #[repr(C)]
@@ -83,8 +84,14 @@ fn minus_one(result: Result<(), Errno>) -> c_int {
     }
 }
 
-/// The functions of a simulated libibverbs whose devices are in this list.
-pub(super) fn functions(list: &DeviceList) -> Functions {
+/// The simulated libibverbs whose devices are in this list.
+pub(super) fn verbs(list: &DeviceList) -> Arc<Verbs> {
+    // SAFETY: the functions are written to do what libibverbs documents of them, lock what they share, and return its
+    // structures; their strings are constants, but for names of devices, which are there as long as these.
+    unsafe { Verbs::from_parts(functions(list), "simulated NIC") }
+}
+
+fn functions(list: &DeviceList) -> Functions {
     Functions {
         get_device_list: Some(list.function()),
         free_device_list: Some(device::free_device_list),

@@ -187,12 +187,14 @@ impl Requester {
         self.next.since(self.answered)
     }
 
-    /// Whether reads and atomic operations leave room for the work at `at`.
+    /// Whether the work at `at` need not wait for reads and atomic operations before it. Where none are allowed it does not wait
+    /// either: it fails.
     fn may_begin(&self, attributes: &Attributes) -> bool {
         let Some(work) = self.queue.get(self.at) else { return false };
         let fetching = self.queue.iter().take(self.at).filter(|before| before.operation.fetches()).count();
-        !(work.fence && fetching > 0)
-            && !(work.operation.fetches() && fetching >= usize::from(attributes.reads))
+        let has_room = attributes.reads == 0 || fetching < usize::from(attributes.reads);
+        let waits = work.fence && fetching > 0 || work.operation.fetches() && !has_room;
+        !waits
     }
 
     /// Sends again from the first packet that was not answered on.
@@ -271,7 +273,7 @@ impl QueuePair {
         }
         let (first, packets) = match work.span {
             Some(span) => span,
-            None if !may_begin && !(work.operation.fetches() && attributes.reads == 0) => return None,
+            None if !may_begin => return None,
             None => {
                 work.failed =
                     self.device.faults.next_send().or_else(|| self.wrong_from_the_start(work, attributes));

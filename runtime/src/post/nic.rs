@@ -1,0 +1,148 @@
+//! Puts and gets that a NIC carries out: the owner of the memory does nothing.
+
+use super::options::{Post, RetryReason};
+use super::rma::{Begun, Get, Place, Put, own_or_take};
+use crate::buffer::{Buffer, SendBuffer};
+use crate::comp::Completion;
+use crate::error::PostError;
+use crate::peer::route::Linked;
+use crate::protocol::header::Message;
+use crate::region::direct::{Knowledge, Remote};
+use carrack_transports::contract::{Op, OpToken, RemotePlace, Submit, SubmitError};
+use carrack_transports::mem::SmallBytes;
+use std::sync::Arc;
+
+/// What became of an operation that was given to the link.
+enum Given {
+    UnderWay,
+    /// The link takes nothing more at the moment.
+    Full(RetryReason),
+    /// A NIC does not do that.
+    Refused,
+}
+
+impl<K> Post<'_, K> {
+    /// The link and what is known of the region, where a NIC could do it. Its owner is asked where the region is, the first time.
+    fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
+        let device = self.device_inner();
+        let linked = device.known_route(self.rank)?.linked()?;
+        if !linked.caps.remote_memory || !linked.link.is_up() {
+            return None;
+        }
+        let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
+        if *remote.look() == Knowledge::Nothing && remote.begin_to_ask() {
+            let message = Message::Where { region: place.rmr.number() };
+            device.control(&self.runtime.0, self.rank, message, SmallBytes::empty());
+        }
+        Some((linked, remote))
+    }
+
+    /// Where a part of the region is. `None`: not known, or not to be had so.
+    fn part_of(
+        &self,
+        known: Knowledge,
+        place: &Place<'_>,
+        len: u64,
+    ) -> Result<Option<RemotePlace>, PostError> {
+        let (at, room) = match known {
+            Knowledge::Nothing | Knowledge::Asked | Knowledge::Refused => return Ok(None),
+            Knowledge::Ended => return Err(PostError::Stale(self.rank)),
+            Knowledge::Place(at, room) => (at, room),
+        };
+        let offset = place.rmr.offset() + place.offset;
+        if offset.checked_add(len).is_none_or(|end| end > room) {
+            return Err(PostError::Outside { offset, len, room });
+        }
+        Ok(Some(RemotePlace { addr: at.addr.wrapping_add(offset), key: at.key }))
+    }
+
+    /// Gives an operation to the link.
+    fn give<'b>(
+        &self,
+        linked: &Linked,
+        size: usize,
+        comp: Option<&Arc<dyn Completion>>,
+        op: impl FnOnce(OpToken) -> Op<'b>,
+    ) -> Result<Given, PostError> {
+        let device = self.device_inner();
+        let Ok(token) = device.outstanding.insert(self.outstanding(size, comp)) else {
+            return Ok(Given::Full(RetryReason::Unanswered));
+        };
+        // First: it may be over on another thread before this call returns.
+        device.note_direct(token, self.rank);
+        let submitted = linked.link.submit(op(OpToken(token)));
+        if let Ok(Submit::Posted) = submitted {
+            return Ok(Given::UnderWay);
+        }
+        device.forget_direct(token);
+        device.outstanding.take(token);
+        match submitted {
+            Ok(Submit::Busy(busy)) => Ok(Given::Full(RetryReason::of(busy))),
+            Ok(_) | Err(SubmitError::Unregistered(_)) => Ok(Given::Refused),
+            Err(SubmitError::Down { cause, .. }) => Err(PostError::PeerDown { rank: self.rank, cause }),
+            Err(other) => Err(PostError::Unreachable { rank: self.rank, why: other.to_string() }),
+        }
+    }
+
+    /// `None`: it has to go by the memory's owner.
+    fn begun(&self, given: Given, place: &Place<'_>, size: usize) -> Option<Begun> {
+        match given {
+            Given::UnderWay => {
+                // On the same link, so behind the bytes.
+                self.tell(self.device_inner(), place, size);
+                Some(Begun::UnderWay)
+            }
+            Given::Full(reason) if self.allow.retry => Some(Begun::Full(reason)),
+            Given::Full(_) | Given::Refused => None,
+        }
+    }
+}
+
+impl Post<'_, Put<'_>> {
+    /// `None`: it has to go by the memory's owner.
+    #[cold]
+    pub(super) fn put_by_nic(
+        &self,
+        place: &Place<'_>,
+        given: &mut Option<SendBuffer<'_>>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Option<Begun>, PostError> {
+        let size = given.as_ref().map_or(0, SendBuffer::len);
+        let Some((linked, remote)) = self.nic(place).filter(|_| size > 0) else { return Ok(None) };
+        // Held until the link has it: nobody lets go of a place that is being used.
+        let known = remote.look();
+        let Some(to) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
+        let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);
+        let slot = &mut buffer;
+        let outcome = self.give(linked, size, comp, move |token| Op::Put { to, buffer: slot, token });
+        drop(known);
+        if !matches!(outcome, Ok(Given::UnderWay)) {
+            *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
+        }
+        Ok(self.begun(outcome?, place, size))
+    }
+}
+
+impl Post<'_, Get<'_>> {
+    /// `None`: it has to go by the memory's owner.
+    #[cold]
+    pub(super) fn get_by_nic(
+        &self,
+        place: &Place<'_>,
+        given: &mut Option<Buffer>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Option<Begun>, PostError> {
+        let size = given.as_ref().map_or(0, Buffer::len);
+        let Some((linked, remote)) = self.nic(place) else { return Ok(None) };
+        let known = remote.look();
+        let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
+        let mut buffer = given.take().unwrap_or_default();
+        let slot = &mut buffer;
+        let outcome = self.give(linked, size, comp, move |token| Op::Get { from, buffer: slot, token });
+        drop(known);
+        if !matches!(outcome, Ok(Given::UnderWay)) {
+            *given = Some(buffer);
+        }
+        Ok(self.begun(outcome?, place, size))
+    }
+}

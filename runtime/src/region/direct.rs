@@ -1,0 +1,216 @@
+//! Regions that NICs reach by themselves.
+//!
+//! ```text
+//! who puts or gets                       owner
+//!   ask (region) ─────────────────────►  makes the region known to its NIC, and notes who knows it
+//!   ◄─────── told (region, where, length)
+//!   the NIC writes and reads
+//!                                        the registration ends
+//!   ◄────────────────── withdraw (region)
+//!   let go (region) ──────────────────►  behind everything that was written or read; when all have,
+//!                                        the NIC forgets the region
+//! ```
+//!
+//! A NIC knows no generations: one that is asked for what is not registered breaks the connection. So nobody is told of a region
+//! unless its owner knows, and nothing is forgotten while somebody may still use it. Until an answer is here, and for
+//! whatever a NIC does not take, operations go by the owner's progress.
+
+use super::Regions;
+use crate::chores::{Chore, Chores, Waiting};
+use crate::names::Rank;
+use carrack_transports::contract::{Exposed, Link, RemotePlace};
+use carrack_transports::mem::Buffer;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+/// What is known of a peer's region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Knowledge {
+    /// Nothing, and nobody was asked.
+    Nothing,
+    /// Its owner was asked.
+    Asked,
+    /// Where it is, and how long.
+    Place(RemotePlace, u64),
+    /// It is not to be had so.
+    Refused,
+    /// Its registration has ended.
+    Ended,
+}
+
+/// A peer's region, as one device knows it. Whoever uses the place holds the lock until the NIC has been told.
+#[derive(Debug)]
+pub(crate) struct Remote(RwLock<Knowledge>);
+
+impl Remote {
+    pub(crate) fn look(&self) -> RwLockReadGuard<'_, Knowledge> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is this caller who has to ask.
+    pub(crate) fn begin_to_ask(&self) -> bool {
+        let mut knowledge = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let is_first = *knowledge == Knowledge::Nothing;
+        if is_first {
+            *knowledge = Knowledge::Asked;
+        }
+        is_first
+    }
+
+    fn set(&self, known: Knowledge) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = known;
+    }
+}
+
+/// The regions of peers that a device has asked about.
+#[derive(Default)]
+pub(crate) struct Remotes(Mutex<HashMap<(Rank, u64), Arc<Remote>>>);
+
+impl Remotes {
+    fn all(&self) -> MutexGuard<'_, HashMap<(Rank, u64), Arc<Remote>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of a region.
+    pub(crate) fn of(&self, owner: Rank, number: u64) -> Arc<Remote> {
+        let fresh = || Arc::new(Remote(RwLock::new(Knowledge::Nothing)));
+        self.all().entry((owner, number)).or_insert_with(fresh).clone()
+    }
+
+    /// The owner has answered. An answer that was not asked for is no harm: its owner says where its own memory is.
+    pub(crate) fn answered(&self, owner: Rank, number: u64, place: Option<(RemotePlace, u64)>) {
+        if let Some(remote) = self.all().get(&(owner, number)) {
+            remote.set(place.map_or(Knowledge::Refused, |(place, len)| Knowledge::Place(place, len)));
+        }
+    }
+
+    /// The registration has ended. Afterwards nobody uses the place any more.
+    pub(crate) fn withdrawn(&self, owner: Rank, number: u64) {
+        let gone = self.all().remove(&(owner, number));
+        if let Some(remote) = gone {
+            remote.set(Knowledge::Ended);
+        }
+    }
+
+    /// A rank is gone, and its regions with it.
+    pub(crate) fn forget(&self, owner: Rank) {
+        self.all().retain(|(rank, _), _| *rank != owner);
+    }
+}
+
+/// A region of this rank that NICs of others reach.
+struct Shown {
+    exposed: Box<dyn Exposed>,
+    /// Through which device.
+    device: u32,
+    /// Who knows of it.
+    by: Vec<Rank>,
+}
+
+/// Somebody who is to be told that a region's registration has ended.
+pub(crate) struct Withdrawal {
+    pub(crate) number: u64,
+    pub(crate) device: u32,
+    pub(crate) rank: Rank,
+}
+
+/// What others were told of.
+pub(super) struct AllTold {
+    told: Mutex<Told>,
+    /// Whom to tell that a registration has ended.
+    withdrawals: Waiting<Vec<Withdrawal>>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// By the region's number: for each device one.
+    standing: HashMap<u64, Vec<Shown>>,
+    /// Their registration has ended, and others still know them.
+    leaving: Vec<(u64, Shown)>,
+}
+
+impl AllTold {
+    pub(super) fn new(chores: &Chores) -> Self {
+        Self { told: Mutex::default(), withdrawals: Waiting::for_progress(chores, Chore::Withdrawals) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A registration has ended: those who know of it are to be told.
+    pub(super) fn withdraw(&self, number: u64) {
+        let mut told = self.lock();
+        let Some(shown) = told.standing.remove(&number) else { return };
+        let mut withdrawals = self.withdrawals.lock();
+        for one in shown {
+            let device = one.device;
+            withdrawals.extend(one.by.iter().map(|&rank| Withdrawal { number, device, rank }));
+            told.leaving.push((number, one));
+        }
+        self.withdrawals.set_count(withdrawals.len());
+    }
+}
+
+impl Regions {
+    /// Tells a rank where a region is. `None`: there is no such region, or the NIC does not take it.
+    pub(crate) fn tell(
+        &self,
+        number: u64,
+        (device, rank): (u32, Rank),
+        link: &dyn Link,
+    ) -> Option<(RemotePlace, u64)> {
+        let region = self.find(number, 0, 0).ok()?.region().clone();
+        let mut told = self.told.lock();
+        let shown = told.standing.entry(number).or_default();
+        let at = shown.iter().position(|one| one.device == device);
+        if at.is_none() {
+            match link.expose(Buffer::Region(region.whole())) {
+                Ok(exposed) => shown.push(Shown { exposed, device, by: Vec::new() }),
+                Err((why, _)) => {
+                    tracing::info!(why, "a region is not made known to the NIC");
+                    return None;
+                }
+            }
+        }
+        let at = at.unwrap_or(shown.len() - 1);
+        let one = shown.get_mut(at)?;
+        if !one.by.contains(&rank) {
+            one.by.push(rank);
+        }
+        let place = one.exposed.place();
+        drop(told);
+        // Its registration may have ended meanwhile: then it is withdrawn, behind this answer.
+        if self.find(number, 0, 0).is_err() {
+            self.told.withdraw(number);
+        }
+        Some((place, region.len() as u64))
+    }
+
+    /// Whom to tell that registrations have ended.
+    pub(crate) fn withdrawals(&self) -> Vec<Withdrawal> {
+        let mut withdrawals = self.told.withdrawals.lock();
+        self.told.withdrawals.set_count(0);
+        std::mem::take(&mut withdrawals)
+    }
+
+    /// A rank uses a region of a device's no more; or it has gone, and uses none of any (`None`). What nobody uses any more is forgotten by the
+    /// NIC.
+    pub(crate) fn let_go(&self, which: Option<(u64, u32)>, rank: Rank) {
+        let mut told = self.told.lock();
+        for (number, one) in &mut told.leaving {
+            if which.is_none_or(|which| which == (*number, one.device)) {
+                one.by.retain(|by| *by != rank);
+            }
+        }
+        if which.is_none() {
+            for one in told.standing.values_mut().flatten() {
+                one.by.retain(|by| *by != rank);
+            }
+        }
+        let gone: Vec<_> = told.leaving.extract_if(.., |(_, one)| one.by.is_empty()).collect();
+        drop(told);
+        // Outside the lock: what a region owns may be anybody's code.
+        drop(gone);
+    }
+}

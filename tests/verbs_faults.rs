@@ -1,0 +1,43 @@
+//! What can go wrong with RDMA, made to happen on simulated NICs: whatever is ordered of a NIC, each operation ends once, nothing is
+//! delivered twice or torn, those who have nothing to do with it go on, and errors say what to do.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `ground` | three ranks that talk, each with a simulated NIC of its own |
+//! | `statuses` | requests and receives that fail, with each status |
+//! | `calls` | calls of libibverbs that fail, with each reason |
+//! | `limits` | NICs that have little of something |
+//! | `timing` | what comes late, in another order, or not at all |
+//! | `ranks` | the same, as a runtime's operations see it |
+//! | `words` | what a user is told who has asked for what is not there |
+//! | `many` | a thousand ranks |
+//! | `processes` | a process that is killed, and one that is stopped |
+
+mod support;
+
+#[path = "verbs_faults/calls.rs"]
+mod calls;
+#[path = "verbs_faults/ground.rs"]
+mod ground;
+#[path = "verbs_faults/limits.rs"]
+mod limits;
+#[path = "verbs_faults/many.rs"]
+mod many;
+#[path = "verbs_faults/processes.rs"]
+mod processes;
+#[path = "verbs_faults/ranks.rs"]
+mod ranks;
+#[path = "verbs_faults/statuses.rs"]
+mod statuses;
+#[path = "verbs_faults/timing.rs"]
+mod timing;
+#[path = "verbs_faults/words.rs"]
+mod words;
+
+/// What a rank of these tests does that is a process. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    if let Some(role) = support::ranks::Role::of_this_process(std::time::Duration::from_secs(100)) {
+        processes::rank(&role);
+    }
+}

@@ -1,0 +1,336 @@
+//! Ranks with a simulated NIC each, on one network: what is ordered of one NIC happens to that rank alone.
+
+use crate::support::pattern;
+use carrack::transports::contract::{
+    Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
+    SubmitError, Transport, Unavailable,
+};
+use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
+use carrack::transports::verbs::simulated::{Config, Faults, SimulatedNic};
+use carrack::transports::verbs::{Options, Rdma};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long something may take that must come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) const PACKET: usize = 4096;
+
+/// A network that nobody else is on.
+pub(crate) fn fabric() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("faults {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub(crate) fn options() -> Options {
+    Options { packet_size: PACKET, receives: 32, ..Options::default() }
+}
+
+pub(crate) fn identity(me: u32, ranks: u32) -> Identity {
+    Identity { me: PeerId(me), ranks, secret: [9; 16] }
+}
+
+/// A rank.
+pub(crate) struct Side {
+    // Before the NIC that it is of.
+    pub(crate) device: Arc<dyn Device>,
+    _domain: Arc<dyn Domain>,
+    pub(crate) nic: Arc<SimulatedNic>,
+    batch: Batch,
+}
+
+pub(crate) fn nic(config: Config, fabric: &str) -> Arc<SimulatedNic> {
+    Arc::new(SimulatedNic::new(Config { fabric: Some(fabric.into()), ..config }).unwrap())
+}
+
+impl Side {
+    pub(crate) fn open(nic: Arc<SimulatedNic>, options: Options, me: Identity) -> Result<Self, Unavailable> {
+        let transport = Rdma::over(nic.clone(), options);
+        let info = transport.devices()?.remove(0);
+        let domain = transport.open(&info, me)?;
+        let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), PACKET, 64)))?;
+        Ok(Self { device, _domain: domain, nic, batch: Batch::new(8) })
+    }
+
+    pub(crate) fn faults(&self) -> &Arc<Faults> {
+        self.nic.faults()
+    }
+
+    pub(crate) fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
+        events
+    }
+}
+
+/// One direction between two ranks.
+#[derive(Default)]
+pub(crate) struct Way {
+    link: Option<Arc<dyn Link>>,
+    /// Grows whenever it is made again: nothing of an older one may come.
+    turn: u64,
+    sent: u64,
+    got: u64,
+    /// What the sender's side, and the receiver's, was told of its end; the connection of both ways ends at once.
+    pub(crate) down: Option<DownCause>,
+    /// The receiver has let go of the connection: what was on its way may still come.
+    let_go: bool,
+}
+
+/// Of a rank that is no part of this.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Message,
+    End(DownCause),
+}
+
+/// Three ranks, all of which talk to each other.
+pub(crate) struct Ground {
+    pub(crate) sides: Vec<Side>,
+    pub(crate) ways: BTreeMap<(usize, usize), Way>,
+    /// What the others are told of a fourth rank, which is none of these.
+    pub(crate) of_the_fourth: Vec<(usize, Heard)>,
+    fabric: String,
+}
+
+/// The network that these are on.
+pub(crate) fn fabric_of(ground: &Ground) -> String {
+    ground.fabric.clone()
+}
+
+fn size(number: u64) -> usize {
+    [0, 1, 8, 40, 41, 204, 205, 1000, PACKET][number as usize % 9]
+}
+
+pub(crate) fn submit(link: &Arc<dyn Link>, header: [u64; 2], bytes: &[u8]) -> Result<Submit, SubmitError> {
+    link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) })
+}
+
+pub(crate) fn bytes_of(payload: &Payload) -> Vec<u8> {
+    let mut bytes = vec![0; payload.len()];
+    copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
+    bytes
+}
+
+impl Ground {
+    pub(crate) fn new() -> Self {
+        Self::with(&Config::default(), &options())
+    }
+
+    pub(crate) fn with(config: &Config, options: &Options) -> Self {
+        let fabric = fabric();
+        let side = |me| Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap();
+        let sides = (0..3).map(side).collect();
+        let mut ground = Self { sides, ways: BTreeMap::new(), of_the_fourth: Vec::new(), fabric };
+        for from in 0..3 {
+            for to in (0..3).filter(|to| *to != from) {
+                ground.ways.insert((from, to), Way::default());
+                ground.connect(from, to).unwrap();
+            }
+        }
+        ground.all_go_on(3);
+        ground
+    }
+
+    /// Makes one direction anew.
+    pub(crate) fn connect(&mut self, from: usize, to: usize) -> Result<(), SubmitError> {
+        let link = self.sides[from].device.connect(&self.sides[to].device.address(), PeerId(to as u32))?;
+        let way = self.ways.get_mut(&(from, to)).unwrap();
+        *way = Way { link: Some(link), turn: way.turn + 1, let_go: way.let_go, ..Way::default() };
+        Ok(())
+    }
+
+    /// Both directions between two ranks, after their connection has ended.
+    pub(crate) fn connect_again(&mut self, one: usize, other: usize) {
+        self.ways.get_mut(&(other, one)).unwrap().link = None;
+        self.connect(one, other).unwrap();
+        self.connect(other, one).unwrap();
+    }
+
+    /// One lets go of its link to the other, which still sends: that one hears of it.
+    pub(crate) fn let_go(&mut self, one: usize, of: usize) {
+        self.way(one, of).link = None;
+        self.way(of, one).let_go = true;
+        self.talk_until("it has let go", |ground| ground.ways[&(of, one)].down.is_some());
+    }
+
+    fn way(&mut self, from: usize, to: usize) -> &mut Way {
+        self.ways.get_mut(&(from, to)).unwrap()
+    }
+
+    /// Lets everybody poll once, and looks at what comes: whole, in order, once, and not after the end.
+    #[track_caller]
+    pub(crate) fn step(&mut self) {
+        for at in 0..self.sides.len() {
+            for event in self.sides[at].poll() {
+                match event {
+                    Event::Arrived { from: PeerId(3), .. } => self.of_the_fourth.push((at, Heard::Message)),
+                    Event::PeerDown { peer: PeerId(3), cause } => {
+                        self.of_the_fourth.push((at, Heard::End(cause)));
+                    }
+                    Event::Arrived { from, header: Header([number, turn]), payload } => {
+                        let way = self.way(from.0 as usize, at);
+                        if way.let_go && turn < way.turn {
+                            continue;
+                        }
+                        assert_eq!((turn, number), (way.turn, way.got), "from {from} to {at}");
+                        assert!(bytes_of(&payload) == pattern(number, size(number)), "{number} is torn");
+                        way.got += 1;
+                        let got = way.got;
+                        let back = self.way(at, from.0 as usize);
+                        assert!(back.down.is_none(), "{got} from {from} came to {at} after the end");
+                    }
+                    Event::PeerDown { peer, cause } => {
+                        let way = self.way(at, peer.0 as usize);
+                        assert!(way.down.is_none(), "{at} is told twice of {peer}: {cause}");
+                        way.down = Some(cause);
+                    }
+                    Event::Connected { .. } => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+
+    /// Sends a message each way where that can be done, and lets everybody poll.
+    #[track_caller]
+    pub(crate) fn talk(&mut self) {
+        for way in self.ways.values_mut() {
+            let Some(link) = way.link.as_ref().filter(|_| way.down.is_none()) else { continue };
+            match submit(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent))) {
+                Ok(Submit::Done) => way.sent += 1,
+                Ok(Submit::Busy(_)) | Err(SubmitError::Down { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        self.step();
+    }
+
+    /// Talks until something is so.
+    #[track_caller]
+    pub(crate) fn talk_until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            self.talk();
+            if start.elapsed() > PATIENCE {
+                panic!("it does not come: {what}; {:?}", self.state());
+            }
+        }
+    }
+
+    fn state(&self) -> Vec<String> {
+        let state = |(pair, way): (&(usize, usize), &Way)| {
+            format!("{pair:?}: sent {}, got {}, down {:?}", way.sent, way.got, way.down)
+        };
+        self.ways.iter().map(state).collect()
+    }
+
+    /// So many more messages arrive on every way that has not ended; and all that were sent.
+    #[track_caller]
+    pub(crate) fn all_go_on(&mut self, count: u64) {
+        let until: Vec<(usize, usize, u64)> = self
+            .ways
+            .iter()
+            .filter(|(_, way)| way.down.is_none())
+            .map(|(pair, way)| (pair.0, pair.1, way.got + count))
+            .collect();
+        self.talk_until("all go on", |ground| {
+            until.iter().all(|&(from, to, want)| {
+                let way = &ground.ways[&(from, to)];
+                assert!(way.down.is_none(), "{from} to {to}: {:?}", way.down);
+                way.got >= want
+            })
+        });
+        let start = Instant::now();
+        while self.ways.values().any(|way| way.down.is_none() && way.got < way.sent) {
+            self.step();
+            assert!(start.elapsed() < PATIENCE, "messages are lost: {:?}", self.state());
+        }
+    }
+
+    /// The connection of two ranks ends on both sides, and no other's. What the first was told.
+    #[track_caller]
+    pub(crate) fn only_these_end(&mut self, what: &str, one: usize, other: usize) -> DownCause {
+        self.talk_until(what, |ground| {
+            ground.ways[&(one, other)].down.is_some() && ground.ways[&(other, one)].down.is_some()
+        });
+        let ended = self.ways.iter().filter(|(_, way)| way.down.is_some()).count();
+        assert_eq!(ended, 2, "{what}: {:?}", self.state());
+        self.all_go_on(10);
+        self.ways[&(one, other)].down.clone().unwrap()
+    }
+
+    /// Whether anything has arrived since that way was made.
+    pub(crate) fn has_arrived(&self, from: usize, to: usize) -> bool {
+        self.ways[&(from, to)].got > 0
+    }
+
+    /// Polls until nothing has come for a while.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..200 {
+            self.step();
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Ends the connection of two ranks, unless it has ended.
+    #[track_caller]
+    pub(crate) fn end_in_order(&mut self, one: usize, other: usize) {
+        for (goes, stays) in [(one, other), (other, one)] {
+            let is_up = |way: &Way| way.link.is_some() && way.down.is_none();
+            if is_up(&self.ways[&(goes, stays)]) && self.ways[&(stays, goes)].down.is_none() {
+                self.let_go(goes, stays);
+                break;
+            }
+        }
+        for pair in [(one, other), (other, one)] {
+            let way = self.ways.get_mut(&pair).unwrap();
+            (way.link, way.let_go) = (None, true);
+        }
+        self.settle();
+        for pair in [(one, other), (other, one)] {
+            self.way(pair.0, pair.1).down = None;
+        }
+    }
+
+    /// Whoever is not that rank goes on with the others.
+    #[track_caller]
+    pub(crate) fn the_others_go_on(&mut self, rank: usize, count: u64) {
+        let others: Vec<_> =
+            self.ways.keys().copied().filter(|(from, to)| *from != rank && *to != rank).collect();
+        let until: Vec<_> = others.iter().map(|pair| self.ways[pair].got + count).collect();
+        self.talk_until("the others go on", |ground| {
+            others.iter().zip(&until).all(|(pair, want)| ground.ways[pair].got >= *want)
+        });
+    }
+
+    /// A rank closes its device: what it has sent arrives, and then its end.
+    #[track_caller]
+    pub(crate) fn close_and_expect_everything(&mut self, rank: usize) {
+        std::thread::scope(|scope| {
+            let device = self.sides[rank].device.clone();
+            let closing = scope.spawn(move || device.close());
+            self.talk_until("the end of it", |ground| {
+                (0..3).filter(|to| *to != rank).all(|to| ground.ways[&(to, rank)].down.is_some())
+            });
+            closing.join().unwrap();
+        });
+        for to in (0..3).filter(|to| *to != rank) {
+            let (way, back) = (&self.ways[&(rank, to)], &self.ways[&(to, rank)]);
+            assert_eq!(back.down, Some(DownCause::Closed));
+            assert_eq!(way.got, way.sent, "what was sent before the end");
+        }
+    }
+
+    /// The one whose connection with rank 0 has ended.
+    #[track_caller]
+    pub(crate) fn who_has_lost(&mut self, what: &str, rank: usize) -> usize {
+        let lost = |ground: &Self| {
+            (0..3).filter(|to| *to != rank).find(|to| ground.ways[&(rank, *to)].down.is_some())
+        };
+        self.talk_until(what, |ground| lost(ground).is_some());
+        lost(self).unwrap()
+    }
+}

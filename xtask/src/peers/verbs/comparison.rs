@@ -1,0 +1,150 @@
+//! What is compared, by which measure, and what came out.
+
+use std::fmt::Write as _;
+
+use super::programs::{Peer, Sides};
+use crate::peers::comparison::median;
+use crate::peers::row::{Op, Row, Test};
+
+/// Carrack beside one peer.
+pub(super) struct Comparison {
+    row: Row,
+    peer: Peer,
+    /// What is asked of the ratio: at most this of a latency, at least this of a bandwidth or rate.
+    wanted: f64,
+}
+
+const fn of(op: Op, test: Test, size: usize, peer: Peer, wanted: f64) -> Comparison {
+    Comparison { row: Row::of(op, test, size), peer, wanted }
+}
+
+/// What is measured. Messages and puts of a bandwidth are compared with perftest's writes: nothing moves bytes with less.
+pub(super) const COMPARISONS: &[Comparison] = &[
+    of(Op::Send, Test::Latency, 8, Peer::Perftest("ib_send_lat"), 1.15),
+    of(Op::Put, Test::Latency, 8, Peer::Perftest("ib_write_lat"), 1.15),
+    of(Op::Send, Test::Latency, 8, Peer::Ucx("tag_lat"), 0.9),
+    of(Op::Put, Test::Latency, 8, Peer::Ucx("ucp_put_lat"), 0.9),
+    of(Op::Am, Test::Latency, 8, Peer::Ucx("ucp_am_lat"), 0.9),
+    of(Op::Send, Test::Bandwidth, 1 << 20, Peer::Perftest("ib_write_bw"), 0.95),
+    of(Op::Put, Test::Bandwidth, 1 << 20, Peer::Perftest("ib_write_bw"), 0.95),
+    of(Op::Am, Test::Rate, 8, Peer::Ucx("ucp_am_bw"), 1.5),
+];
+
+/// What came out of all rounds.
+pub(super) struct Outcome<'a> {
+    comparison: &'a Comparison,
+    /// Ours and the peer's, of each round in which both had one.
+    rounds: Vec<(f64, f64)>,
+    /// Why a side had none, the first time. It is measured all the same: a guest stumbles now and then.
+    failure: Option<String>,
+}
+
+impl<'a> Outcome<'a> {
+    pub(super) fn new(comparison: &'a Comparison) -> Self {
+        Self { comparison, rounds: Vec::new(), failure: None }
+    }
+
+    /// Measures both sides; in odd rounds the peer is the first.
+    pub(super) fn round(&mut self, number: u32, sides: &Sides) {
+        let Comparison { row, peer, .. } = self.comparison;
+        let (ours, theirs) = if number.is_multiple_of(2) {
+            let ours = sides.ours(row);
+            (ours, sides.peer(*peer, row))
+        } else {
+            let theirs = sides.peer(*peer, row);
+            (sides.ours(row), theirs)
+        };
+        match (ours, theirs) {
+            (Ok(ours), Ok(theirs)) => {
+                let (ours, theirs, unit) = (ours.value, theirs.value, row.test.unit());
+                // As they come: of a run that is cut off, this is what is left.
+                eprintln!("{row} beside {peer}: {ours:.4} {theirs:.4} {unit}, {:.2}", ours / theirs);
+                self.rounds.push((ours, theirs));
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                eprintln!("{row} beside {peer}: {error}");
+                self.failure.get_or_insert(error.to_string());
+            }
+        }
+    }
+
+    /// Whether there is a round without a figure.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Median of the rounds' ratios, ours over the peer's, and its middle half.
+    fn ratio(&self) -> Option<(f64, f64, f64)> {
+        let mut ratios: Vec<_> = self.rounds.iter().map(|(ours, theirs)| ours / theirs).collect();
+        ratios.sort_by(f64::total_cmp);
+        let quarter = ratios.len() / 4;
+        let ends = (*ratios.get(quarter)?, *ratios.get(ratios.len() - 1 - quarter)?);
+        Some((median(ratios)?, ends.0, ends.1))
+    }
+
+    fn is_met(&self) -> Option<bool> {
+        let Comparison { row, wanted, .. } = self.comparison;
+        let (ratio, ..) = self.ratio()?;
+        Some(if row.test.lower_is_better() { ratio <= *wanted } else { ratio >= *wanted })
+    }
+}
+
+/// The outcomes as a table of Markdown's.
+pub(super) fn table(outcomes: &[Outcome<'_>]) -> String {
+    let mut text = "| | beside | rounds | Carrack | peer | ratio | middle half | wanted | |\n|---|---|---|---|---|---|---|---|---|\n".to_owned();
+    for outcome in outcomes {
+        let Comparison { row, peer, wanted } = outcome.comparison;
+        let sign = if row.test.lower_is_better() { '≤' } else { '≥' };
+        let value = |of: fn(&(f64, f64)) -> f64| {
+            let unit = row.test.unit().replace("us", "µs");
+            median(outcome.rounds.iter().map(of)).map_or("–".into(), |value| format!("{value:.4} {unit}"))
+        };
+        let ratio = outcome.ratio().map_or_else(
+            || "– | –".to_owned(),
+            |(ratio, low, high)| format!("{ratio:.2} | {low:.2} to {high:.2}"),
+        );
+        let verdict = match outcome.is_met() {
+            Some(true) => "met",
+            Some(false) => "missed",
+            None => "not measured",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "| {row} | {peer} | {} | {} | {} | {ratio} | {sign} {wanted} | {verdict} |",
+            outcome.rounds.len(),
+            value(|round| round.0),
+            value(|round| round.1),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome<'a>(comparison: &'a Comparison, rounds: &[(f64, f64)]) -> Outcome<'a> {
+        Outcome { comparison, rounds: rounds.to_vec(), failure: None }
+    }
+
+    #[test]
+    fn the_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() {
+        let latency = of(Op::Send, Test::Latency, 8, Peer::Perftest("ib_send_lat"), 1.15);
+        let all = outcome(&latency, &[(1.0, 1.0), (20.0, 10.0), (110.0, 100.0)]);
+        assert_eq!(all.ratio().map(|(ratio, ..)| ratio), Some(1.1));
+        assert_eq!(all.is_met(), Some(true));
+        assert_eq!(outcome(&latency, &[(1.2, 1.0)]).is_met(), Some(false));
+        assert_eq!(outcome(&latency, &[]).is_met(), None);
+    }
+
+    #[test]
+    fn of_rates_the_higher_is_the_better_one_and_the_table_says_so() {
+        let rate = of(Op::Am, Test::Rate, 8, Peer::Ucx("ucp_am_bw"), 1.5);
+        let (good, bad) = (outcome(&rate, &[(3.0, 2.0)]), outcome(&rate, &[(2.0, 2.0)]));
+        assert_eq!((good.is_met(), bad.is_met()), (Some(true), Some(false)));
+        let text = table(&[good, bad, outcome(&rate, &[])]);
+        assert!(text.contains("| am rate, 8 B | UCX ucp_am_bw | 1 | 3.0000 M/s | 2.0000 M/s | 1.50 | 1.50 to 1.50 | ≥ 1.5 | met |"), "{text}");
+        assert!(text.contains("| missed |") && text.contains("| not measured |"), "{text}");
+    }
+}

@@ -1,0 +1,114 @@
+//! `cargo xtask bench-peers --guest`: Carrack over verbs beside perftest and UCX, on the two RDMA devices of a small virtual machine.
+//!
+//! Machine and devices are simulated, so a figure means nothing; the ratio of two that were measured one after the other
+//! does: how much of the same kernel's and provider's work each of them asks for. One boot, rounds in which Carrack and its peer take
+//! turns at being the first, and of each comparison the median of the rounds' ratios.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `programs` | runs a side, in the guest, and reads its figure |
+//! | `comparison` | what is compared, by which measure, and what came out |
+
+mod comparison;
+mod programs;
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::machine::Machine;
+use crate::child;
+use crate::error::TaskError;
+use crate::guest::{self, GuestError, Host, Plan, Said, Stream};
+use crate::workspace::Workspace;
+use comparison::{COMPARISONS, Outcome};
+use programs::Sides;
+
+/// A build of the command, on a slow machine.
+const BUILD: Duration = Duration::from_secs(20 * 60);
+
+/// A processor for each side that polls. A third and fourth would be no quicker: the machine has to emulate them, too.
+const PROCESSORS: u8 = 2;
+
+/// What a comparison may take in a round, and what comes before the first: on a busy machine.
+const COMPARISON: Duration = Duration::from_secs(60);
+const BOOT: Duration = Duration::from_secs(60);
+
+/// Both sides poll, and the kernel's threads that carry packets for Soft-RoCE have no processor of their own: by this they get one at
+/// once, and not when the slice of the one that polls is over, which is 3 ms during which nothing can come. It is the same for
+/// all sides.
+const PREEMPT_POLLERS: &str = "mount -t debugfs none /sys/kernel/debug 2>/dev/null; echo NO_RUN_TO_PARITY >/sys/kernel/debug/sched/features; exec \"$@\"";
+
+/// Boots a guest, and measures there.
+pub(super) fn run(rounds: u32, seconds: f64) -> ExitCode {
+    boot(rounds, seconds).unwrap_or_else(|error| {
+        eprintln!("xtask: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn boot(rounds: u32, seconds: f64) -> Result<ExitCode, GuestError> {
+    let workspace = Workspace::load()?;
+    let host = Host::prepare(&workspace, &Default::default())?;
+    guest::install_peers()?;
+    let mut cargo = workspace.cargo();
+    child::run(cargo.args(["build", "--release", "--package", "carrack-cli"]), BUILD, child::echo)?;
+    let machine = Machine::look()?;
+    if machine.load_before > super::BUSY {
+        let load = machine.load_before;
+        eprintln!("warning: the load is {load:.2}; something else runs here and disturbs all sides");
+    }
+    println!(
+        "{}; on {}, which emulates the guest; load {:.2}",
+        machine.date, machine.cpu, machine.load_before
+    );
+    let own = env::current_exe().map_err(TaskError::file("/proc/self/exe"))?;
+    let mut command: Vec<OsString> = ["sh", "-c", PREEMPT_POLLERS, "sh"].map(OsString::from).into();
+    command.extend([own.into(), "bench-peers".into(), "--in-guest".into()]);
+    command.push(workspace.target.join("release/carrack").into());
+    command.extend(["--rounds".into(), rounds.to_string().into()]);
+    command.extend(["--seconds".into(), seconds.to_string().into()]);
+    let mut plan = Plan::new(command, workspace.root.clone());
+    plan.processors = PROCESSORS;
+    plan.environment.extend(env::var_os("PATH").map(|path| ("PATH".into(), path)));
+    let count = u32::try_from(COMPARISONS.len()).unwrap_or(u32::MAX);
+    plan.limit = BOOT + COMPARISON * count.saturating_mul(rounds);
+    let status = host.run(&plan, false, pass_on)?;
+    Ok(ExitCode::from(status))
+}
+
+fn pass_on(said: &Said) {
+    let text = String::from_utf8_lossy(&said.bytes);
+    match said.stream {
+        Stream::Out => print!("{text}"),
+        Stream::Err => eprint!("{text}"),
+    }
+}
+
+/// In the guest: measures, and prints the table. The status is 1 where a program has failed; a criterion that is missed is
+/// no failure.
+pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
+    let sides = Sides { carrack: PathBuf::from(carrack), seconds };
+    let mut outcomes: Vec<_> = COMPARISONS.iter().map(Outcome::new).collect();
+    for round in 0..rounds {
+        eprintln!("round {} of {rounds}", round + 1);
+        for outcome in &mut outcomes {
+            outcome.round(round, &sides);
+        }
+    }
+    let machine = Machine::look()?;
+    println!(
+        "In the guest: Linux {}, {} processors; Carrack {}, {}",
+        machine.kernel,
+        machine.cpus,
+        env!("CARGO_PKG_VERSION"),
+        sides.peers()
+    );
+    println!(
+        "Devices and machine are simulated: only ratios mean anything. Medians of {rounds} rounds of {seconds} s.\n"
+    );
+    println!("{}", comparison::table(&outcomes));
+    Ok(if outcomes.iter().any(Outcome::has_failed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

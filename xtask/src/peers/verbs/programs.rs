@@ -1,0 +1,174 @@
+//! Runs a side between the guest's two devices, and reads its figure: Carrack, a program of perftest, or `ucx_perftest`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::child::{self, Running};
+use crate::error::TaskError;
+use crate::peers::cores::Cores;
+use crate::peers::row::{Row, Test};
+use crate::peers::side::{self, Figure};
+use crate::peers::ucx;
+use crate::workspace::clean;
+
+/// The devices of the guest: rank 0 has the first, which the client has too.
+const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
+
+/// The address of the second.
+const SERVER: &str = "10.77.0.2";
+
+/// Where perftest and UCX meet: nobody else is in the guest.
+const PERFTEST_PORT: u16 = 18515;
+const UCX_PORT: u16 = 13337;
+
+/// For one run, on a machine that has others to do.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// What Carrack is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// This program of perftest.
+    Perftest(&'static str),
+    /// This test of `ucx_perftest`.
+    Ucx(&'static str),
+}
+
+/// All sides.
+pub(super) struct Sides {
+    pub(super) carrack: PathBuf,
+    /// How long Carrack measures. Of the others it is the number of messages that can be chosen.
+    pub(super) seconds: f64,
+}
+
+impl Sides {
+    /// What stands beside Carrack, for people.
+    pub(super) fn peers(&self) -> String {
+        let version = |command: &mut Command, before: &str| {
+            let said = child::hear(command, LIMIT).ok()?;
+            let text = said.said + &said.complained;
+            let (_, rest) = text.split_once(before)?;
+            rest.split_whitespace().next().map(str::to_owned)
+        };
+        let ucx = version(Command::new("ucx_info").arg("-v"), "Version");
+        let perftest = version(Command::new("ib_send_lat").arg("--version"), "Version:");
+        let words = |version: Option<String>| version.unwrap_or_else(|| "of unknown version".into());
+        format!("UCX {} over rc, perftest {}", words(ucx), words(perftest))
+    }
+
+    /// What Carrack comes to, between two ranks over verbs.
+    pub(super) fn ours(&self, row: &Row) -> Result<Figure, TaskError> {
+        let mut command = Command::new(&self.carrack);
+        clean(&mut command);
+        command
+            .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
+            .args(["--transport", "verbs", "--seconds", &self.seconds.to_string(), "--json"]);
+        let heard = child::hear(&mut command, LIMIT)?;
+        side::read_line("carrack perf --json", &heard.unless_failed(&command)?, row)
+    }
+
+    /// What a peer comes to.
+    pub(super) fn peer(&self, peer: Peer, row: &Row) -> Result<Figure, TaskError> {
+        // Enough for a median; what takes longer than ours does would be measured in other minutes.
+        let count = match row.test {
+            Test::Latency => 1000,
+            Test::Rate => 5000,
+            Test::Bandwidth => 30,
+        };
+        let (size, count) = (row.size.to_string(), count.to_string());
+        let (port, commands) = match peer {
+            Peer::Perftest(name) => {
+                let side = |at: usize| {
+                    let mut command = Cores::pin(&[at], name);
+                    command.args(["-d", DEVICES[1 - at], "-s", &size, "-n", &count]);
+                    command.args((row.test == Test::Bandwidth).then_some("--report_gbits"));
+                    command
+                };
+                let mut client = side(1);
+                client.arg(SERVER);
+                (PERFTEST_PORT, [side(0), client])
+            }
+            Peer::Ucx(test) => {
+                let side = |at: usize| {
+                    let mut command = Cores::pin(&[at], "ucx_perftest");
+                    command
+                        .envs([("UCX_TLS", "rc"), ("UCX_UD_VERBS_ETH_DGID_CHECK", "n")])
+                        .env("UCX_NET_DEVICES", format!("{}:1", DEVICES[1 - at]))
+                        .args((at == 1).then_some(SERVER))
+                        .args(["-p", &UCX_PORT.to_string(), "-t", test, "-f", "-v"])
+                        .args(["-s", &size, "-w", "50", "-n", &count]);
+                    command
+                };
+                (UCX_PORT, [side(0), side(1)])
+            }
+        };
+        let [mut server, mut client] = commands;
+        let mut serving = Running::start(server.stdout(Stdio::null()).stderr(Stdio::null()))?;
+        ucx::wait_until_listening(port, &mut serving)?;
+        let heard = child::hear(&mut client, LIMIT)?;
+        ucx::wait_until_ended(&mut serving)?;
+        let said = heard.unless_failed(&client)?;
+        match peer {
+            Peer::Ucx(_) => Ok(ucx::parse(&said)?.figure(row.test)),
+            Peer::Perftest(_) => read_perftest(&said, row),
+        }
+    }
+}
+
+/// Reads the line of numbers. Of a latency the fifth is the median ("typical"), of a bandwidth the fourth the average, in 10⁹ bits.
+fn read_perftest(said: &str, row: &Row) -> Result<Figure, TaskError> {
+    let size = row.size.to_string();
+    let numbers = said.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let of_size = numbers.into_iter().find(|words| words.first() == Some(&&*size) && words.len() > 4);
+    let column = |at: usize| of_size.as_ref()?.get(at)?.parse::<f64>().ok().filter(|value| *value > 0.0);
+    let value = match row.test {
+        Test::Latency => column(4),
+        Test::Bandwidth => column(3).map(|gigabits| gigabits / 8.0),
+        Test::Rate => None,
+    };
+    value.map(|value| Figure { value, average: None }).ok_or_else(|| TaskError::Output {
+        program: "perftest",
+        expected: "a line of numbers that begins with the size",
+        found: said.to_owned(),
+    })
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Perftest(name) => f.pad(name),
+            Self::Ucx(test) => f.pad(&format!("UCX {test}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(text: &str) -> Row {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn perftests_typical_latency_and_average_bandwidth_are_read() {
+        let said = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
+                    8       200          47.64          32054.51      5944.85  \t       7832.09     \t7549.61\n---\n";
+        assert_eq!(read_perftest(said, &row("send:latency:8")).unwrap().value, 5944.85);
+        let said = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n \
+                    1048576    30               1.00               0.80                 0.000095\n";
+        assert_eq!(read_perftest(said, &row("put:bandwidth:1M")).unwrap().value, 0.1);
+    }
+
+    #[test]
+    fn output_without_figures_is_an_error_that_shows_it() {
+        for (said, row) in
+            [("", "send:latency:8"), ("8 1 2\n", "send:latency:8"), ("8 1 1 1 0 1\n", "put:latency:8")]
+        {
+            assert!(read_perftest(said, &self::row(row)).is_err(), "{said:?}");
+        }
+        let error = read_perftest("no luck\n", &row("send:latency:8")).unwrap_err().to_string();
+        assert!(error.contains("no luck"), "{error}");
+    }
+}
