@@ -14,7 +14,9 @@ use crate::post::Ordered;
 use crate::progress::{Deferred, InLine, Landing};
 use crate::region::direct::Remotes;
 use crate::runtime::Inner;
-use carrack_transports::contract::{Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit};
+use carrack_transports::contract::{
+    Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
+};
 use carrack_transports::fork::Owner;
 use carrack_transports::mem::{
     Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
@@ -45,6 +47,8 @@ pub struct Device(pub(crate) Arc<DeviceInner>);
 pub(crate) struct DeviceInner {
     pub(crate) index: u32,
     pub(crate) lanes: Box<[Lane]>,
+    /// Transports that this rank has opened, and that have no device.
+    pub(crate) refused: Box<[Unavailable]>,
     routes: Box<[OnceLock<Arc<Route>>]>,
     /// Where active messages land.
     pub(crate) pool: PacketPool,
@@ -185,7 +189,10 @@ impl DeviceInner {
             let packets = if direct { pool.clone() } else { host_pool.clone() };
             match domain.device(Arc::new(packets)) {
                 Ok(device) => lanes.push(Lane { transport, caps: domain.caps().clone(), device }),
-                Err(why) => refused.push(why),
+                Err(why) => {
+                    tracing::warn!(%why, "the job goes on without it");
+                    refused.push(why);
+                }
             }
         }
         if lanes.is_empty() {
@@ -200,6 +207,7 @@ impl DeviceInner {
         Ok(Self {
             index,
             lanes: lanes.into(),
+            refused: refused.into(),
             routes: (0..runtime.size).map(|_| OnceLock::new()).collect(),
             lands_on_host: pool.kind().is_host(),
             pool,

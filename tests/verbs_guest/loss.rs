@@ -19,5 +19,5 @@ fn a_node_that_is_killed_ends_the_operations_of_the_other() {
         std::fs::write(told("HOST").unwrap(), "kill 1\n").unwrap();
     }
     rank.hears(PARTED);
-    rank.succeed();
+    rank.end();
 }

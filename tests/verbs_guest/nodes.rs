@@ -128,6 +128,12 @@ impl OnCourse {
         assert!(self.lines.any(|line| line.unwrap() == word), "it has not said {word:?}");
     }
 
+    /// It is of no further interest: its bootstrap waits two minutes for a node that is silent.
+    pub(crate) fn end(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     #[track_caller]
     pub(crate) fn succeed(mut self) {
         // Read to its end: a rank must not wait for room in its pipe.

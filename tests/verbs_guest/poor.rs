@@ -57,13 +57,12 @@ pub(crate) fn little_locked(role: &Role) {
 
 // ---- settings ----------------------------------------------------------------------------------------
 
-/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then.
+/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then; and for offers (`docs/STATUS.md`).
 const SMALL: &[&str] = &[
     "CARRACK_VERBS_DEPTH=16",
     "CARRACK_VERBS_RECEIVES=8",
     "CARRACK_PACKETS_MAX=16",
     "CARRACK_PACKET_SIZE=256",
-    "CARRACK_OFFERS=16",
     "CARRACK_POLL_BATCH=1",
     "CARRACK_UNEXPECTED=4096",
 ];

@@ -223,7 +223,7 @@ pub(crate) fn candidates(
         reaches.push((lane.transport, reach));
         blobs.push(blob);
     }
-    for unavailable in &runtime.unavailable {
+    for unavailable in device.refused.iter().chain(&runtime.unavailable) {
         reaches.push((unavailable.transport, Reach::No(unavailable.reason.clone())));
         blobs.push(None);
     }

@@ -90,6 +90,9 @@ impl Channel {
         sockopt::set_tcp_keepidle(&stream, IDLE)?;
         sockopt::set_tcp_keepintvl(&stream, BETWEEN)?;
         sockopt::set_tcp_keepcnt(&stream, PROBES)?;
+        // The same where something is on its way: then the kernel does not ask, and tries for a quarter of an hour.
+        let patience = IDLE + BETWEEN * PROBES;
+        sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
         Ok(Self { stream, unread: Frames::default(), unwritten: Vec::new() })
     }
 

@@ -87,7 +87,7 @@ impl Polling {
         } else if let Err(error) = self.dial(index) {
             if is_lack(&error) {
                 self.end_quietly(index);
-                return Err(lacking(format!("{error}; on open files `ulimit -n` is the limit")));
+                return Err(lacking(error.to_string()));
             }
             // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
             self.end(index, DownCause::Gone(format!("it cannot be called: {error}")));

@@ -95,7 +95,7 @@ const CHECKS: &[Check] = &[
         wiring: Wiring::TwoGuests,
         status: 0,
     },
-    // By hand also the others: `cargo xtask rdma-guest --env TEST_PATIENCE=6 --timeout 1200 --test conformance -- --ignored verbs::`.
+    // By hand also the others: docs/rdma-guest.md.
     Check::tests("conformance", Wiring::OneGuest, "conformance", CONFORMANCE),
     Check::tests(
         "networks that fail, ranks that are killed, and want of everything",

@@ -46,6 +46,9 @@ impl Link {
         sockopt::set_tcp_keepidle(&stream, SILENT)?;
         sockopt::set_tcp_keepintvl(&stream, ASK_EVERY)?;
         sockopt::set_tcp_keepcnt(&stream, ASK_TIMES)?;
+        // The same where something is on its way: then the kernel does not ask, and tries for a quarter of an hour.
+        let patience = SILENT + ASK_EVERY * ASK_TIMES;
+        sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
         let stream = Arc::new(stream);
         let (inbox, outbox) = (Inbox::default(), Vec::new());
         Ok(Self { rank, address, stream, inbox, outbox, sent: 0, is_down: false })
