@@ -50,10 +50,8 @@ pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
 fn network(seen: &Seen) -> Option<(Fabric, [u8; 8], bool, bool)> {
     let SeenPort { fabric, gids, .. } = seen.best_port()?;
     let gid = choose_gid(gids, None).ok()?.gid;
-    let mut subnet = [0; 8];
-    if *fabric == Fabric::InfiniBand {
-        subnet.copy_from_slice(&gid[..8]);
-    }
+    let prefix = gid.first_chunk().copied().filter(|_| *fabric == Fabric::InfiniBand);
+    let subnet = prefix.unwrap_or_default();
     let host = Host::of(ip_of(gid));
     Some((*fabric, subnet, host.is_link_local, matches!(host.ip, IpAddr::V4(_))))
 }
