@@ -1,6 +1,7 @@
 //! Memory of this rank that peers reach without its help, and memory of peers that this rank reaches so.
 
 use super::RemotePlace;
+use crate::gpu::Gpu;
 use crate::mem::{Buffer, Region, shared::Share};
 use std::any::Any;
 use std::fmt;
@@ -35,6 +36,12 @@ impl fmt::Debug for Exported {
 pub trait Exposed: Send + Sync {
     /// Where the peer finds it.
     fn place(&self) -> RemotePlace;
+
+    /// The GPU that has to be told ([`Gpu::flush_remote_writes`]) before what the peer says to have written can be seen. `None`:
+    /// nobody has.
+    fn flush(&self) -> Option<&Arc<dyn Gpu>> {
+        None
+    }
 
     /// Ends that, and gives the buffer back. What the peer writes afterwards comes to nothing, and breaks its connection.
     fn take_back(self: Box<Self>) -> Buffer;
