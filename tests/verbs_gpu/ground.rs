@@ -42,14 +42,17 @@ impl Ground {
     /// Whether the NICs reach a GPU's memory by its address, too.
     pub(crate) fn with(addresses: bool) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let fabric =
-            format!("gpus {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let fabric = format!("gpus {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let drivers: Vec<_> = [11, 12]
             .map(|seed| FakeDriver::new(FakeConfig { seed, ..FakeConfig::default() }).unwrap())
             .into();
         let nic = |driver: &FakeDriver| {
-            let gpus: Vec<Arc<dyn Driver>> = if addresses { vec![Arc::new(driver.clone())] } else { Vec::new() };
-            Arc::new(SimulatedNic::new(Config { fabric: Some(fabric.clone()), gpus, ..Config::default() }).unwrap())
+            let gpus: Vec<Arc<dyn Driver>> =
+                if addresses { vec![Arc::new(driver.clone())] } else { Vec::new() };
+            Arc::new(
+                SimulatedNic::new(Config { fabric: Some(fabric.clone()), gpus, ..Config::default() })
+                    .unwrap(),
+            )
         };
         let nics: Vec<_> = drivers.iter().map(nic).collect();
         for (driver, nic) in drivers.iter().zip(&nics) {

@@ -60,7 +60,9 @@ fn where_both_ways_are_refused_everything_is_staged_and_it_is_said_why() {
         let (way, why) = ground.explained(rank);
         assert!(way.contains("pinned host memory"), "{way}");
         let why = why.expect("a reason");
-        for part in ["the NIC does not reach it", "by a dma-buf: export_dmabuf", "by its address", "ibv_reg_mr"] {
+        for part in
+            ["the NIC does not reach it", "by a dma-buf: export_dmabuf", "by its address", "ibv_reg_mr"]
+        {
             assert!(why.contains(part), "{part}: {why}");
         }
     }
@@ -95,7 +97,8 @@ fn a_registration_that_fails_for_want_of_something_is_tried_again_and_one_that_i
         let ground = Ground::new();
         let is_staged = || {
             let bytes = pattern(1, 100_000);
-            let (source, target) = (ground.full(0, Place::Gpu, &bytes), ground.empty(1, Place::Host, 100_000));
+            let (source, target) =
+                (ground.full(0, Place::Gpu, &bytes), ground.empty(1, Place::Host, 100_000));
             let copies = ground.copies();
             ground.send((0, &source), (1, &target));
             target.assert_holds(&bytes);
@@ -107,6 +110,7 @@ fn a_registration_that_fails_for_want_of_something_is_tried_again_and_one_that_i
     }
 }
 
+/// dma-buf rule 1.
 #[test]
 fn what_one_nic_refuses_of_a_gpu_another_may_take() {
     let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();

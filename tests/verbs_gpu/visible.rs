@@ -4,9 +4,9 @@ use crate::ground::{Ground, Place};
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, pattern, posted, until};
+use carrack::Rank;
 use carrack::transports::gpu::RemoteWrites;
 use carrack::transports::verbs::simulated::Visibility;
-use carrack::Rank;
 
 const LEN: usize = 100_003;
 
@@ -21,8 +21,7 @@ enum Way {
     Get,
 }
 
-const WAYS: [Way; 6] =
-    [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
+const WAYS: [Way; 6] = [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
 
 /// The NICs hold back what they write to GPUs until they are flushed, or read from.
 fn ground(gpus_say: RemoteWrites) -> Ground {
@@ -87,6 +86,7 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
     }
 }
 
+/// Streams rule 3.
 #[test]
 fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
     let _watchdog = Watchdog::over("late writes that are flushed");

@@ -372,7 +372,7 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     wait(&*streams[0]).expect("a stream counts once, however often it waits");
 }
 
-/// gpu.md, dma-buf rule 2 and streams rule 8.
+/// gpu.md: dma-buf rule 2; streams rule 3.
 #[test]
 fn memory_is_lent_to_nics_by_whole_pages_and_flushed_where_the_device_asks_for_that() {
     let library = mock("direct", "-DPINNED");

@@ -29,7 +29,7 @@ impl DeviceInner {
         let buffer = arriving.target.buffer()?;
         match linked.link.expose(std::mem::take(buffer)) {
             Ok(exposed) => {
-                let place = exposed.place();
+                let place = exposed.place_of_message();
                 (arriving.exposed, arriving.inflow) = (Some(exposed), None);
                 Some(place)
             }
@@ -79,16 +79,16 @@ impl Pass<'_> {
     pub(super) fn written(&mut self, from: Rank, landing: u64) -> Result<(), String> {
         let whole = self.device.bulk.take_written(from, landing);
         let mut whole = whole.ok_or("it has written what it was not asked to")?;
-        let flush = whole.exposed.as_ref().and_then(|exposed| exposed.flush().cloned());
-        whole.take_back();
-        // Before anybody hears of it: the NIC's word does not mean that the GPU sees it (gpu.md, streams rule 8).
-        if let Some(gpu) = flush
+        // Before anybody hears of it, and while the NIC still knows the memory: its word for the bytes' arrival does not mean that
+        // the GPU sees them (gpu.md, streams rule 8).
+        if let Some(gpu) = whole.exposed.as_ref().and_then(|exposed| exposed.flush())
             && let Err(cause) = gpu.flush_remote_writes()
         {
             let dst = MemKind::Device(gpu.info().uuid);
             let error = CopyError::Engine { dst, src: MemKind::Host, cause };
             whole.lost = Some(Box::new(OpError::Copy(error)));
         }
+        whole.take_back();
         self.arrived(whole.from, whole.size, whole.target, whole.lost);
         Ok(())
     }

@@ -34,8 +34,13 @@ impl fmt::Debug for Exported {
 
 /// A buffer that one peer's NIC may write to and read from, until it is taken back.
 pub trait Exposed: Send + Sync {
-    /// Where the peer finds it.
+    /// Where the peer finds it. What it puts there is over for it when it can be seen here, and this rank does nothing for that.
     fn place(&self) -> RemotePlace;
+
+    /// The same, for a peer that says when it has written, upon which this rank does what [`flush`](Self::flush) asks for.
+    fn place_of_message(&self) -> RemotePlace {
+        self.place()
+    }
 
     /// The GPU that has to be told ([`Gpu::flush_remote_writes`]) before what the peer says to have written can be seen. `None`:
     /// nobody has.

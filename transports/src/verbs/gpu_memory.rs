@@ -212,3 +212,89 @@ impl From<VerbsError> for Refusal {
         Self { is_passing: passing.contains(&error.errno), why: error.to_string() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Driver;
+    use crate::gpu::fake::{FakeConfig, FakeDriver};
+    use crate::mem::AllocId;
+    use crate::verbs::simulated::{Config, SimulatedNic};
+    use crate::verbs::sys::Context;
+    use std::ptr::NonNull;
+
+    const ALL: Access = Access::LOCAL_WRITE;
+
+    fn ground() -> (FakeDriver, GpuMemory) {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpus: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
+        let nic = SimulatedNic::new(Config { gpus, ..Config::default() }).unwrap();
+        let context = Context::open(&nic.verbs(), "sim0").unwrap();
+        (driver, GpuMemory::new(ProtectionDomain::alloc(&context).unwrap()))
+    }
+
+    fn register(memory: &GpuMemory, region: &Region) -> Result<Registered, String> {
+        // SAFETY: nobody uses what is registered here.
+        unsafe { memory.register(region, (region.addr(), region.len()), ALL) }
+    }
+
+    /// As of memory that the program frees itself: nothing keeps what lies there.
+    fn lent(region: &Region, id: AllocId) -> Region {
+        let base = NonNull::new(region.addr() as *mut u8).unwrap();
+        let gpu = region.gpu().cloned();
+        // SAFETY: nobody reads or writes it, but by an engine, which checks what is there.
+        unsafe { Region::from_parts(base, region.len(), region.kind(), id, gpu, Box::new(())) }
+    }
+
+    #[test]
+    fn memory_that_was_freed_is_not_registered_nor_what_lies_there_since() {
+        let (driver, memory) = ground();
+        let gpu = driver.gpu(0).unwrap();
+        driver.faults().reuse_addresses(true);
+        let region = gpu.allocate(5000, Flavour::Plain).unwrap();
+        let (lent, addr) = (lent(&region, region.id()), region.addr());
+        register(&memory, &lent).unwrap();
+        drop(region);
+        assert!(register(&memory, &lent).unwrap_err().contains("has been freed"));
+        let next = gpu.allocate(5000, Flavour::Plain).unwrap();
+        assert_eq!(next.addr(), addr);
+        assert!(register(&memory, &lent).unwrap_err().contains("has been freed"));
+        register(&memory, &next).unwrap();
+        // That says nothing of the NIC and the GPU.
+        assert_eq!(memory.explain(&*gpu).unwrap(), "by a dma-buf");
+    }
+
+    /// dma-buf rule 4: it may be gone.
+    #[test]
+    fn a_registration_ends_without_a_question_to_the_driver() {
+        let (driver, memory) = ground();
+        let gpu = driver.gpu(0).unwrap();
+        for refuse in [false, true] {
+            driver.faults().refuse_dmabufs(refuse);
+            let region = gpu.allocate(5000, Flavour::Plain).unwrap();
+            let registered = register(&memory, &region).unwrap();
+            drop(region);
+            let before = driver.counters();
+            drop(registered);
+            assert_eq!(driver.counters(), before);
+        }
+    }
+
+    /// dma-buf rule 5.
+    #[test]
+    fn managed_memory_is_refused_by_name() {
+        let (driver, memory) = ground();
+        let region = driver.gpu(0).unwrap().allocate(5000, Flavour::Managed).unwrap();
+        let why = register(&memory, &region).unwrap_err();
+        assert!(why.contains("managed"), "{why}");
+    }
+
+    #[test]
+    fn a_range_of_more_than_its_allocation_is_refused() {
+        let (driver, memory) = ground();
+        let region = driver.gpu(0).unwrap().allocate(5000, Flavour::Plain).unwrap();
+        // SAFETY: as above; it is refused.
+        let refused = unsafe { memory.register(&region, (region.addr(), 5001), ALL) };
+        assert!(refused.unwrap_err().contains("several allocations"));
+    }
+}

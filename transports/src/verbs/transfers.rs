@@ -207,11 +207,21 @@ struct Shown {
     buffer: Buffer,
 }
 
+impl Shown {
+    fn at(&self, read_behind: bool) -> RemotePlace {
+        let memory = &self.registration.memory;
+        let key = PlaceKey { rkey: memory.rkey(), read_behind };
+        RemotePlace { addr: memory.addr() as u64, key: key.encode() }
+    }
+}
+
 impl Exposed for Shown {
     fn place(&self) -> RemotePlace {
-        let Registered { memory, flush } = &self.registration;
-        let key = PlaceKey { rkey: memory.rkey(), read_behind: flush.is_some() };
-        RemotePlace { addr: memory.addr() as u64, key: key.encode() }
+        self.at(self.registration.flush.is_some())
+    }
+
+    fn place_of_message(&self) -> RemotePlace {
+        self.at(false)
     }
 
     fn flush(&self) -> Option<&Arc<dyn Gpu>> {
