@@ -1,6 +1,6 @@
 //! The path to each peer, and why each other was refused.
 
-use crate::bulk::BLOCK;
+use crate::bulk::{BLOCK, WRITTEN};
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::Rank;
@@ -113,8 +113,13 @@ impl Runtime {
         direct: bool,
         maps: bool,
         gpu: &dyn Gpu,
+        nic: Option<&Result<String, String>>,
     ) -> Option<String> {
-        let sends = (!direct).then(|| format!("{transport} sends host memory only"));
+        let sends = match nic {
+            Some(Ok(_)) => return None,
+            Some(Err(why)) => Some(format!("the NIC does not reach it: {why}")),
+            None => (!direct).then(|| format!("{transport} sends host memory only")),
+        };
         let mapped = match maps {
             // What was found out by trying: here and now, and when the peer's memory was last used.
             true => {
@@ -132,6 +137,12 @@ impl Runtime {
         };
         let all: Vec<_> = sends.into_iter().chain(mapped).collect();
         (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// How the NIC of a transport reaches a GPU's memory, if it has one.
+    fn reaches_gpu(&self, transport: &str, gpu: &dyn Gpu) -> Option<Result<String, String>> {
+        let (_, domain) = self.0.domains.iter().find(|(name, _)| *name == transport)?;
+        domain.reaches_gpu(gpu)
     }
 
     fn explain_kinds(&self, device: &DeviceInner, rank: Rank, transport: &str, caps: &Caps) -> Vec<KindPath> {
@@ -167,7 +178,14 @@ impl Runtime {
                              fills or empties while others are on their way; puts, gets and atomic operations by their owner, so too",
                             BLOCK >> 10
                         );
-                        let way = if maps {
+                        let nic = self.reaches_gpu(transport, &*gpu);
+                        let way = if let Some(Ok(how)) = &nic {
+                            format!(
+                                "by the NIC, which reaches it {how}: messages from {} KiB on, puts and gets; atomic operations by \
+                                 their owner; shorter messages: {staged}",
+                                WRITTEN >> 10
+                            )
+                        } else if maps {
                             format!(
                                 "offered, and fetched by the receiver's copy engine through {}, by which it is put and got, too; atomic \
                                  operations by their owner; what cannot be exported or mapped, and active messages up to {packet} B: \
@@ -177,7 +195,7 @@ impl Runtime {
                         } else {
                             staged
                         };
-                        let why = self.why_not_direct((rank, transport), direct, maps, &*gpu);
+                        let why = self.why_not_direct((rank, transport), direct, maps, &*gpu, nic.as_ref());
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,

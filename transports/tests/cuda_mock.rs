@@ -4,7 +4,7 @@
 mod mock;
 
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, Stream, Until};
+use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until};
 use carrack_transports::mem::{
     AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError, Region,
 };
@@ -370,4 +370,29 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     let refused = wait(&*streams[waiting]).unwrap_err();
     assert!(refused.hint.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{refused}");
     wait(&*streams[0]).expect("a stream counts once, however often it waits");
+}
+
+/// gpu.md: dma-buf rule 2; streams rule 3.
+#[test]
+fn memory_is_lent_to_nics_by_whole_pages_and_flushed_where_the_device_asks_for_that() {
+    let library = mock("direct", "-DPINNED");
+    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let region = gpu.allocate(100_000, Flavour::Plain).unwrap();
+    let lent = gpu.export_dmabuf(region.addr() + 5000, 5000).unwrap();
+    assert_eq!((lent.offset, rustix::fs::fstat(&lent.fd).unwrap().st_size), (5000 - 4096, 2 * 4096));
+    assert!(rustix::io::fcntl_getfd(&lent.fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    assert_eq!(gpu.export_dmabuf(0x5000, 4096).unwrap_err().name, "INVALID_VALUE", "host memory");
+    // It says 1 to every question: not in order, and flushed by the host.
+    assert_eq!(gpu.remote_writes(), RemoteWrites::AfterFlush);
+    gpu.flush_remote_writes().unwrap();
+    assert_eq!(word(&library, "mock_flushes"), 1);
+}
+
+#[test]
+fn a_driver_without_dma_bufs_says_which_call_it_lacks() {
+    let gpu = CudaDriver::at(&mock("no-direct", "-DMOCK")).devices().unwrap().remove(0);
+    let region = gpu.allocate(100, Flavour::Plain).unwrap();
+    let why = gpu.export_dmabuf(region.addr(), 100).unwrap_err();
+    assert_eq!((why.call, why.name), ("cuMemGetHandleForAddressRange", "MISSING_CALL"));
+    assert_eq!(gpu.flush_remote_writes().unwrap_err().name, "MISSING_CALL");
 }

@@ -8,7 +8,7 @@ use super::wire::{
 use super::words::Change;
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
-use crate::error::ProgressError;
+use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::progress::{Deferred, Pass, guarded, panicked};
 use crate::protocol::header::Message;
@@ -125,6 +125,7 @@ impl Pass<'_> {
                 if known { Ok(()) } else { Err(unknown()) }
             }
             Message::Written { landing } => self.written(from, landing),
+            Message::Unwritten { landing } => self.unwritten(from, landing),
             Message::Where { region } => {
                 self.tell_where(from, region);
                 Ok(())
@@ -168,7 +169,9 @@ impl Pass<'_> {
             Message::Introduce { name } => self.device.bulk.introduced.introduce(from, name, payload),
             Message::Signal { comp, tag } => {
                 let size = decode_landing(small).ok_or("it signals a put of no size")?;
-                self.tell(from, comp, tag, size, comps);
+                // What was put may lie in memory of a GPU.
+                let flushed = self.inner.regions.flush();
+                self.tell(from, (comp, tag), size, flushed.map_err(OpError::Copy), comps);
                 Ok(())
             }
             Message::OfferPut { comp, tag } => {
@@ -241,11 +244,18 @@ impl Pass<'_> {
     }
 
     /// Tells a completion object of what another rank has done to this one's memory.
-    fn tell(&mut self, from: Rank, name: RemoteComp, tag: Tag, size: u64, comps: &Snapshot) {
+    fn tell(
+        &mut self,
+        from: Rank,
+        (name, tag): (RemoteComp, Tag),
+        size: u64,
+        outcome: Result<(), OpError>,
+        comps: &Snapshot,
+    ) {
         let Some(comp) = self.named(from, name, size, comps) else { return };
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let user_context = UserContext::default();
-        let status = Status { rank: from, tag, size, user_context, buffer: Buffer::Empty, error: None };
+        let (user_context, error) = (UserContext::default(), outcome.err().map(Box::new));
+        let status = Status { rank: from, tag, size, user_context, buffer: Buffer::Empty, error };
         self.signal_or_defer(Some(&comp), status);
     }
 

@@ -12,10 +12,6 @@ use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::RemotePlace;
 
-/// Shorter messages go part by part: their bytes are copied sooner than their memory is made known to a NIC. An estimate; on
-/// ConnectX devices registering takes some tens of microseconds.
-const WRITTEN: usize = 32 << 10;
-
 /// How bytes are asked for.
 pub(super) enum Ask {
     /// Those of an offer, by the sender's name for it.
@@ -104,27 +100,6 @@ impl DeviceInner {
             None => Ask::Offered(token),
         };
         self.await_parts(runtime, landing, arriving, ask);
-    }
-
-    /// Lets the sender's NIC write to where a message goes, where that is worth while and can be had.
-    fn expose(&self, from: Rank, arriving: &mut Arriving) -> Option<RemotePlace> {
-        let linked = self.known_route(from)?.linked()?;
-        if arriving.size < WRITTEN || arriving.inflow.is_some() || !linked.caps.remote_memory {
-            return None;
-        }
-        let buffer = arriving.target.buffer()?;
-        match linked.link.expose(std::mem::take(buffer)) {
-            Ok(exposed) => {
-                let place = exposed.place();
-                arriving.exposed = Some(exposed);
-                Some(place)
-            }
-            Err((why, back)) => {
-                tracing::debug!(%from, why, "a message comes part by part");
-                *buffer = back;
-                None
-            }
-        }
     }
 
     /// A get: asks the owner for bytes of its region.

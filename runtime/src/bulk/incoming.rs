@@ -269,8 +269,9 @@ impl Bulk {
         let mut all = self.arriving.lock();
         let arriving = all.get_mut(&landing).filter(|one| one.from == from);
         let arriving = arriving.ok_or("it sent a part of a message that it was not asked for")?;
-        // Its sender cannot have it written: it comes part by part all the same.
-        arriving.take_back();
+        if arriving.exposed.is_some() {
+            return Err("it sent a part of a message that it is to write".into());
+        }
         let len = part.len();
         let inside = usize::try_from(offset)
             .ok()
@@ -353,27 +354,7 @@ impl Bulk {
     }
 }
 
-impl Bulk {
-    /// All of a message has been written to where it was to go.
-    fn take_written(&self, from: Rank, landing: u64) -> Option<Arriving> {
-        let mut all = self.arriving.lock();
-        all.get(&landing).filter(|one| one.from == from && one.exposed.is_some())?;
-        let whole = all.remove(&landing);
-        self.arriving.set_count(all.len());
-        whole
-    }
-}
-
 impl Pass<'_> {
-    /// All of a message has been written to where it was to go.
-    pub(super) fn written(&mut self, from: Rank, landing: u64) -> Result<(), String> {
-        let whole = self.device.bulk.take_written(from, landing);
-        let mut whole = whole.ok_or("it has written what it was not asked to")?;
-        whole.take_back();
-        self.arrived(whole.from, whole.size, whole.target, whole.lost);
-        Ok(())
-    }
-
     /// A part of a message.
     pub(crate) fn part(
         &mut self,

@@ -16,6 +16,9 @@
 //!   ◄── clear (token, landing, where to)
 //!   the NIC writes all of it
 //!   written (landing) ───────────────►  on the same link, and so behind the bytes
+//!                                       what lies in memory of a GPU is flushed, if the GPU asks for that
+//!                                       or, where this NIC does not reach the sender's bytes:
+//!   unwritten (landing) ─────────────►  has the parts sent, as many as it has room for
 //! ```
 //!
 //! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of such):
@@ -54,6 +57,7 @@ mod staging;
 mod through;
 pub(crate) mod wire;
 mod words;
+mod written;
 
 pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Target};
@@ -64,6 +68,7 @@ pub(crate) use share::Shares;
 pub(crate) use staging::{BLOCK, Block, Staging, Way};
 pub(crate) use through::Moving;
 pub(crate) use words::Words;
+pub(crate) use written::WRITTEN;
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};

@@ -165,7 +165,7 @@ impl Stream {
     /// Has the NIC write all of it to `to`. Its operation is then one of the link's, which ends it.
     fn hand_over(&mut self, device: &DeviceInner, linked: &Linked, to: RemotePlace) -> Handed {
         let offered = &mut self.offered;
-        if offered.matter != Matter::Message || self.ahead.is_some() {
+        if offered.matter != Matter::Message {
             return Handed::Refused;
         }
         let Outstanding { rank, tag, size, user_context, deadline, .. } = offered.operation;
@@ -318,8 +318,8 @@ impl Bulk {
     pub(crate) fn clear_to_write(&self, by: Rank, token: u64, landing: u64, place: RemotePlace) -> bool {
         let mut streams = self.streams.lock();
         let Some(offered) = self.take_offered(token, Some(by)) else { return false };
-        let limit = offered.operation.size;
-        streams.push(Stream { place: Some(place), ..Stream::of(offered, landing, limit) });
+        // Nothing may come part by part, unless the receiver hears that it has to.
+        streams.push(Stream { place: Some(place), ahead: None, ..Stream::of(offered, landing, 0) });
         self.streams.set_count(streams.len());
         true
     }
@@ -418,7 +418,7 @@ impl Pass<'_> {
         let mut ended = Vec::new();
         let mut moved = false;
         let mut at = 0;
-        let mut written = Vec::new();
+        let mut told = Vec::new();
         // One message of each peer at a time: the parts of several would only wait for each other.
         let mut served = Vec::new();
         while at < streams.len() {
@@ -437,13 +437,15 @@ impl Pass<'_> {
                         match stream.hand_over(self.device, linked, place) {
                             Handed::Over => {
                                 moved = true;
-                                written.push((rank, landing));
+                                told.push((rank, Message::Written { landing }));
                                 streams.remove(at);
                                 continue;
                             }
                             Handed::NotYet => None,
                             Handed::Refused => {
                                 stream.place = None;
+                                stream.ahead = Ahead::of(&stream.offered.bytes);
+                                told.push((rank, Message::Unwritten { landing }));
                                 continue;
                             }
                             Handed::Failed(error) => Some(Err(error)),
@@ -485,9 +487,9 @@ impl Pass<'_> {
         }
         bulk.streams.set_count(streams.len());
         drop(streams);
-        for (rank, landing) in written {
+        for (rank, message) in told {
             // On the same link, so behind the bytes.
-            self.device.control(self.inner, rank, Message::Written { landing }, SmallBytes::empty());
+            self.device.control(self.inner, rank, message, SmallBytes::empty());
         }
         self.moved |= moved || !ended.is_empty();
         for (stream, outcome) in ended {

@@ -32,6 +32,8 @@ pub(crate) enum Message {
     Grant { landing: u64 },
     /// What was cleared for being written is written.
     Written { landing: u64 },
+    /// It cannot be written: it comes part by part, when there is room.
+    Unwritten { landing: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },
     /// What was offered or asked for is over.
@@ -83,6 +85,7 @@ const WHERE: u64 = 18;
 const HERE: u64 = 19;
 const WITHDRAW: u64 = 20;
 const LET_GO: u64 = 21;
+const UNWRITTEN: u64 = 22;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -103,6 +106,7 @@ impl Message {
             Self::Withdraw { region } => Header([WITHDRAW, region]),
             Self::LetGo { region } => Header([LET_GO, region]),
             Self::Written { landing } => Header([WRITTEN, landing]),
+            Self::Unwritten { landing } => Header([UNWRITTEN, landing]),
             Self::Finish { token } => Header([FINISH, token]),
             Self::Help { token } => Header([HELP, token]),
             Self::Introduce { name } => Header([INTRODUCE, name]),
@@ -207,6 +211,7 @@ impl Message {
             WITHDRAW if word == WITHDRAW => Ok(Self::Withdraw { region: tag.0 }),
             LET_GO if word == LET_GO => Ok(Self::LetGo { region: tag.0 }),
             WRITTEN if word == WRITTEN => Ok(Self::Written { landing: tag.0 }),
+            UNWRITTEN if word == UNWRITTEN => Ok(Self::Unwritten { landing: tag.0 }),
             FINISH if word == FINISH => Ok(Self::Finish { token: tag.0 }),
             HELP if word == HELP => Ok(Self::Help { token: tag.0 }),
             INTRODUCE if word == INTRODUCE => Ok(Self::Introduce { name: tag.0 }),

@@ -19,7 +19,8 @@ use super::Regions;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
 use carrack_transports::contract::{Exposed, Link, RemotePlace};
-use carrack_transports::mem::Buffer;
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::{Buffer, CopyError, MemKind};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
@@ -116,7 +117,8 @@ pub(crate) struct Withdrawal {
 
 /// What others were told of.
 pub(super) struct AllTold {
-    told: Mutex<Told>,
+    /// Its count is that of regions in memory of GPUs that have to be told before it is seen what NICs have written.
+    told: Waiting<Told>,
     /// Whom to tell that a registration has ended.
     withdrawals: Waiting<Vec<Withdrawal>>,
 }
@@ -129,13 +131,26 @@ struct Told {
     leaving: Vec<(u64, Shown)>,
 }
 
+impl Told {
+    /// The GPUs that have to be told before it is seen what NICs have written.
+    fn flushes(&self) -> impl Iterator<Item = &Arc<dyn Gpu>> {
+        let leaving = self.leaving.iter().map(|(_, one)| one);
+        self.standing.values().flatten().chain(leaving).filter_map(|one| one.exposed.flush())
+    }
+}
+
 impl AllTold {
     pub(super) fn new(chores: &Chores) -> Self {
-        Self { told: Mutex::default(), withdrawals: Waiting::for_progress(chores, Chore::Withdrawals) }
+        Self { told: Waiting::new(), withdrawals: Waiting::for_progress(chores, Chore::Withdrawals) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told.lock()
+    }
+
+    /// After a region was shown, or is no more.
+    fn count(&self, told: &Told) {
+        self.told.set_count(told.flushes().count());
     }
 
     /// A registration has ended: those who know of it are to be told.
@@ -179,12 +194,35 @@ impl Regions {
             one.by.push(rank);
         }
         let place = one.exposed.place();
+        self.told.count(&told);
         drop(told);
         // Its registration may have ended meanwhile: then it is withdrawn, behind this answer.
         if self.find(number, 0, 0).is_err() {
             self.told.withdraw(number);
         }
         Some((place, region.len() as u64))
+    }
+
+    /// Lets it be seen what NICs have written to regions in memory of GPUs, where those have to be told.
+    ///
+    /// # Errors
+    /// A GPU's driver has refused: it may not be seen.
+    pub(crate) fn flush(&self) -> Result<(), CopyError> {
+        if self.told.told.is_empty() {
+            return Ok(());
+        }
+        let mut gpus: Vec<Arc<dyn Gpu>> = Vec::new();
+        for gpu in self.told.lock().flushes() {
+            if gpus.iter().all(|known| known.info().uuid != gpu.info().uuid) {
+                gpus.push(gpu.clone());
+            }
+        }
+        for gpu in gpus {
+            let dst = MemKind::Device(gpu.info().uuid);
+            let failed = |cause| CopyError::Engine { dst, src: MemKind::Host, cause };
+            gpu.flush_remote_writes().map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Whom to tell that registrations have ended.
@@ -209,6 +247,7 @@ impl Regions {
             }
         }
         let gone: Vec<_> = told.leaving.extract_if(.., |(_, one)| one.by.is_empty()).collect();
+        self.told.count(&told);
         drop(told);
         // Outside the lock: what a region owns may be anybody's code.
         drop(gone);

@@ -1,6 +1,7 @@
 //! Memory of this rank that peers reach without its help, and memory of peers that this rank reaches so.
 
 use super::RemotePlace;
+use crate::gpu::Gpu;
 use crate::mem::{Buffer, Region, shared::Share};
 use std::any::Any;
 use std::fmt;
@@ -33,8 +34,19 @@ impl fmt::Debug for Exported {
 
 /// A buffer that one peer's NIC may write to and read from, until it is taken back.
 pub trait Exposed: Send + Sync {
-    /// Where the peer finds it.
+    /// Where the peer finds it. What it puts there is over for it when it can be seen here, and this rank does nothing for that.
     fn place(&self) -> RemotePlace;
+
+    /// The same, for a peer that says when it has written, upon which this rank does what [`flush`](Self::flush) asks for.
+    fn place_of_message(&self) -> RemotePlace {
+        self.place()
+    }
+
+    /// The GPU that has to be told ([`Gpu::flush_remote_writes`]) before what the peer says to have written can be seen. `None`:
+    /// nobody has.
+    fn flush(&self) -> Option<&Arc<dyn Gpu>> {
+        None
+    }
 
     /// Ends that, and gives the buffer back. What the peer writes afterwards comes to nothing, and breaks its connection.
     fn take_back(self: Box<Self>) -> Buffer;

@@ -105,6 +105,15 @@ pub trait Domain: Send + Sync {
         Vec::new()
     }
 
+    /// How NICs of this transport's reach memory of a GPU by themselves, in words: tried, where it is not known. `None`: it has no NIC.
+    ///
+    /// # Errors
+    /// Why they do not, in words.
+    fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {
+        let _ = gpu;
+        None
+    }
+
     /// Whether it has devices. One that has none only maps memory.
     fn carries_messages(&self) -> bool {
         true

@@ -10,12 +10,14 @@
 //! its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is over.
 
 pub mod cuda;
+mod direct;
 pub mod fake;
 mod handle;
 pub mod none;
 mod waits;
 pub mod words;
 
+pub use direct::{DmaBuf, RemoteWrites};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
@@ -221,6 +223,27 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// allocation (legacy IPC rule 1), of which the exported part begins at [`Handle::offset`], and is closed when
     /// its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
+
+    /// Lends `len` bytes of this device's memory at `addr` to a NIC's driver, as a dma-buf.
+    ///
+    /// # Errors
+    /// The driver has none, or none of such memory.
+    fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
+        Err(GpuError::unsupported("export_dmabuf", format!("{addr:#x}+{len} is lent to no NIC")))
+    }
+
+    /// When this device's work sees what a NIC has written to its memory.
+    fn remote_writes(&self) -> RemoteWrites {
+        RemoteWrites::Unordered("its driver does not say when a NIC's writes are seen".into())
+    }
+
+    /// Lets this device's work see what NICs have told to have written to its memory. May take some microseconds.
+    ///
+    /// # Errors
+    /// The driver's: what was written may not be seen.
+    fn flush_remote_writes(&self) -> Result<(), GpuError> {
+        Err(GpuError::unsupported("flush_remote_writes", "this driver flushes nothing"))
+    }
 
     /// Locks host memory for the engines of all devices, until the registration is dropped.
     ///

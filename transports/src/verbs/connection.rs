@@ -5,7 +5,7 @@ use super::bounces::Bounces;
 use super::memory::Words;
 use super::sending::{Sending, Unsent};
 use super::sys::QueuePair;
-use super::transfers::{Direction, Registrations};
+use super::transfers::{Direction, Over, Registrations};
 use super::wire::End;
 use crate::contract::{Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
 use crate::mem::{Buffer, MemRef};
@@ -141,13 +141,13 @@ impl Connection {
             way,
             what,
             self.completed.load(Ordering::Acquire),
-            (registrations, &self.bounces),
+            (registrations, &self.bounces, &self.words),
         );
         self.told(begun.map(|()| Submit::Posted))
     }
 
     /// The operations on memory that are over. `None`: another thread is sending, ask again.
-    pub(super) fn ended(&self) -> Option<Vec<(OpToken, Buffer)>> {
+    pub(super) fn ended(&self) -> Option<Vec<Over>> {
         let mut sending = self.sending.try_lock()?;
         Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
     }
@@ -206,10 +206,10 @@ impl Connection {
     }
 
     /// Lets go of the queue pair. The operations on memory that were over and not told of, and those that were not over.
-    pub(super) fn close(&self) -> [Vec<(OpToken, Buffer)>; 2] {
+    pub(super) fn close(&self) -> (Vec<Over>, Vec<(OpToken, Buffer)>) {
         let mut sending = self.sending.lock();
         let over = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);
-        [over, sending.close(&self.bounces)]
+        (over, sending.close(&self.bounces))
     }
 }
 

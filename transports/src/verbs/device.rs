@@ -11,6 +11,7 @@ use super::meeting::Strangers;
 use super::receives::Receives;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
+use super::transfers;
 use crate::contract::{
     AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
     Unavailable,
@@ -291,9 +292,7 @@ impl Polling {
         ending.retain(|&index| {
             let Some(entry) = entries.get(index) else { return false };
             let Some(ended) = entry.connection.ended() else { return true };
-            for (token, buffer) in ended {
-                pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
-            }
+            pending.extend(transfers::told(ended));
             false
         });
     }

@@ -10,6 +10,7 @@ use super::sys::bindings::{IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
 use super::transfers::Registrations;
 use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
+use crate::gpu::Gpu;
 use crate::mem::{PacketSource, SmallBytes};
 use crate::shm::handshake::Place;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -190,6 +191,10 @@ impl Domain for RdmaDomain {
 
     fn look_after(&self) {
         self.shared.registrations.look_after();
+    }
+
+    fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {
+        Some(self.shared.registrations.gpus.explain(gpu))
     }
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {

@@ -40,7 +40,7 @@ impl Link for RdmaLink {
     }
 
     fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
-        transfers::expose(&self.shared.protection, buffer)
+        transfers::expose(&self.shared.registrations, buffer)
     }
 
     fn is_up(&self) -> bool {

@@ -8,6 +8,7 @@ use super::entries::{Entry, Phase};
 use super::memory::Words;
 use super::queue_pairs;
 use super::sys::VerbsError;
+use super::transfers;
 use super::wire::{End, Message, Nonce, proof};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
@@ -503,10 +504,8 @@ impl Polling {
         let connection = entry.connection;
         let cause = connection.set_down(DownCause::Closed);
         self.ending.retain(|&other| other != index);
-        let [over, failed] = connection.close();
-        for (token, buffer) in over {
-            self.pending.push_back(Event::Completion { token, buffer, outcome: Ok(()) });
-        }
+        let (over, failed) = connection.close();
+        self.pending.extend(transfers::told(over));
         for (token, buffer) in failed {
             let failure = if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
             self.pending.push_back(Event::Completion { token, buffer, outcome: Err(Box::new(failure)) });

@@ -1,7 +1,7 @@
 //! Memory of this side that the NIC reads and writes.
 
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
-use crate::mem::{Buffer, MemMut, MemRef, Packet, Region};
+use crate::mem::{Buffer, MemKind, MemMut, MemRef, Packet, Region};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,34 +44,40 @@ impl Area {
     }
 }
 
-/// Where a buffer's bytes are, if they are host memory in one piece, which stays there wherever the buffer goes.
+/// Where a buffer's bytes are, if they are memory in one piece, which stays there wherever the buffer goes: of the host, or a region's
+/// of a GPU.
 pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
     match buffer {
         Buffer::Vec(_) | Buffer::Bytes(_) | Buffer::BytesMut(_) | Buffer::Packet(_) | Buffer::Region(_) => {
             let bytes = buffer.view();
-            let is_host = bytes.place().is_host() && !buffer.is_empty();
-            is_host.then(|| (bytes.as_ptr().cast_mut(), bytes.len()))
+            let is_known = match bytes.place().kind() {
+                MemKind::Host | MemKind::Pinned => true,
+                MemKind::Device(_) => matches!(buffer, Buffer::Region(_)),
+                MemKind::Managed(_) | MemKind::Unknown => false,
+            };
+            (is_known && !buffer.is_empty()).then(|| (bytes.as_ptr().cast_mut(), bytes.len()))
         }
         _ => None,
     }
 }
 
-/// Two words of a connection: one that the peer writes, and one from which this side writes the peer's. Registered by themselves, so that a peer
+/// Three words of a connection: one that the peer writes, one from which this side writes the peer's, and one for a byte that is
+/// read from the peer's memory and that nobody looks at. Registered by themselves, so that a peer
 /// reaches its own and nobody else's.
 #[derive(Debug)]
 pub(super) struct Words {
     registration: MemoryRegion,
-    words: Box<[AtomicU64; 2]>,
+    words: Box<[AtomicU64; 3]>,
 }
 
 impl Words {
     pub(super) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
-        let words = Box::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let words = Box::new([const { AtomicU64::new(0) }; 3]);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let at = words.as_ptr().cast::<u8>().cast_mut();
         // SAFETY: the words stay where they are as long as this, which ends the registration first. They are atomic: the NIC may
         // write them at any time.
-        let registration = unsafe { domain.register(at, size_of::<[AtomicU64; 2]>(), access) }?;
+        let registration = unsafe { domain.register(at, size_of::<[AtomicU64; 3]>(), access) }?;
         Ok(Self { registration, words })
     }
 
@@ -85,6 +91,11 @@ impl Words {
     pub(super) fn to_be_sent(&self, value: u64) -> u64 {
         self.words[1].store(value, Ordering::Release);
         self.words[1].as_ptr() as u64
+    }
+
+    /// Where a byte goes that nobody looks at.
+    pub(super) fn nowhere(&self) -> u64 {
+        self.words[2].as_ptr() as u64
     }
 
     /// Where the peer writes.

@@ -14,6 +14,7 @@
 //! | `domain` | a port, opened for a rank |
 //! | `queue_pairs` | queue pairs, and the states that they are brought into |
 //! | `memory`, `bounces` | memory that the NIC reads and writes |
+//! | `gpu_memory` | memory of GPUs, made known to the NIC |
 //! | `wr_id` | what a request is called |
 //! | `sending` | requests, what they hold, and when it is free again |
 //! | `transfers` | bytes that the NIC moves between this rank's memory and a peer's |
@@ -36,6 +37,7 @@ mod connection;
 mod device;
 mod domain;
 mod entries;
+mod gpu_memory;
 mod interfaces;
 mod link;
 mod meeting;

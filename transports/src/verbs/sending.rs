@@ -7,7 +7,7 @@ use super::sys::bindings::{
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
 };
 use super::sys::{PostFailure, QueuePair};
-use super::transfers::{Direction, PIECE, Registrations, Transfer, Via};
+use super::transfers::{Direction, Over, PIECE, PlaceKey, Registrations, Transfer, Via};
 use super::wire::End;
 use super::wr_id::WrId;
 use crate::contract::{Busy, Header, OpToken, RemotePlace};
@@ -240,16 +240,20 @@ impl Sending {
         (direction, remote): (Direction, RemotePlace),
         (buffer, token): (&mut Buffer, OpToken),
         completed: u32,
-        (registrations, bounces): (&Registrations, &Bounces),
+        (registrations, bounces, words): (&Registrations, &Bounces, &Words),
     ) -> Result<(), Unsent> {
-        let rkey =
-            u32::try_from(remote.key).map_err(|_| Unsent::Wrong("it has named a key that is none".into()))?;
+        let key = PlaceKey::decode(remote.key);
+        let PlaceKey { rkey, read_behind } =
+            key.ok_or_else(|| Unsent::Wrong("it has named a key that is none".into()))?;
+        let behind = (read_behind && direction == Direction::Put).then_some(words);
         // Copied sooner than registered. A region is registered already, or will be for the next time.
         let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
         if is_small && !matches!(buffer, Buffer::Region(_)) {
-            return self.small_transfer((direction, remote.addr, rkey), (buffer, token), completed, bounces);
+            let way = (direction, remote.addr, rkey);
+            return self.small_transfer(way, (buffer, token), completed, (bounces, behind));
         }
-        let pieces = u32::try_from(buffer.len().div_ceil(PIECE)).unwrap_or(u32::MAX);
+        let pieces = buffer.len().div_ceil(PIECE) + usize::from(behind.is_some());
+        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
         if pieces.saturating_add(self.outstanding(completed) + RESERVE) >= self.depth {
             if pieces + RESERVE >= self.depth {
                 let why =
@@ -269,24 +273,39 @@ impl Sending {
         for at in (0..len).step_by(PIECE) {
             let here = PIECE.min(len - at);
             let (addr, length) = (base.wrapping_add(at) as u64, u32::try_from(here).unwrap_or(u32::MAX));
-            let mut part = [ibv_sge { addr, length, lkey: registration.lkey() }];
+            let mut part = [ibv_sge { addr, length, lkey: registration.memory.lkey() }];
             let mut request = self.request(&mut part, opcode);
             request.wr.rdma.remote_addr = remote.addr.wrapping_add(at as u64);
             request.wr.rdma.rkey = rkey;
-            let is_last = at + here == len;
+            let is_last = at + here == len && behind.is_none();
             // SAFETY: the buffer lies in the registration, and both are held from the first request on until the last is over.
             if let Err(error) = unsafe { self.post_as(&mut request, is_last, is_last) } {
                 if at > 0 {
                     // What was posted still reads it: it is given back when the queue pair is gone.
-                    let via = Via::Registration(registration);
+                    let via = Via::Registration(registration, direction);
                     self.hold(Transfer::new(token, via, std::mem::take(buffer)));
                     return Err(Unsent::Failed("a request for a part of a buffer was refused".into()));
                 }
                 return Err(error);
             }
         }
-        self.hold(Transfer::new(token, Via::Registration(registration), std::mem::take(buffer)));
-        Ok(())
+        let read = self.read_behind((remote.addr, rkey), behind);
+        // Also if that was refused: what was posted still reads it.
+        self.hold(Transfer::new(token, Via::Registration(registration, direction), std::mem::take(buffer)));
+        read
+    }
+
+    /// Has a byte read from where bytes were just written, so that the operation is over when they have reached the memory, which
+    /// the NIC's word for their arrival does not say of a GPU's. Nothing to do without `words`.
+    fn read_behind(&mut self, (addr, rkey): (u64, u32), words: Option<&Words>) -> Result<(), Unsent> {
+        let Some(words) = words else { return Ok(()) };
+        let mut part = [ibv_sge { addr: words.nowhere(), length: 1, lkey: words.key() }];
+        let mut request = self.request(&mut part, IBV_WR_RDMA_READ);
+        request.wr.rdma.remote_addr = addr;
+        request.wr.rdma.rkey = rkey;
+        // SAFETY: the words stay registered as long as the connection, and nobody looks at this one.
+        let posted = unsafe { self.post_as(&mut request, true, true) };
+        posted.map_err(|_| Unsent::Failed("the read behind a write was refused".into()))
     }
 
     /// The same of a few bytes, which are copied.
@@ -295,9 +314,9 @@ impl Sending {
         (direction, addr, rkey): (Direction, u64, u32),
         (buffer, token): (&mut Buffer, OpToken),
         completed: u32,
-        bounces: &Bounces,
+        (bounces, behind): (&Bounces, Option<&Words>),
     ) -> Result<(), Unsent> {
-        if self.outstanding(completed) + RESERVE >= self.depth {
+        if self.outstanding(completed) + RESERVE + u32::from(behind.is_some()) >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
         }
         let (len, is_put) = (buffer.len(), direction == Direction::Put);
@@ -323,10 +342,11 @@ impl Sending {
         request.send_flags = if goes_inline { IBV_SEND_INLINE } else { 0 };
         // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a bounce is nobody else's until the
         // request is over.
-        match unsafe { self.post_as(&mut request, true, true) } {
+        match unsafe { self.post_as(&mut request, behind.is_none(), behind.is_none()) } {
             Ok(()) => {
+                let read = self.read_behind((addr, rkey), behind);
                 self.hold(Transfer::new(token, via, std::mem::take(buffer)));
-                Ok(())
+                read
             }
             Err(error) => {
                 *buffer = Transfer::new(token, via, std::mem::take(buffer)).fail(bounces).1;
@@ -341,7 +361,7 @@ impl Sending {
     }
 
     /// The operations on memory that are over, the first of them first.
-    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
+    pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<Over> {
         let mut ended = Vec::new();
         while let Some((sequence, _)) = self.held.front()
             && completed.wrapping_sub(*sequence) < 1 << 31

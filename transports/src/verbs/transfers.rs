@@ -1,10 +1,12 @@
 //! Bytes that the NIC moves between this rank's memory and a peer's, by itself.
 
 use super::bounces::{Bounce, Bounces};
+use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::addresses;
-use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
-use crate::contract::{Exposed, OpToken, RemotePlace};
-use crate::mem::{Buffer, WeakRegion};
+use super::sys::{Access, ProtectionDomain, VerbsError};
+use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
+use crate::gpu::{Gpu, GpuError};
+use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, WeakRegion};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,6 +23,59 @@ pub(super) enum Direction {
     Put,
     /// From the peer.
     Get,
+}
+
+/// How a peer names memory of this rank: as the NIC does, and whether what it writes there has to be followed by a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PlaceKey {
+    pub(super) rkey: u32,
+    /// Memory of a GPU that does not see writes in order: a read behind them is answered only when they have reached it, so
+    /// a put is over when that is.
+    pub(super) read_behind: bool,
+}
+
+impl PlaceKey {
+    const READ_BEHIND: u64 = 1 << 32;
+
+    pub(super) fn encode(self) -> u64 {
+        u64::from(self.rkey) | if self.read_behind { Self::READ_BEHIND } else { 0 }
+    }
+
+    /// `None`: no such key is given out.
+    pub(super) fn decode(key: u64) -> Option<Self> {
+        let rkey = u32::try_from(key & !Self::READ_BEHIND).ok()?;
+        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0 })
+    }
+}
+
+/// An operation that is over.
+#[derive(Debug)]
+pub(super) struct Over {
+    pub(super) token: OpToken,
+    pub(super) buffer: Buffer,
+    /// The GPU that has to be told before what was fetched into its memory can be seen.
+    pub(super) flush: Option<Arc<dyn Gpu>>,
+}
+
+/// Tells of operations that are over. What was fetched into memory of a GPU is flushed first, once for all that went to it.
+pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
+    let mut flushed: Vec<(GpuUuid, Result<(), GpuError>)> = Vec::new();
+    let mut flush_once = move |gpu: &dyn Gpu| {
+        let uuid = gpu.info().uuid;
+        let known = flushed.iter().find(|(known, _)| *known == uuid).map(|(_, outcome)| outcome.clone());
+        known.unwrap_or_else(|| {
+            let outcome = gpu.flush_remote_writes();
+            flushed.push((uuid, outcome.clone()));
+            outcome
+        })
+    };
+    over.into_iter().map(move |Over { token, buffer, flush }| {
+        let flushed = flush.map_or(Ok(()), |gpu| flush_once(&*gpu));
+        let failed =
+            |cause| OpFailure::Copy(CopyError::Engine { dst: buffer.kind(), src: MemKind::Host, cause });
+        let outcome = flushed.map_err(failed).map_err(Box::new);
+        Event::Completion { token, buffer, outcome }
+    })
 }
 
 /// An operation under way, and what it needs until it is over.
@@ -40,7 +95,7 @@ pub(super) enum Via {
     /// They lie in a copy; a get's are copied back when it is over.
     Bounce(Bounce, Direction),
     /// Where they are.
-    Registration(#[allow(dead_code, reason = "held")] Arc<MemoryRegion>),
+    Registration(Arc<Registered>, Direction),
 }
 
 impl Transfer {
@@ -49,15 +104,20 @@ impl Transfer {
     }
 
     /// It is over.
-    pub(super) fn end(self, bounces: &Bounces) -> (OpToken, Buffer) {
+    pub(super) fn end(self, bounces: &Bounces) -> Over {
         let Self { token, via, mut buffer } = self;
-        if let Via::Bounce(bounce, direction) = via {
-            if direction == Direction::Get {
-                bounces.copy_out(&bounce, &mut buffer);
+        let mut flush = None;
+        match via {
+            Via::Bounce(bounce, direction) => {
+                if direction == Direction::Get {
+                    bounces.copy_out(&bounce, &mut buffer);
+                }
+                bounces.give_back(bounce);
             }
-            bounces.give_back(bounce);
+            Via::Registration(registered, Direction::Get) => flush = registered.flush.clone(),
+            Via::Registration(_, Direction::Put) | Via::Inline => {}
         }
-        (token, buffer)
+        Over { token, buffer, flush }
     }
 
     /// It has come to nothing.
@@ -75,22 +135,23 @@ impl Transfer {
 #[derive(Debug)]
 pub(super) struct Registrations {
     domain: Arc<ProtectionDomain>,
-    kept: Mutex<HashMap<usize, (WeakRegion, Arc<MemoryRegion>)>>,
+    pub(super) gpus: GpuMemory,
+    kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
 }
 
 impl Registrations {
     pub(super) fn new(domain: Arc<ProtectionDomain>) -> Self {
-        Self { domain, kept: Mutex::default() }
+        Self { gpus: GpuMemory::new(domain.clone()), domain, kept: Mutex::default() }
     }
 
     /// The registration in which a buffer lies.
     ///
     /// # Errors
-    /// It is no host memory that stays where it is; or the NIC refuses it.
-    pub(super) fn of(&self, buffer: &Buffer, direction: Direction) -> Result<Arc<MemoryRegion>, String> {
+    /// It is no memory that stays where it is; or the NIC refuses it.
+    pub(super) fn of(&self, buffer: &Buffer, direction: Direction) -> Result<Arc<Registered>, String> {
         let told = |error: VerbsError| error.to_string();
         let Some((at, len)) = addresses(buffer) else {
-            return Err(format!("it is {}, and not host memory that stays where it is", kind_of(buffer)));
+            return Err(format!("it is {}, and not memory that stays where it is", kind_of(buffer)));
         };
         let Buffer::Region(slice) = buffer else {
             // What is only read may be memory that cannot be written.
@@ -99,7 +160,9 @@ impl Registrations {
                 Direction::Get => Access::LOCAL_WRITE,
             };
             // SAFETY: whoever asks keeps the buffer at least as long as the registration.
-            return unsafe { self.domain.register(at, len, access) }.map(Arc::new).map_err(told);
+            return unsafe { self.domain.register(at, len, access) }
+                .map(|memory| Arc::new(memory.into()))
+                .map_err(told);
         };
         let root = slice.region().root();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,8 +177,16 @@ impl Registrations {
         }
         // SAFETY: the operation keeps a part of the region, and with it the whole; a registration that outlives the region is used
         // by nobody: it is looked up by the region itself, and peers have no rights in it.
-        let fresh = unsafe { self.domain.register(root.addr() as *mut u8, root.len(), Access::LOCAL_WRITE) };
-        let fresh = Arc::new(fresh.map_err(told)?);
+        let fresh = unsafe {
+            match root.kind().is_host() {
+                true => {
+                    let at = root.addr() as *mut u8;
+                    self.domain.register(at, root.len(), Access::LOCAL_WRITE).map(Into::into).map_err(told)
+                }
+                false => self.gpus.register(root, (root.addr(), root.len()), Access::LOCAL_WRITE),
+            }
+        };
+        let fresh = Arc::new(fresh?);
         if kept.len() < KEPT {
             kept.insert(root.addr(), (root.downgrade(), fresh.clone()));
         }
@@ -132,14 +203,29 @@ impl Registrations {
 #[derive(Debug)]
 struct Shown {
     // Before the memory that it is about.
-    registration: MemoryRegion,
+    registration: Registered,
     buffer: Buffer,
+}
+
+impl Shown {
+    fn at(&self, read_behind: bool) -> RemotePlace {
+        let memory = &self.registration.memory;
+        let key = PlaceKey { rkey: memory.rkey(), read_behind };
+        RemotePlace { addr: memory.addr() as u64, key: key.encode() }
+    }
 }
 
 impl Exposed for Shown {
     fn place(&self) -> RemotePlace {
-        let addr = addresses(&self.buffer).map_or(0, |(at, _)| at.addr() as u64);
-        RemotePlace { addr, key: self.registration.rkey().into() }
+        self.at(self.registration.flush.is_some())
+    }
+
+    fn place_of_message(&self) -> RemotePlace {
+        self.at(false)
+    }
+
+    fn flush(&self) -> Option<&Arc<dyn Gpu>> {
+        self.registration.flush.as_ref()
     }
 
     fn take_back(self: Box<Self>) -> Buffer {
@@ -154,21 +240,31 @@ impl Exposed for Shown {
 /// # Errors
 /// As of [`Registrations::of`], with the buffer.
 pub(super) fn expose(
-    domain: &Arc<ProtectionDomain>,
+    registrations: &Registrations,
     mut buffer: Buffer,
 ) -> Result<Box<dyn Exposed>, (String, Buffer)> {
     let Some((at, len)) = addresses(&buffer).filter(|_| buffer.view_mut().is_some()) else {
-        let why = format!(
-            "it is {}, and not host memory that can be written and stays where it is",
-            kind_of(&buffer)
-        );
+        let why =
+            format!("it is {}, and not memory that can be written and stays where it is", kind_of(&buffer));
         return Err((why, buffer));
     };
+    // Of a GPU's memory no more than the buffer, too: who knows the key reaches all that is registered under it.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     // SAFETY: the buffer is kept, and not looked at, until the registration has ended.
-    match unsafe { domain.register(at, len, access) } {
+    let registered = unsafe {
+        match &buffer {
+            Buffer::Region(slice) if !slice.kind().is_host() => {
+                registrations.gpus.register(slice.region(), (at.addr(), len), access)
+            }
+            _ => {
+                let registered = registrations.domain.register(at, len, access);
+                registered.map(Into::into).map_err(|error| error.to_string())
+            }
+        }
+    };
+    match registered {
         Ok(registration) => Ok(Box::new(Shown { registration, buffer })),
-        Err(error) => Err((error.to_string(), buffer)),
+        Err(why) => Err((why, buffer)),
     }
 }
 
@@ -176,5 +272,20 @@ fn kind_of(buffer: &Buffer) -> String {
     match buffer {
         Buffer::Small(_) | Buffer::Empty => "a few bytes in place".into(),
         buffer => format!("{} memory", buffer.kind()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_a_place_says_whether_a_read_has_to_follow_and_everything_else_is_none() {
+        for (rkey, read_behind) in [(0, false), (u32::MAX, true), (7, true)] {
+            let key = PlaceKey { rkey, read_behind };
+            assert_eq!(PlaceKey::decode(key.encode()), Some(key));
+        }
+        assert_eq!(PlaceKey::decode(1 << 33), None);
+        assert_eq!(PlaceKey::decode(u64::MAX), None);
     }
 }

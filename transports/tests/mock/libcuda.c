@@ -9,9 +9,12 @@
 
    It counts the calls that a small copy, a wait, or an operation on them is made of: what each costs a program. */
 
+#define _GNU_SOURCE
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #ifdef STUB
 
@@ -239,6 +242,26 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 #ifdef PINNED
+
+static int flushes;
+int mock_flushes(void) { return flushes; }
+
+/* A dma-buf of pages alone. */
+int cuMemGetHandleForAddressRange(void *handle, size_t ptr, size_t len, int kind, unsigned long long flags) {
+  IN_CONTEXT;
+  if (kind != 1 || flags || ptr % 4096 || len % 4096 || !len || !is_device(ptr, len)) return INVALID_VALUE;
+  int fd = memfd_create("mock-dmabuf", 0);
+  if (fd < 0 || ftruncate(fd, len)) return 304;
+  *(int *)handle = fd;
+  return 0;
+}
+
+int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  IN_CONTEXT;
+  if (target != 0 || scope != 100) return INVALID_VALUE;
+  flushes++;
+  return 0;
+}
 
 int cuMemHostAlloc(void **ptr, size_t len, unsigned flags) {
   IN_CONTEXT;

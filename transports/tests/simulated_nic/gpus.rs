@@ -157,3 +157,41 @@ fn late_writes_may_be_those_to_gpus_alone() {
     assert_eq!(far.whole().to_vec().unwrap(), sent);
     drop(on_gpu);
 }
+
+#[test]
+fn what_is_read_into_a_gpu_may_be_seen_late_until_the_gpu_is_flushed() {
+    let (bench, driver) = bench();
+    let (qa, _qb) = bench.connect(&Options::default());
+    let near = driver.gpu(0).unwrap().allocate(64, Flavour::Plain).unwrap();
+    near.whole().write(&[0; 64]).unwrap();
+    let (on_gpu, there) = (register(&bench.a, &near, all_access()), bench.b.buffer(64));
+    let sent = there.fill(1);
+    bench.nic().faults().write_visibility(Visibility::WithRead, true);
+    Request::read(&[piece(&on_gpu, 0, 64)], there.remote(0)).post(&qa);
+    bench.a.success();
+    assert_eq!(near.whole().to_vec().unwrap(), [0; 64]);
+    bench.nic().flush();
+    assert_eq!(near.whole().to_vec().unwrap(), sent);
+    drop(on_gpu);
+}
+
+#[test]
+fn what_lies_behind_a_descriptor_counts_as_memory_of_a_gpu() {
+    let (bench, driver) = bench();
+    bench.nic().faults().write_visibility(Visibility::WithRead, true);
+    let (qa, _qb) = bench.connect(&Options::default());
+    let far = driver.gpu(0).unwrap().allocate(64, Flavour::Plain).unwrap();
+    far.whole().write(&[0; 64]).unwrap();
+    let lent = far.gpu().unwrap().export_dmabuf(far.addr(), 64).unwrap();
+    let iova = far.addr() as u64;
+    // SAFETY: as above.
+    let b = unsafe { bench.b.domain.register_dmabuf(lent.fd.as_fd(), lent.offset, 64, iova, all_access()) };
+    let (a, b) = (bench.a.buffer(64), b.unwrap());
+    let sent = a.fill(1);
+    Request::write(&[a.whole()], (iova, b.rkey())).post(&qa);
+    bench.a.success();
+    assert_eq!(far.whole().to_vec().unwrap(), [0; 64]);
+    bench.nic().flush();
+    assert_eq!(far.whole().to_vec().unwrap(), sent);
+    drop(b);
+}

@@ -116,6 +116,8 @@ calls! {
     mem_set_access(ptr: DevicePtr, len: usize, access: *const AccessDesc, count: usize) = "cuMemSetAccess";
     mem_export_to_shareable_handle(to: *mut c_void, handle: AllocationHandle, kind: c_int, flags: c_ulonglong) = "cuMemExportToShareableHandle";
     mem_import_from_shareable_handle(handle: *mut AllocationHandle, from: *mut c_void, kind: c_int) = "cuMemImportFromShareableHandle";
+    mem_get_handle_for_address_range(to: *mut c_void, ptr: DevicePtr, len: usize, kind: c_int, flags: c_ulonglong) = "cuMemGetHandleForAddressRange";
+    flush_gpu_direct_rdma_writes(target: c_int, scope: c_int) = "cuFlushGPUDirectRDMAWrites";
     mem_retain_allocation_handle(handle: *mut AllocationHandle, ptr: *mut c_void) = "cuMemRetainAllocationHandle";
 
     mem_pool_create(pool: *mut PoolHandle, props: *const PoolProps) = "cuMemPoolCreate";

@@ -9,10 +9,10 @@ use super::lane::Way;
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
-use super::{ipc, peer};
+use super::{direct, ipc, peer};
 use crate::gpu::{
-    Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
-    SharedEvent, Stream,
+    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
+    RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
@@ -293,6 +293,18 @@ impl Gpu for CudaGpu {
 
     fn open(&self, handle: &Handle) -> Result<Region, GpuError> {
         ipc::open(self, handle)
+    }
+
+    fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
+        direct::export(self, addr, len)
+    }
+
+    fn remote_writes(&self) -> RemoteWrites {
+        direct::remote_writes(self)
+    }
+
+    fn flush_remote_writes(&self) -> Result<(), GpuError> {
+        direct::flush(self)
     }
 
     unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {

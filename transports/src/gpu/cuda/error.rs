@@ -19,6 +19,7 @@ pub(super) const INVALID_DEVICE: i32 = 101;
 pub(super) const INVALID_CONTEXT: i32 = 201;
 pub(super) const ALREADY_MAPPED: i32 = 208;
 pub(super) const PEER_ACCESS_UNSUPPORTED: i32 = 217;
+pub(super) const OPERATING_SYSTEM: i32 = 304;
 pub(super) const INVALID_HANDLE: i32 = 400;
 pub(super) const NOT_READY: i32 = 600;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: i32 = 704;
@@ -85,7 +86,9 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
             "CONTAINED",
             "memory of another process went away under an access, with its owner: the context is lost",
         ),
-        304 => ("OPERATING_SYSTEM", "the operating system refused: limits of descriptors or locked memory?"),
+        OPERATING_SYSTEM => {
+            ("OPERATING_SYSTEM", "the operating system refused: limits of descriptors or locked memory?")
+        }
         INVALID_HANDLE => ("INVALID_HANDLE", ""),
         401 => ("ILLEGAL_STATE", ""),
         500 => ("NOT_FOUND", ""),

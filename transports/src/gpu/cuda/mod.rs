@@ -15,6 +15,7 @@
 //! | `memory` | allocating and giving back |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
+//! | `direct` | its memory, for NICs |
 //! | `ipc` | handles between processes |
 //! | `stream` | streams of the user's: [`CudaStream`] |
 //! | `course` | how far such a stream has come with its waits |
@@ -40,6 +41,7 @@ mod calls;
 mod context;
 mod course;
 mod device;
+mod direct;
 mod driver;
 mod error;
 mod event;

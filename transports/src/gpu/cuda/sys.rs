@@ -189,6 +189,9 @@ pub(super) mod device {
     use std::ffi::c_int;
     pub(in super::super) const HOST_POINTER_FOR_REGISTERED: c_int = 91;
     pub(in super::super) const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
+    pub(in super::super) const GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: c_int = 117;
+    pub(in super::super) const GPU_DIRECT_RDMA_WRITES_ORDERING: c_int = 118;
+    pub(in super::super) const DMA_BUF_SUPPORTED: c_int = 124;
     pub(in super::super) const FABRIC_SUPPORTED: c_int = 128;
 }
 
@@ -230,6 +233,16 @@ pub(super) const WRITE_WITHOUT_FENCE: c_uint = 1;
 pub(super) const MEM_OP_WAIT_64: c_uint = 4;
 /// `CU_STREAM_MEM_OP_WRITE_VALUE_64`.
 pub(super) const MEM_OP_WRITE_64: c_uint = 5;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+pub(super) const RANGE_HANDLE_DMA_BUF: c_int = 1;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`.
+pub(super) const FLUSH_TARGET_CURRENT_CONTEXT: c_int = 0;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER`.
+pub(super) const FLUSH_TO_OWNER: c_int = 100;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`, a bit.
+pub(super) const FLUSHED_BY_HOST: c_int = 1;
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`; more is more.
+pub(super) const ORDERED_FOR_OWNER: c_int = 100;
 
 #[cfg(test)]
 mod layout {
@@ -308,8 +321,12 @@ mod layout {
 
     #[test]
     fn our_numbers_are_those_of_the_headers() {
+        use theirs::CUGPUDirectRDMAWritesOrdering_enum as Ordering;
         use theirs::CUdevice_P2PAttribute_enum as P2p;
         use theirs::CUdevice_attribute_enum as Attribute;
+        use theirs::CUflushGPUDirectRDMAWritesOptions_enum as FlushOptions;
+        use theirs::CUflushGPUDirectRDMAWritesScope_enum as FlushScope;
+        use theirs::CUflushGPUDirectRDMAWritesTarget_enum as FlushTarget;
         use theirs::CUpointer_attribute_enum as Pointer;
         use theirs::CUstreamBatchMemOpType_enum as Both;
         use theirs::CUstreamWriteValue_flags_enum as Write;
@@ -338,6 +355,26 @@ mod layout {
                 device::GPU_DIRECT_RDMA_WITH_VMM,
                 Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as i32,
             ),
+            (
+                device::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as i32,
+            ),
+            (
+                device::GPU_DIRECT_RDMA_WRITES_ORDERING,
+                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING as i32,
+            ),
+            (device::DMA_BUF_SUPPORTED, Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED as i32),
+            (
+                RANGE_HANDLE_DMA_BUF,
+                theirs::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as i32,
+            ),
+            (
+                FLUSH_TARGET_CURRENT_CONTEXT,
+                FlushTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX as i32,
+            ),
+            (FLUSH_TO_OWNER, FlushScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER as i32),
+            (FLUSHED_BY_HOST, FlushOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32),
+            (ORDERED_FOR_OWNER, Ordering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32),
             (device::FABRIC_SUPPORTED, Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED as i32),
             (p2p::PERFORMANCE_RANK, P2p::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK as i32),
             (p2p::ACCESS_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED as i32),

@@ -11,8 +11,8 @@ use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use crate::gpu::{
-    Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
-    SharedEvent, Stream,
+    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
+    RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -201,6 +201,19 @@ impl Gpu for FakeGpu {
 
     fn open(&self, handle: &Handle) -> Result<Region, GpuError> {
         ipc::open(&self.shared, self.ordinal, handle)
+    }
+
+    fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
+        self.shared.export_dmabuf(self.ordinal, addr, len)
+    }
+
+    fn remote_writes(&self) -> RemoteWrites {
+        self.shared.faults.remote_writes()
+    }
+
+    fn flush_remote_writes(&self) -> Result<(), GpuError> {
+        self.shared.flush_remote_writes();
+        Ok(())
     }
 
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {

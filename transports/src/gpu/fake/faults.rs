@@ -4,7 +4,7 @@
 
 use super::error::error;
 use super::lock;
-use crate::gpu::{GpuError, HandleForm};
+use crate::gpu::{GpuError, HandleForm, RemoteWrites};
 use crate::mem::GpuUuid;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,6 +61,10 @@ pub struct Counters {
     pub pinned: u64,
     /// Those freed again.
     pub unpinned: u64,
+    /// Ranges lent to NICs as dma-bufs.
+    pub dmabufs: u64,
+    /// Flushes of what NICs have written.
+    pub flushes: u64,
 }
 
 macro_rules! counts {
@@ -90,7 +94,9 @@ counts!(
     launches,
     pinned,
     unpinned,
-    to_pageable
+    to_pageable,
+    dmabufs,
+    flushes
 );
 
 /// One more.
@@ -115,6 +121,8 @@ pub struct Faults {
     open: Mutex<Option<i32>>,
     no_pinned: AtomicBool,
     no_contexts: AtomicBool,
+    no_dmabufs: AtomicBool,
+    remote_writes: Mutex<Option<RemoteWrites>>,
     copies: Mutex<Option<CopyFault>>,
     copy_delay: AtomicU64,
     launch_delay: AtomicU64,
@@ -165,6 +173,25 @@ impl Faults {
     /// There is no pinned memory to be had, or there is again.
     pub fn refuse_pinned(&self, on: bool) {
         self.no_pinned.store(on, Ordering::SeqCst);
+    }
+
+    /// There are no dma-bufs to be had, or there are again.
+    pub fn refuse_dmabufs(&self, on: bool) {
+        self.no_dmabufs.store(on, Ordering::SeqCst);
+    }
+
+    pub(super) fn refuses_dmabufs(&self) -> bool {
+        self.no_dmabufs.load(Ordering::SeqCst)
+    }
+
+    /// What all devices say of when a NIC's writes are seen: in order, unless it is ordered otherwise. For NICs that hold them
+    /// back; the devices themselves hold nothing back.
+    pub fn order_remote_writes(&self, when: RemoteWrites) {
+        *lock(&self.remote_writes) = Some(when);
+    }
+
+    pub(super) fn remote_writes(&self) -> RemoteWrites {
+        lock(&self.remote_writes).clone().unwrap_or(RemoteWrites::InOrder)
     }
 
     /// `check` says that the contexts of all devices are gone, or that they are there.

@@ -6,6 +6,7 @@
 //! | `device` | one device: [`FakeGpu`] |
 //! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
 //! | `standstill` | what a device does while streams wait for words |
+//! | `direct` | its memory, for simulated NICs |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
 //! | `shared_event` | events between processes |
@@ -30,6 +31,7 @@
 mod alloc;
 mod config;
 mod device;
+mod direct;
 mod engine;
 mod error;
 mod event;
@@ -103,6 +105,12 @@ impl FakeDriver {
     /// Misbehaviour to order.
     pub fn faults(&self) -> &Arc<Faults> {
         &self.shared.faults
+    }
+
+    /// What a flush of any device's remote writes does besides being counted: a simulated NIC that holds writes back
+    /// lets them through.
+    pub fn when_flushed(&self, flushed: impl Fn() + Send + Sync + 'static) {
+        self.shared.flushes.add(Box::new(flushed));
     }
 
     /// What was asked of the driver so far.

@@ -2,6 +2,7 @@
 
 use super::config::FakeConfig;
 use super::device::FakeGpu;
+use super::direct::Flushes;
 use super::engine::Queue;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, OPERATING_SYSTEM, PEER_ACCESS_UNSUPPORTED, error};
 use super::faults::Faults;
@@ -56,6 +57,7 @@ pub(super) struct Shared {
     pub(super) next_id: AtomicU64,
     /// What would block while a stream waits.
     pub(super) put_off: Arc<PutOff>,
+    pub(super) flushes: Flushes,
 }
 
 /// What is known of an address.
@@ -107,8 +109,8 @@ impl Shared {
             });
         }
         let table = Mutex::new(Table::new(devices.iter().map(|device| device.window.range())));
-        let (opened, pinned) = (Opened::default(), Pinned::default());
-        Ok(Self { devices, faults, opened, table, pinned, next_id: AtomicU64::new(1), put_off })
+        let (opened, pinned, flushes) = (Opened::default(), Pinned::default(), Flushes::default());
+        Ok(Self { devices, faults, opened, table, pinned, next_id: AtomicU64::new(1), put_off, flushes })
     }
 
     /// The device of an ordinal.

@@ -8,7 +8,7 @@ use super::faults::{Faults, Visibility};
 use super::lock;
 use super::memory::{Access, Domain, Regions, Unreachable};
 use super::queue_pair::QueuePair;
-use super::receives::ReceiveQueue;
+use super::receives::{Piece, ReceiveQueue, parts, scatter};
 use super::wire::{Body, Packet, QueueNumber, Remote};
 use super::{Config, Limits, LinkLayer};
 use crate::verbs::sys::bindings::{self as ibv, ibv_event_type};
@@ -79,6 +79,8 @@ impl Count {
 struct LateWrite {
     domain: Domain,
     at: Remote,
+    /// With which right: a peer's, or this side's own for what it has read.
+    right: Access,
     bytes: Vec<u8>,
     until: Visibility,
 }
@@ -277,7 +279,36 @@ impl Device {
             return self.regions.write(domain, at, Access::REMOTE_WRITE, &bytes);
         }
         self.regions.check(domain, at, bytes.len() as u64, Access::REMOTE_WRITE)?;
-        lock(&self.late_writes).push(LateWrite { domain, at, bytes, until });
+        let right = Access::REMOTE_WRITE;
+        lock(&self.late_writes).push(LateWrite { domain, at, right, bytes, until });
+        Ok(())
+    }
+
+    /// Puts what was read from a peer into memory of this side: where that is a GPU's, it may be seen later, too. For a device that
+    /// delays writes until it completes something, this is that.
+    pub(super) fn take_in(
+        &self,
+        domain: Domain,
+        pieces: &[Piece],
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Unreachable> {
+        if self.faults.visibility(true) != Visibility::WithRead {
+            return scatter(&self.regions, domain, pieces, offset, bytes);
+        }
+        let mut rest = bytes;
+        for part in parts(pieces, offset, bytes.len() as u64) {
+            let (now, later) = rest.split_at(part.len as usize);
+            rest = later;
+            let (at, right) = (part.at, Access::LOCAL_WRITE);
+            if !self.regions.is_of_a_gpu(domain, at) {
+                self.regions.write(domain, at, right, now)?;
+                continue;
+            }
+            self.regions.check(domain, at, now.len() as u64, right)?;
+            let (bytes, until) = (now.to_vec(), Visibility::WithRead);
+            lock(&self.late_writes).push(LateWrite { domain, at, right, bytes, until });
+        }
         Ok(())
     }
 
@@ -292,7 +323,7 @@ impl Device {
         let due = |write: &mut LateWrite| healed || by == Visibility::WithRead || write.until == by;
         for write in late.extract_if(.., due) {
             // What was deregistered meanwhile is nobody's to write.
-            let _ = self.regions.write(write.domain, write.at, Access::REMOTE_WRITE, &write.bytes);
+            let _ = self.regions.write(write.domain, write.at, write.right, &write.bytes);
         }
     }
 }

@@ -72,7 +72,8 @@ pub enum Visibility {
     /// waits in vain.
     WithCompletion,
     /// When this device next reads for a peer, or does an atomic operation: a completion does not tell that the bytes are there.
-    /// What a GPU's owner must expect, unless the GPU says otherwise.
+    /// What a GPU's owner must expect, unless the GPU says otherwise: also of what its own device has read into the GPU's memory.
+    /// A flush of the GPU's is [`SimulatedNic::flush`](super::SimulatedNic::flush).
     WithRead,
 }
 

@@ -270,7 +270,12 @@ impl Regions {
 
     /// Whether memory of a GPU is there.
     pub(super) fn is_of_a_gpu(&self, domain: Domain, at: Remote) -> bool {
-        self.reach(domain, at, 0, Access::NONE, |_, place| Ok(!place.is_host())).unwrap_or(false)
+        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        by_key.get(&at.key).filter(|found| found.domain == domain).is_some_and(|found| match &found.memory {
+            Memory::Address { kind, .. } => !kind.is_host(),
+            // That is what dma-bufs are for.
+            Memory::Mapped(_) => true,
+        })
     }
 
     /// Reads as many bytes as there is room for.

@@ -150,6 +150,11 @@ impl SimulatedNic {
         self.devices.get(device).is_some_and(|device| device.set_port(port, up))
     }
 
+    /// Lets all that was written be seen: what the flush of a GPU whose memory it lies in does to a NIC's writes.
+    pub fn flush(&self) {
+        self.devices.iter().for_each(|device| device.settle_writes(Visibility::WithRead));
+    }
+
     /// Takes a device out of the machine: all contexts are told, calls fail with EIO, and nothing that was under way ends.
     /// Whether there is such a device.
     pub fn remove(&self, device: usize) -> bool {

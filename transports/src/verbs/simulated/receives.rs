@@ -25,7 +25,7 @@ pub(super) fn length(pieces: &[Piece]) -> u64 {
 }
 
 /// The parts of pieces that lie from `offset` on, `len` bytes in all.
-fn parts(pieces: &[Piece], offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+pub(super) fn parts(pieces: &[Piece], offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     let mut skip = offset;
     let mut left = len;
     pieces.iter().filter_map(move |piece| {

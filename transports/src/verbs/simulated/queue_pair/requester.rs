@@ -9,7 +9,7 @@
 use super::super::completion::Depth;
 use super::super::engine::Outbox;
 use super::super::memory::Unreachable;
-use super::super::receives::{Piece, gather, length, scatter};
+use super::super::receives::{Piece, gather, length};
 use super::super::wire::{Body, Notice, Packet, Part, Refusal, Remote, Request, Sequence};
 use super::attributes::{Attributes, rnr_delay};
 use super::datagram::Destination;
@@ -442,7 +442,7 @@ impl QueuePair {
         let Data::Pieces(pieces) = &work.data else { return false };
         if bytes.len() as u64 != expected {
             work.failed = Some(ibv::IBV_WC_BAD_RESP_ERR);
-        } else if scatter(&self.device.regions, self.parts.domain, pieces, offset, bytes).is_err() {
+        } else if self.device.take_in(self.parts.domain, pieces, offset, bytes).is_err() {
             work.failed = Some(ibv::IBV_WC_LOC_PROT_ERR);
         }
         requester.answered = sequence.plus(1);

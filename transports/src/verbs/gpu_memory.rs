@@ -1,0 +1,300 @@
+//! Memory of GPUs that the NIC reaches by itself (GPUDirect).
+//!
+//! There are two ways: the GPU's driver lends the range as a dma-buf, or a module in the kernel (nvidia-peermem) finds it by its
+//! address. Which of them works depends on the NIC, the GPU and what lies between, so both are tried, for each pair by itself
+//! (gpu.md, dma-buf rule 1). A way that was refused before it ever worked is not tried again, and its reason is kept.
+
+use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use crate::gpu::{DmaBuf, Flavour, Gpu, GpuError, RemoteWrites};
+use crate::mem::{GpuUuid, MemKind, Region};
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Memory that the NIC knows.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) memory: MemoryRegion,
+    /// The GPU that has to be told before what was written there can be seen.
+    pub(super) flush: Option<Arc<dyn Gpu>>,
+}
+
+impl From<MemoryRegion> for Registered {
+    /// Host memory.
+    fn from(memory: MemoryRegion) -> Self {
+        Self { memory, flush: None }
+    }
+}
+
+/// How memory of a GPU is made known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    DmaBuf,
+    Address,
+}
+
+impl Way {
+    const ALL: [Self; 2] = [Self::DmaBuf, Self::Address];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::DmaBuf => "by a dma-buf",
+            Self::Address => "by its address, as with nvidia-peermem",
+        }
+    }
+}
+
+/// What is known of one way.
+#[derive(Clone, Default, Debug)]
+enum Verdict {
+    #[default]
+    Untried,
+    Works,
+    Refused(String),
+}
+
+/// Why one registration came to nothing.
+struct Refusal {
+    why: String,
+    /// It may work another time, or with other memory.
+    is_passing: bool,
+}
+
+/// What one NIC knows of each GPU.
+#[derive(Debug)]
+pub(super) struct GpuMemory {
+    domain: Arc<ProtectionDomain>,
+    verdicts: Mutex<HashMap<GpuUuid, [Verdict; Way::ALL.len()]>>,
+}
+
+impl GpuMemory {
+    pub(super) fn new(domain: Arc<ProtectionDomain>) -> Self {
+        Self { domain, verdicts: Mutex::default() }
+    }
+
+    /// Makes `len` bytes at `addr` known, which lie in `region`.
+    ///
+    /// # Errors
+    /// Why neither way works; or the memory was freed, or is none that a NIC reaches.
+    ///
+    /// # Safety
+    /// The memory stays allocated as long as the registration lives; or nobody uses the registration when it has gone.
+    pub(super) unsafe fn register(
+        &self,
+        region: &Region,
+        (addr, len): (usize, usize),
+        access: Access,
+    ) -> Result<Registered, String> {
+        let gpu = region.gpu().ok_or("nobody has a driver for it")?;
+        check(&**gpu, region, (addr, len))?;
+        let flush = if access.contains(Access::LOCAL_WRITE) { flush_of(gpu)? } else { None };
+        let uuid = gpu.info().uuid;
+        let mut refusals = Vec::new();
+        for way in Way::ALL {
+            if let Verdict::Refused(why) = self.verdict(uuid, way) {
+                refusals.push(format!("{}: {why}", way.name()));
+                continue;
+            }
+            // SAFETY: passed on.
+            match unsafe { self.try_way(way, &**gpu, (addr, len), access) } {
+                Ok(memory) => {
+                    self.note(uuid, way, Verdict::Works);
+                    return Ok(Registered { memory, flush });
+                }
+                Err(Refusal { why, is_passing }) => {
+                    refusals.push(format!("{}: {why}", way.name()));
+                    if !is_passing {
+                        self.note(uuid, way, Verdict::Refused(why));
+                    }
+                }
+            }
+        }
+        Err(refusals.join("; "))
+    }
+
+    /// How memory of a GPU is reached, for reports: tried with a byte, if it is not known.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(super) fn explain(&self, gpu: &dyn Gpu) -> Result<String, String> {
+        let region = gpu.allocate(1, Flavour::Plain).map_err(|error| error.to_string())?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        // SAFETY: the region is there until the registration has ended, at the end of this line.
+        let registered = unsafe { self.register(&region, (region.addr(), 1), access) }?;
+        let flushed = if registered.flush.is_some() { "; what was written is flushed" } else { "" };
+        drop(registered);
+        let known = Way::ALL.map(|way| (way, self.verdict(gpu.info().uuid, way)));
+        let used = known.iter().find(|(_, verdict)| matches!(verdict, Verdict::Works));
+        let (used, _) = used.ok_or("what has just worked is not known")?;
+        let refused = known.iter().filter_map(|(way, verdict)| match verdict {
+            Verdict::Refused(why) => Some(format!(" (not {}: {why})", way.name())),
+            _ => None,
+        });
+        Ok(format!("{}{flushed}{}", used.name(), refused.collect::<String>()))
+    }
+
+    /// # Safety
+    /// As [`register`](Self::register).
+    unsafe fn try_way(
+        &self,
+        way: Way,
+        gpu: &dyn Gpu,
+        (addr, len): (usize, usize),
+        access: Access,
+    ) -> Result<MemoryRegion, Refusal> {
+        match way {
+            Way::DmaBuf => {
+                // Closed at once: the NIC's driver holds the memory by itself (gpu.md, dma-buf rule 2).
+                let DmaBuf { fd, offset } = gpu.export_dmabuf(addr, len)?;
+                // SAFETY: passed on. Everybody calls the bytes by the addresses that the GPU has for them.
+                Ok(unsafe { self.domain.register_dmabuf(fd.as_fd(), offset, len, addr as u64, access) }?)
+            }
+            // SAFETY: passed on.
+            Way::Address => Ok(unsafe { self.domain.register(addr as *mut u8, len, access) }?),
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<GpuUuid, [Verdict; Way::ALL.len()]>> {
+        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn verdict(&self, gpu: GpuUuid, way: Way) -> Verdict {
+        self.all().get(&gpu).map_or(Verdict::Untried, |ways| ways[way as usize].clone())
+    }
+
+    fn note(&self, gpu: GpuUuid, way: Way, verdict: Verdict) {
+        let mut all = self.all();
+        let known = &mut all.entry(gpu).or_default()[way as usize];
+        if !matches!(known, Verdict::Works) {
+            if let Verdict::Refused(why) = &verdict {
+                tracing::info!(%gpu, way = way.name(), why, "the NIC does not reach a GPU's memory so");
+            }
+            *known = verdict;
+        }
+    }
+}
+
+/// Whether the memory is still the allocation that the region was made of, and a NIC can have it.
+fn check(gpu: &dyn Gpu, region: &Region, (addr, len): (usize, usize)) -> Result<(), String> {
+    let extent = gpu.classify(addr).map_err(|error| error.to_string())?;
+    let Some(extent) = extent.filter(|extent| extent.id == region.id()) else {
+        return Err(format!("{region:?} has been freed"));
+    };
+    // Managed memory moves: what a NIC would be told is where it is now (gpu.md, dma-buf rule 5).
+    if !matches!(extent.kind, MemKind::Device(_)) {
+        return Err(format!("it is {} memory, which is registered with no NIC", extent.kind));
+    }
+    match addr.checked_add(len).is_some_and(|end| end <= extent.end()) {
+        true => Ok(()),
+        false => Err("it is made of several allocations".into()),
+    }
+}
+
+/// The GPU, if it has to be told before what a NIC has written is seen.
+fn flush_of(gpu: &Arc<dyn Gpu>) -> Result<Option<Arc<dyn Gpu>>, String> {
+    match gpu.remote_writes() {
+        RemoteWrites::InOrder => Ok(None),
+        RemoteWrites::AfterFlush => Ok(Some(gpu.clone())),
+        RemoteWrites::Unordered(why) => Err(format!("what a NIC writes there might not be seen: {why}")),
+    }
+}
+
+impl From<GpuError> for Refusal {
+    fn from(error: GpuError) -> Self {
+        // Out of memory, and what the system refuses for want of descriptors.
+        Self { is_passing: matches!(error.code, 2 | 304), why: error.to_string() }
+    }
+}
+
+impl From<VerbsError> for Refusal {
+    fn from(error: VerbsError) -> Self {
+        let passing = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::EINTR];
+        Self { is_passing: passing.contains(&error.errno), why: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Driver;
+    use crate::gpu::fake::{FakeConfig, FakeDriver};
+    use crate::mem::AllocId;
+    use crate::verbs::simulated::{Config, SimulatedNic};
+    use crate::verbs::sys::Context;
+    use std::ptr::NonNull;
+
+    const ALL: Access = Access::LOCAL_WRITE;
+
+    fn ground() -> (FakeDriver, GpuMemory) {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpus: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
+        let nic = SimulatedNic::new(Config { gpus, ..Config::default() }).unwrap();
+        let context = Context::open(&nic.verbs(), "sim0").unwrap();
+        (driver, GpuMemory::new(ProtectionDomain::alloc(&context).unwrap()))
+    }
+
+    fn register(memory: &GpuMemory, region: &Region) -> Result<Registered, String> {
+        // SAFETY: nobody uses what is registered here.
+        unsafe { memory.register(region, (region.addr(), region.len()), ALL) }
+    }
+
+    /// As of memory that the program frees itself: nothing keeps what lies there.
+    fn lent(region: &Region, id: AllocId) -> Region {
+        let base = NonNull::new(region.addr() as *mut u8).unwrap();
+        let gpu = region.gpu().cloned();
+        // SAFETY: nobody reads or writes it, but by an engine, which checks what is there.
+        unsafe { Region::from_parts(base, region.len(), region.kind(), id, gpu, Box::new(())) }
+    }
+
+    #[test]
+    fn memory_that_was_freed_is_not_registered_nor_what_lies_there_since() {
+        let (driver, memory) = ground();
+        let gpu = driver.gpu(0).unwrap();
+        driver.faults().reuse_addresses(true);
+        let region = gpu.allocate(5000, Flavour::Plain).unwrap();
+        let (lent, addr) = (lent(&region, region.id()), region.addr());
+        register(&memory, &lent).unwrap();
+        drop(region);
+        assert!(register(&memory, &lent).unwrap_err().contains("has been freed"));
+        let next = gpu.allocate(5000, Flavour::Plain).unwrap();
+        assert_eq!(next.addr(), addr);
+        assert!(register(&memory, &lent).unwrap_err().contains("has been freed"));
+        register(&memory, &next).unwrap();
+        // That says nothing of the NIC and the GPU.
+        assert_eq!(memory.explain(&*gpu).unwrap(), "by a dma-buf");
+    }
+
+    /// dma-buf rule 4: it may be gone.
+    #[test]
+    fn a_registration_ends_without_a_question_to_the_driver() {
+        let (driver, memory) = ground();
+        let gpu = driver.gpu(0).unwrap();
+        for refuse in [false, true] {
+            driver.faults().refuse_dmabufs(refuse);
+            let region = gpu.allocate(5000, Flavour::Plain).unwrap();
+            let registered = register(&memory, &region).unwrap();
+            drop(region);
+            let before = driver.counters();
+            drop(registered);
+            assert_eq!(driver.counters(), before);
+        }
+    }
+
+    /// dma-buf rule 5.
+    #[test]
+    fn managed_memory_is_refused_by_name() {
+        let (driver, memory) = ground();
+        let region = driver.gpu(0).unwrap().allocate(5000, Flavour::Managed).unwrap();
+        let why = register(&memory, &region).unwrap_err();
+        assert!(why.contains("managed"), "{why}");
+    }
+
+    #[test]
+    fn a_range_of_more_than_its_allocation_is_refused() {
+        let (driver, memory) = ground();
+        let region = driver.gpu(0).unwrap().allocate(5000, Flavour::Plain).unwrap();
+        // SAFETY: as above; it is refused.
+        let refused = unsafe { memory.register(&region, (region.addr(), 5001), ALL) };
+        assert!(refused.unwrap_err().contains("several allocations"));
+    }
+}
