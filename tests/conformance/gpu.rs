@@ -260,7 +260,10 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
         for _ in 0..1000 {
             step(ranks);
         }
-        assert_eq!((over.count(), flushed.count()), (0, 0), "put: {is_put}");
+        // A NIC that has heard where the memory is needs no engine.
+        if is_put || !J::IS_RDMA {
+            assert_eq!((over.count(), flushed.count()), (0, 0), "put: {is_put}");
+        }
         drop(held);
         assert!(flushed.one(ranks).error.is_none());
         assert!(over.one(ranks).error.is_none());

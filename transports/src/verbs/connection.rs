@@ -141,7 +141,7 @@ impl Connection {
             way,
             what,
             self.completed.load(Ordering::Acquire),
-            (registrations, &self.bounces, &self.words),
+            (registrations, &self.bounces),
         );
         self.told(begun.map(|()| Submit::Posted))
     }

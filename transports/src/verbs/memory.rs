@@ -61,23 +61,22 @@ pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
     }
 }
 
-/// Three words of a connection: one that the peer writes, one from which this side writes the peer's, and one for a byte that is
-/// read from the peer's memory and that nobody looks at. Registered by themselves, so that a peer
+/// Two words of a connection: one that the peer writes, and one from which this side writes the peer's. Registered by themselves, so that a peer
 /// reaches its own and nobody else's.
 #[derive(Debug)]
 pub(super) struct Words {
     registration: MemoryRegion,
-    words: Box<[AtomicU64; 3]>,
+    words: Box<[AtomicU64; 2]>,
 }
 
 impl Words {
     pub(super) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
-        let words = Box::new([const { AtomicU64::new(0) }; 3]);
+        let words = Box::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let at = words.as_ptr().cast::<u8>().cast_mut();
         // SAFETY: the words stay where they are as long as this, which ends the registration first. They are atomic: the NIC may
         // write them at any time.
-        let registration = unsafe { domain.register(at, size_of::<[AtomicU64; 3]>(), access) }?;
+        let registration = unsafe { domain.register(at, size_of::<[AtomicU64; 2]>(), access) }?;
         Ok(Self { registration, words })
     }
 
@@ -91,11 +90,6 @@ impl Words {
     pub(super) fn to_be_sent(&self, value: u64) -> u64 {
         self.words[1].store(value, Ordering::Release);
         self.words[1].as_ptr() as u64
-    }
-
-    /// Where a byte goes that nobody looks at.
-    pub(super) fn nowhere(&self) -> u64 {
-        self.words[2].as_ptr() as u64
     }
 
     /// Where the peer writes.

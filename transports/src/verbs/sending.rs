@@ -240,12 +240,13 @@ impl Sending {
         (direction, remote): (Direction, RemotePlace),
         (buffer, token): (&mut Buffer, OpToken),
         completed: u32,
-        (registrations, bounces, words): (&Registrations, &Bounces, &Words),
+        (registrations, bounces): (&Registrations, &Bounces),
     ) -> Result<(), Unsent> {
         let key = PlaceKey::decode(remote.key);
         let PlaceKey { rkey, read_behind } =
             key.ok_or_else(|| Unsent::Wrong("it has named a key that is none".into()))?;
-        let behind = (read_behind && direction == Direction::Put).then_some(words);
+        let behind = (read_behind && direction == Direction::Put).then(|| registrations.nowhere());
+        let behind = behind.transpose().map_err(Unsent::Unregistered)?;
         // Copied sooner than registered. A region is registered already, or will be for the next time.
         let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
         if is_small && !matches!(buffer, Buffer::Region(_)) {
@@ -296,14 +297,14 @@ impl Sending {
     }
 
     /// Has a byte read from where bytes were just written, so that the operation is over when they have reached the memory, which
-    /// the NIC's word for their arrival does not say of a GPU's. Nothing to do without `words`.
-    fn read_behind(&mut self, (addr, rkey): (u64, u32), words: Option<&Words>) -> Result<(), Unsent> {
-        let Some(words) = words else { return Ok(()) };
-        let mut part = [ibv_sge { addr: words.nowhere(), length: 1, lkey: words.key() }];
+    /// the NIC's word for their arrival does not say of a GPU's. It goes `nowhere`; without one nothing is to be read.
+    fn read_behind(&mut self, (addr, rkey): (u64, u32), nowhere: Option<(u64, u32)>) -> Result<(), Unsent> {
+        let Some((at, lkey)) = nowhere else { return Ok(()) };
+        let mut part = [ibv_sge { addr: at, length: 1, lkey }];
         let mut request = self.request(&mut part, IBV_WR_RDMA_READ);
         request.wr.rdma.remote_addr = addr;
         request.wr.rdma.rkey = rkey;
-        // SAFETY: the words stay registered as long as the connection, and nobody looks at this one.
+        // SAFETY: that place is nobody's, and its registration ends before its memory does.
         let posted = unsafe { self.post_as(&mut request, true, true) };
         posted.map_err(|_| Unsent::Failed("the read behind a write was refused".into()))
     }
@@ -314,7 +315,7 @@ impl Sending {
         (direction, addr, rkey): (Direction, u64, u32),
         (buffer, token): (&mut Buffer, OpToken),
         completed: u32,
-        (bounces, behind): (&Bounces, Option<&Words>),
+        (bounces, behind): (&Bounces, Option<(u64, u32)>),
     ) -> Result<(), Unsent> {
         if self.outstanding(completed) + RESERVE + u32::from(behind.is_some()) >= self.depth {
             return Err(Unsent::Busy(Busy::Full));

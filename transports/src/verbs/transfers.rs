@@ -2,13 +2,13 @@
 
 use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
-use super::memory::addresses;
+use super::memory::{Area, addresses};
 use super::sys::{Access, ProtectionDomain, VerbsError};
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
 use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, WeakRegion};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Bytes of one request, at most: what every device takes.
 pub(super) const PIECE: usize = 1 << 30;
@@ -137,11 +137,27 @@ pub(super) struct Registrations {
     domain: Arc<ProtectionDomain>,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
+    /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have no rights in it.
+    nowhere: OnceLock<Result<Area, VerbsError>>,
 }
 
 impl Registrations {
     pub(super) fn new(domain: Arc<ProtectionDomain>) -> Self {
-        Self { gpus: GpuMemory::new(domain.clone()), domain, kept: Mutex::default() }
+        Self {
+            gpus: GpuMemory::new(domain.clone()),
+            domain,
+            kept: Mutex::default(),
+            nowhere: OnceLock::new(),
+        }
+    }
+
+    /// A place for a byte that nobody looks at, and its key.
+    ///
+    /// # Errors
+    /// The NIC takes no more memory.
+    pub(super) fn nowhere(&self) -> Result<(u64, u32), String> {
+        let area = self.nowhere.get_or_init(|| Area::new(&self.domain, 1));
+        area.as_ref().map(|area| (area.addr(0), area.key())).map_err(VerbsError::to_string)
     }
 
     /// The registration in which a buffer lies.
