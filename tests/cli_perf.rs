@@ -330,7 +330,7 @@ fn info_has_the_same_as_json() {
             && info["machine"]["memory_bytes"].as_u64() > Some(1 << 20)
     );
     let transports: Vec<_> = info["transports"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
-    assert_eq!(transports, ["loopback", "shm"]);
+    assert_eq!(transports, ["loopback", "shm", "verbs", "verbs-simulated"]);
     let settings = info["settings"].as_array().unwrap();
     let packet = settings.iter().find(|setting| setting["variable"] == "CARRACK_PACKET_SIZE").unwrap();
     assert!(packet["value"] == "8192" && packet["origin"] == "default", "{packet}");
