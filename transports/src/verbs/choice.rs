@@ -7,6 +7,7 @@
 use super::address::{Fabric, Host, ip_of};
 use super::port::{Wish, choose_gid};
 use super::survey::{Seen, SeenPort};
+use std::cmp::Reverse;
 use std::fs;
 use std::net::IpAddr;
 
@@ -27,14 +28,8 @@ pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let is_far = |seen: &Seen| seen.numa.is_some_and(|node| !near.is_empty() && !near.contains(&node));
     let merit = |at: usize| {
         let seen = &seen[at];
-        let rate = seen.best_port().map_or(-1.0, |port| port.rate);
-        // Rates are not negative, so their bits are in their order.
-        (
-            seen.best_port().is_none(),
-            seen.simulated.is_some(),
-            std::cmp::Reverse(rate.to_bits()),
-            is_far(seen),
-        )
+        let rate = seen.best_port().map_or(0, |port| port.rate);
+        (seen.best_port().is_none(), seen.simulated.is_some(), Reverse(rate), is_far(seen))
     };
     order.sort_by_key(|&at| merit(at));
     let Some(&best) = order.first() else { return order };
@@ -90,7 +85,7 @@ mod tests {
     use super::super::sys::{GidEntry, GidIndex, GidKind};
     use super::*;
 
-    fn device(name: &str, numa: Option<u32>, rate: f64) -> Seen {
+    fn device(name: &str, numa: Option<u32>, rate: u32) -> Seen {
         let gid = GidEntry { index: GidIndex(0), gid: [9; 16], kind: GidKind::Infiniband, ifindex: 0 };
         let fabric = Fabric::InfiniBand;
         let port = SeenPort { number: 1, is_active: true, state: "up".into(), fabric, rate, gids: vec![gid] };
@@ -117,10 +112,10 @@ mod tests {
     #[test]
     fn the_nearest_device_is_taken_and_those_that_are_as_near_in_turn() {
         let all = [
-            device("far0", Some(0), 400.0),
-            device("near0", Some(1), 400.0),
-            device("near1", Some(1), 400.0),
-            device("slow", Some(1), 100.0),
+            device("far0", Some(0), 400_000),
+            device("near0", Some(1), 400_000),
+            device("near1", Some(1), 400_000),
+            device("slow", Some(1), 100_000),
         ];
         let first = |near: &[u32], place| all[order(&all, near, place)[0]].name.clone();
         assert_eq!([first(&[1], 0), first(&[1], 1), first(&[1], 2)], ["near0", "near1", "near0"]);
@@ -135,16 +130,16 @@ mod tests {
 
     #[test]
     fn what_is_down_simulated_or_of_another_network_is_not_shared_out() {
-        let mut soft = device("soft", None, 400.0);
+        let mut soft = device("soft", None, 400_000);
         soft.simulated = Some("simulated");
-        let mut elsewhere = device("elsewhere", None, 400.0);
+        let mut elsewhere = device("elsewhere", None, 400_000);
         elsewhere.ports[0].gids[0].gid = [1; 16];
-        let all = [down(device("down", None, 400.0)), soft, device("up", None, 400.0), elsewhere];
+        let all = [down(device("down", None, 400_000)), soft, device("up", None, 400_000), elsewhere];
         for place in 0..4 {
             assert_eq!(all[order(&all, &[0], place)[0]].name, "up");
         }
         assert_eq!(order(&[], &[0], 3), Vec::<usize>::new());
-        let dead = [down(device("a", None, 0.0)), down(device("b", None, 0.0))];
+        let dead = [down(device("a", None, 0)), down(device("b", None, 0))];
         assert_eq!(order(&dead, &[], 0)[0], 0, "something is opened, and says why it cannot be used");
     }
 

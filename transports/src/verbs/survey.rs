@@ -35,8 +35,8 @@ pub(super) struct SeenPort {
     /// In libibverbs's words.
     pub(super) state: String,
     pub(super) fabric: Fabric,
-    /// In 10⁹ bits a second, without the line's coding; 0 where it is not known.
-    pub(super) rate: f64,
+    /// In 10⁶ bits a second, without the line's coding; 0 where it is not known.
+    pub(super) rate: u32,
     /// Those that could be used, in the order of their indices.
     pub(super) gids: Vec<GidEntry>,
 }
@@ -91,26 +91,26 @@ fn numa_node(sysfs: &Path) -> Option<u32> {
 }
 
 /// The codes of the InfiniBand specification, and of the kernel beyond it.
-fn rate(facts: &ibv_port_attr) -> f64 {
+fn rate(facts: &ibv_port_attr) -> u32 {
     let lanes = match facts.active_width {
-        1 => 1.0,
-        2 => 4.0,
-        4 => 8.0,
-        8 => 12.0,
-        16 => 2.0,
-        _ => 0.0,
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
     };
     let extended = Some(facts.active_speed_ex).filter(|&speed| speed != 0);
     let lane = match extended.unwrap_or(facts.active_speed.into()) {
-        1 => 2.5,
-        2 => 5.0,
-        4 | 8 => 10.0,
-        16 => 14.0,
-        32 => 25.0,
-        64 => 50.0,
-        128 => 100.0,
-        256 => 200.0,
-        _ => 0.0,
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        256 => 200_000,
+        _ => 0,
     };
     lanes * lane
 }
@@ -134,8 +134,8 @@ impl fmt::Display for SeenPort {
             Fabric::Ethernet => write!(f, "Ethernet")?,
             Fabric::Simulated => write!(f, "a network of this machine")?,
         }
-        if *rate > 0.0 {
-            write!(f, ", {rate} Gb/s")?;
+        if *rate > 0 {
+            write!(f, ", {} Gb/s", f64::from(*rate) / 1000.0)?;
         }
         let chosen = choose_gid(gids, None).ok();
         for entry in gids {
@@ -166,11 +166,11 @@ mod tests {
     fn a_rate_is_that_of_a_lane_times_the_lanes() {
         let facts =
             |width, speed| ibv_port_attr { active_width: width, active_speed: speed, ..Default::default() };
-        assert_eq!(rate(&facts(2, 32)), 100.0);
-        assert_eq!(rate(&facts(1, 1)), 2.5);
-        assert_eq!(rate(&facts(2, 3)), 0.0, "a code that nobody has given a meaning");
+        assert_eq!(rate(&facts(2, 32)), 100_000);
+        assert_eq!(rate(&facts(1, 1)), 2_500);
+        assert_eq!(rate(&facts(2, 3)), 0, "a code that nobody has given a meaning");
         let newer = ibv_port_attr { active_speed_ex: 256, ..facts(2, 0) };
-        assert_eq!(rate(&newer), 800.0);
+        assert_eq!(rate(&newer), 800_000);
     }
 
     #[test]
