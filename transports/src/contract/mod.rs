@@ -17,7 +17,7 @@
 //! [`Event::Completion`], also when its peer dies and when the device is closed.
 //!
 //! **Buffers.** An operation either borrows its bytes and is over with them when `submit` returns, or it
-//! hands over an owned [`Buffer`](crate::mem::Buffer), which comes back with its completion. So no
+//! hands over an owned [`Buffer`], which comes back with its completion. So no
 //! promise about lifetimes is left to the caller.
 //!
 //! **Order.** Messages that were `Done` or `Posted` on one link arrive in that order. [`Device::poll`]
