@@ -23,11 +23,11 @@ pub(super) const ALL: &[Step] = &[
     Step { name: "doc", quick: false, optional: false, limit: minutes(10), body: doc },
     Step { name: "build, release", quick: false, optional: false, limit: minutes(15), body: build_release },
     Step { name: "test, release", quick: false, optional: false, limit: minutes(15), body: test_release },
-    Step { name: "verbs guest", quick: false, optional: true, limit: minutes(20), body: verbs_guest::step },
     Step { name: "loom", quick: false, optional: false, limit: minutes(12), body: loom },
     Step { name: "miri", quick: false, optional: true, limit: minutes(12), body: miri::step },
     Step { name: "layout", quick: false, optional: true, limit: minutes(12), body: layout::step },
     Step { name: "cargo-deny", quick: false, optional: true, limit: minutes(12), body: deny::step },
+    Step { name: "verbs guest", quick: false, optional: true, limit: minutes(20), body: verbs_guest::step },
 ];
 
 fn format(context: &mut Context) -> Outcome {
