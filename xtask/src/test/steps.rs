@@ -22,7 +22,7 @@ pub(super) const ALL: &[Step] = &[
     Step { name: "test, debug", quick: true, optional: false, limit: minutes(20), body: test_debug },
     Step { name: "doc", quick: false, optional: false, limit: minutes(10), body: doc },
     Step { name: "build, release", quick: false, optional: false, limit: minutes(15), body: build_release },
-    Step { name: "test, release", quick: false, optional: false, limit: minutes(15), body: test_release },
+    Step { name: "test, release", quick: false, optional: false, limit: minutes(25), body: test_release },
     Step { name: "loom", quick: false, optional: false, limit: minutes(12), body: loom },
     Step { name: "miri", quick: false, optional: true, limit: minutes(12), body: miri::step },
     Step { name: "layout", quick: false, optional: true, limit: minutes(12), body: layout::step },
