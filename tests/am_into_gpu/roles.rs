@@ -246,16 +246,18 @@ pub(crate) fn full(runtime: &Runtime) {
     runtime.barrier().unwrap();
     if runtime.rank() == Rank(0) {
         for kind in [1, 3] {
+            // Not before the other rank looks for the error: who makes progress meanwhile would be told of it.
+            let go = runtime.post_recv(Rank(1), vec![0], Tag(77)).allow_posted(false).call().unwrap();
+            assert!(go.is_done());
             let refused = send(runtime, &device, name, kind, (2 << 20, 1)).unwrap_err();
             assert!(matches!(refused, OpError::Refused), "{refused}");
             send(runtime, &device, name, kind, (1 << 20, 2)).unwrap();
-            // Until it is looked at and gone: the next error is for who waits for it.
-            runtime.barrier().unwrap();
         }
         return;
     }
     let gpu = gpus(runtime).pop().unwrap();
     for _ in 0..2 {
+        assert!(!runtime.post_send(Rank(0), &[1], Tag(77)).allow_retry(false).call().unwrap().is_retry());
         let error = loop {
             match runtime.progress_all() {
                 Ok(_) => assert_eq!(came.count(), 0, "there is no room for it"),
@@ -269,6 +271,5 @@ pub(crate) fn full(runtime: &Runtime) {
         assert!(error.to_string().contains("large message"), "the reason: {error}");
         came.wait(runtime, 1);
         check(runtime, &gpu, &mut came.take()[0], 1 << 20);
-        runtime.barrier().unwrap();
     }
 }
