@@ -12,7 +12,7 @@ use crate::mem::{Buffer, MemRef};
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const CONNECTING: u8 = 0;
@@ -27,7 +27,9 @@ pub(super) struct Connection {
     state: AtomicU8,
     down: OnceLock<DownCause>,
     /// Links through it that are gone: the device is to look after it.
-    pub(super) unwanted: AtomicU32,
+    unwanted: AtomicU32,
+    /// The device's: set when a link has gone, or has broken a connection off, so that it need not look at all of them.
+    news: Arc<AtomicBool>,
     packet_size: usize,
     /// Sequence number of the last request that is known to be over; written by the poller.
     completed: CachePadded<AtomicU32>,
@@ -43,7 +45,7 @@ impl Connection {
         (peer, device): (PeerId, DeviceKey),
         (queue, depth): (Arc<QueuePair>, u32),
         words: Words,
-        bounces: Arc<Bounces>,
+        (bounces, news): (Arc<Bounces>, Arc<AtomicBool>),
     ) -> Self {
         Self {
             index,
@@ -52,12 +54,24 @@ impl Connection {
             state: AtomicU8::new(CONNECTING),
             down: OnceLock::new(),
             unwanted: AtomicU32::new(0),
+            news,
             packet_size: bounces.payload(),
             completed: CachePadded::new(AtomicU32::new(0)),
             sending: BiasedLock::new(Sending::new(queue, depth, index)),
             words,
             bounces,
         }
+    }
+
+    /// One of its links has gone.
+    pub(super) fn lose_link(&self) {
+        self.unwanted.fetch_add(1, Ordering::AcqRel);
+        self.news.store(true, Ordering::Release);
+    }
+
+    /// How many of its links have gone since this was last asked.
+    pub(super) fn lost_links(&self) -> u32 {
+        self.unwanted.swap(0, Ordering::AcqRel)
     }
 
     /// The rank and its device.
@@ -168,6 +182,7 @@ impl Connection {
     #[cold]
     fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
+        self.news.store(true, Ordering::Release);
         SubmitError::Down { peer: self.peer, cause }
     }
 

@@ -71,6 +71,8 @@ pub(super) struct Polling {
     pub(super) bounces: Arc<Bounces>,
     /// Completions that the queue has room for, and those that may be outstanding.
     pub(super) reserved: u32,
+    /// A link has gone, or has broken its connection off.
+    pub(super) news: Arc<AtomicBool>,
     /// What is to be told.
     pub(super) pending: VecDeque<Event>,
     /// Connections whose peers are to be told of messages taken in.
@@ -145,6 +147,7 @@ impl RdmaDevice {
             queue,
             bounces,
             reserved: depth,
+            news: Arc::default(),
             pending: VecDeque::new(),
             owing: Vec::new(),
             ending: Vec::new(),

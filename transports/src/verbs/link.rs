@@ -6,7 +6,6 @@ use super::domain::Shared;
 use super::transfers::{self, Direction};
 use crate::contract::{Exposed, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
 use crate::mem::{Buffer, MemRef};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// A way to one peer's device.
@@ -73,7 +72,7 @@ impl RdmaLink {
 
 impl Drop for RdmaLink {
     fn drop(&mut self) {
-        self.connection.unwanted.fetch_add(1, Ordering::AcqRel);
+        self.connection.lose_link();
         if let Some(device) = self.device.upgrade() {
             device.link_has_gone();
         }

@@ -143,7 +143,7 @@ impl Polling {
             (peer, device),
             (queue, shared.options.send_depth),
             words,
-            self.bounces.clone(),
+            (self.bounces.clone(), self.news.clone()),
         );
         Ok(Entry {
             connection: Arc::new(connection),
@@ -523,9 +523,12 @@ impl Polling {
 
     /// Looks for connections whose links have gone, and those that a link has broken off.
     pub(super) fn end_unwanted(&mut self) {
+        if !self.news.swap(false, Ordering::AcqRel) {
+            return;
+        }
         for index in self.entries.numbers() {
             let Some(entry) = self.entries.get(index) else { continue };
-            let gone = entry.connection.unwanted.swap(0, Ordering::AcqRel);
+            let gone = entry.connection.lost_links();
             entry.links = entry.links.saturating_sub(gone);
             if gone > 0 && entry.links == 0 {
                 self.leave(index);
