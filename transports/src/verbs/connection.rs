@@ -136,7 +136,6 @@ impl Connection {
         self.told(sent.map(|()| Submit::Done))
     }
 
-    /// The device will find it unwanted, and end it.
     /// Begins an operation on the peer's memory.
     pub(super) fn transfer(
         &self,
@@ -179,6 +178,7 @@ impl Connection {
         }
     }
 
+    /// The device will find it broken off, and end it.
     #[cold]
     fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
@@ -194,10 +194,12 @@ impl Connection {
         }
     }
 
-    /// Tells the peer how many messages were taken in. Whether that was possible now.
+    /// Tells the peer how many messages were taken in. Whether that is over and done with, and not to be tried again.
     pub(super) fn credit(&self, taken: u64) -> bool {
         let Some(mut sending) = self.sending.try_lock() else { return false };
-        sending.credit(taken, self.completed.load(Ordering::Acquire), &self.words)
+        let said = sending.credit(taken, self.completed.load(Ordering::Acquire), &self.words);
+        // A queue pair that takes no request is broken off: there is nobody to tell any more.
+        !matches!(self.told(said.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
     }
 
     /// Notes how it ended, the first time, and takes no more messages. What it ended by.

@@ -174,10 +174,10 @@ impl Sending {
         posted
     }
 
-    /// Tells the peer how many of its messages were taken in. Whether there was room for that.
-    pub(super) fn credit(&mut self, taken: u64, completed: u32, words: &Words) -> bool {
+    /// Tells the peer how many of its messages were taken in.
+    pub(super) fn credit(&mut self, taken: u64, completed: u32, words: &Words) -> Result<(), Unsent> {
         if self.outstanding(completed) + RESERVE / 2 >= self.depth {
-            return false;
+            return Err(Unsent::Busy(Busy::Full));
         }
         let mut part = [ibv_sge { addr: words.to_be_sent(taken), length: 8, lkey: words.key() }];
         let mut request = self.request(&mut part, IBV_WR_RDMA_WRITE);
@@ -188,7 +188,7 @@ impl Sending {
         let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
         // SAFETY: the words stay registered as long as the connection; should the value change before it is
         // read, a later count goes, which is as good.
-        unsafe { self.post(&mut request, due) }.is_ok()
+        unsafe { self.post(&mut request, due) }
     }
 
     /// Posts the last message, behind all others. Whether it could be.
