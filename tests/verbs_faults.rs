@@ -8,6 +8,7 @@
 //! | `calls` | calls of libibverbs that fail, with each reason |
 //! | `limits` | NICs that have little of something |
 //! | `timing` | what comes late, in another order, or not at all |
+//! | `together` | short messages that go in one request |
 //! | `ranks` | the same, as a runtime's operations see it |
 //! | `words` | what a user is told who has asked for what is not there |
 //! | `many` | a thousand ranks |
@@ -32,6 +33,8 @@ mod ranks;
 mod statuses;
 #[path = "verbs_faults/timing.rs"]
 mod timing;
+#[path = "verbs_faults/together.rs"]
+mod together;
 #[path = "verbs_faults/words.rs"]
 mod words;
 

@@ -121,7 +121,12 @@ impl Ground {
 
     pub(crate) fn with(config: &Config, options: &Options) -> Self {
         let fabric = fabric();
-        let side = |me| Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap();
+        // Of the three one gathers short messages as soon as it can, one later, and one never.
+        let options = |me: u32| {
+            let burst = [options.burst, 0, u32::MAX][me as usize];
+            Options { burst, ..options.clone() }
+        };
+        let side = |me| Side::open(nic(config.clone(), &fabric), options(me), identity(me, 4)).unwrap();
         let sides = (0..3).map(side).collect();
         let mut ground = Self { sides, ways: BTreeMap::new(), of_the_fourth: Vec::new(), fabric };
         for from in 0..3 {

@@ -230,6 +230,14 @@ impl Attacker {
         self.post(len, ibv::IBV_WR_SEND_WITH_IMM, |request| request.anon_1.imm_data = word.to_be());
     }
 
+    /// Sends words, an immediate in front.
+    pub(crate) fn send_words(&mut self, words: &[u64], immediate: u32) {
+        for (place, word) in self.memory.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        self.send_with_immediate(8 * words.len(), immediate);
+    }
+
     /// Writes a number to an address of the victim's.
     pub(crate) fn write(&mut self, value: u64, len: usize, addr: u64, key: u32, immediate: Option<u32>) {
         self.memory[..8].copy_from_slice(&value.to_le_bytes());

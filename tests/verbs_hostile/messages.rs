@@ -44,7 +44,7 @@ fn messages_too_short_for_a_header_or_longer_than_a_packet_end_their_connection_
 fn immediates_that_mean_nothing_end_their_connection_alone() {
     let _watchdog = Watchdog::over("immediates");
     let mut ground = Ground::new();
-    for word in [0, 2, 77, u32::MAX, 1 << 24] {
+    for word in [0, 3, 77, u32::MAX, 1 << 24] {
         for len in [0, 16, 100] {
             let mut attacker = Attacker::enter(&mut ground);
             attacker.send_with_immediate(len, word);
@@ -58,10 +58,44 @@ fn immediates_that_mean_nothing_end_their_connection_alone() {
         attacker.write(0, 8, addr, key, Some(word));
         ground.reports_the_attacker(&format!("a write with immediate {word}"));
     }
+    // What it says with a write did not come as a message.
+    let mut attacker = Attacker::enter(&mut ground);
+    let End { addr, key } = own_word(&attacker);
+    attacker.write(0, 8, addr, key, Some(TOGETHER));
+    is_protocol(&ground.reports_the_attacker("messages in a write"), "it said 2");
     // A farewell with baggage is one all the same.
     let mut attacker = Attacker::enter(&mut ground);
     attacker.send_with_immediate(1000, 1);
     assert_eq!(ground.reports_the_attacker("bye"), DownCause::Closed);
+}
+
+/// Said in front of messages that go together.
+const TOGETHER: u32 = 2;
+
+#[test]
+fn messages_that_go_together_and_are_none_end_their_connection_alone() {
+    let _watchdog = Watchdog::over("together");
+    let mut ground = Ground::new();
+    // Whose bytes are counted wrongly; and which say to be longer than they are, or than short ones can be.
+    for (bytes, word) in [
+        (&[8, 0][..], "said to be 8"),
+        (&[24, 1, 0, 0, 0], "said to be 24"),
+        (&[8, 0, 1], "cut off"),
+        (&[24, 0, 5, 5, 8], "cut off"),
+        (&[32, 0, 5, 5, 41, 0], "not short"),
+        (&[32, 0, 5, 5, u64::MAX, 0], "not short"),
+        (&[56, 0, 5, 5, 0, 5, 5, 9, 0], "cut off"),
+    ] {
+        let mut attacker = Attacker::enter(&mut ground);
+        attacker.send_words(bytes, TOGETHER);
+        is_protocol(&ground.reports_the_attacker(&format!("{bytes:?}")), word);
+    }
+    for len in [0, 15] {
+        let mut attacker = Attacker::enter(&mut ground);
+        attacker.send_with_immediate(len, TOGETHER);
+        is_protocol(&ground.reports_the_attacker(&format!("{len} bytes")), "too short");
+    }
+    ground.all_go_on(10);
 }
 
 struct End {

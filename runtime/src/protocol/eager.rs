@@ -51,6 +51,7 @@ mod tests {
         am_to_device: false,
         remote_memory: false,
         orders_on_events: false,
+        holds_back: false,
     };
 
     #[test]

@@ -146,6 +146,9 @@ pub trait Device: Send + Sync {
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
 
+    /// Sends what is held back so that it goes together with more: all that was submitted is on its way afterwards. A poll does so, too.
+    fn send_off(&self) {}
+
     /// A peer's words for messages that go to it: what it has from [`Link::splits`]. `None` while no link of its leads here.
     fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {
         let _ = peer;

@@ -17,6 +17,7 @@
 //! | [`chores`] | what progress has to do, in one word | progress |
 //! | [`earliest`] | the earliest of many points in time | deadlines |
 //! | [`hurdles`] | a count and two flags that one load finds absent | routes to peers |
+//! | [`rounds`] | what many threads put aside, to be taken up by whoever polls next | verbs |
 //! | [`ticks`] | numbers that only grow, and who listens for them | barriers of groups |
 //!
 //! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that under
@@ -35,6 +36,7 @@ pub mod hurdles;
 pub(crate) mod primitives;
 pub mod queue;
 pub mod ring;
+pub mod rounds;
 pub mod slab;
 pub mod sleepers;
 pub mod split;
@@ -47,6 +49,7 @@ pub use earliest::Earliest;
 pub use free_list::FreeList;
 pub use hurdles::Hurdles;
 pub use queue::Queue;
+pub use rounds::Rounds;
 pub use slab::Slab;
 pub use sleepers::Sleepers;
 pub use split::Split;

@@ -63,6 +63,11 @@ impl Sequential {
         self.0.store(value, Ordering::SeqCst);
     }
 
+    /// Adds, around the circle.
+    pub(crate) fn add(&self, value: u64) {
+        self.0.fetch_add(value, Ordering::SeqCst);
+    }
+
     #[inline(always)]
     pub(crate) fn fetch_max(&self, value: u64) {
         self.0.fetch_max(value, Ordering::SeqCst);

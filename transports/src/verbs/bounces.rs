@@ -51,6 +51,11 @@ impl Bounces {
         self.payload
     }
 
+    /// Bytes of one, with a header's.
+    pub(super) fn room(&self) -> usize {
+        HEADER + self.payload
+    }
+
     /// A free one.
     pub(super) fn take(&self) -> Option<Bounce> {
         self.free.pop().map(Bounce)
@@ -77,6 +82,21 @@ impl Bounces {
         debug_assert!(matches!(copied, Some(Ok(()))), "the caller has looked at kind and length");
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         Ok(Filled { addr: area.addr(at), len, key: area.key() })
+    }
+
+    /// Puts more bytes into one, at an offset. Whether there was room.
+    pub(super) fn append(&self, bounce: &Bounce, at: usize, bytes: &[u8]) -> Result<bool, VerbsError> {
+        let area = self.area()?;
+        let is_there = at + bytes.len() <= self.size;
+        let to = is_there.then(|| area.part_mut(bounce.0 as usize * self.size + at, bytes.len())).flatten();
+        Ok(to.is_some_and(|to| copy_now(to, MemRef::host(bytes)).is_ok()))
+    }
+
+    /// Where the first `len` bytes of one are.
+    pub(super) fn filled(&self, bounce: &Bounce, len: usize) -> Result<Filled, VerbsError> {
+        let area = self.area()?;
+        let len = u32::try_from(len.min(self.size)).unwrap_or(u32::MAX);
+        Ok(Filled { addr: area.addr(bounce.0 as usize * self.size), len, key: area.key() })
     }
 
     /// Where bytes without a header are; filled from those of `with`, for a put.

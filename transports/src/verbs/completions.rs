@@ -8,12 +8,13 @@ use super::sys::Subject;
 use super::sys::bindings::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
     IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SRQ_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
-    IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
+    IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
     IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR,
     ibv_wc,
 };
+use super::together::{Opened, TOGETHER};
 use super::wr_id::WrId;
-use crate::contract::{Batch, DownCause, Event, SmallArrival};
+use crate::contract::{Batch, DownCause, Event, Payload, SmallArrival};
 
 impl Polling {
     #[inline]
@@ -42,8 +43,13 @@ impl Polling {
             return self.receives.again(slot);
         };
         let (index, from) = (entry.connection.index, entry.connection.peer);
-        if completion.wc_flags & IBV_WC_WITH_IMM != 0 {
-            return self.told(slot, index, completion);
+        let has_word = completion.wc_flags & IBV_WC_WITH_IMM != 0;
+        // SAFETY: the flag says that it is an immediate; any four bytes are good.
+        let word = has_word.then(|| u32::from_be(unsafe { completion.anon_1.imm_data }));
+        // A write with an immediate takes a receive, too, and leaves in it what was there before.
+        let is_message = completion.opcode == IBV_WC_RECV;
+        if let Some(word) = word.filter(|word| *word != TOGETHER || !is_message) {
+            return self.told(slot, index, word);
         }
         let Some((taken, placed)) = self.receives.take(slot, completion.byte_len as usize, index) else {
             let why = format!("a message of {} bytes is too short for a header", completion.byte_len);
@@ -52,18 +58,52 @@ impl Polling {
         if placed {
             self.credit(index);
         }
+        if has_word {
+            let (header, payload) = match taken {
+                Taken::Small(header, bytes) => (header, Payload::Small(bytes)),
+                Taken::Large(header, payload) => (header, payload),
+            };
+            if header.0 != [payload.len() as u64, 0] {
+                let why = format!(
+                    "{} bytes of messages that go together, said to be {}",
+                    payload.len(),
+                    header.0[0]
+                );
+                return self.end(index, DownCause::Protocol(why));
+            }
+            self.opened = Some(Opened::new(index, from, payload));
+            return self.take_out(batch);
+        }
         match taken {
             Taken::Small(header, bytes) => batch.push_small(SmallArrival { from, header, bytes }),
             Taken::Large(header, payload) => batch.push(Event::Arrived { from, header, payload }),
         }
     }
 
+    /// Takes messages out that came together, as many as the batch has room for. Nothing that came later is looked at before all were.
+    pub(super) fn take_out(&mut self, batch: &mut Batch) {
+        let Some(opened) = &mut self.opened else { return };
+        let index = opened.connection;
+        let over = loop {
+            if batch.is_full() {
+                return;
+            }
+            match opened.next() {
+                Ok(Some(message)) => batch.push_small(message),
+                Ok(None) => break None,
+                Err(why) => break Some(why),
+            }
+        };
+        self.opened = None;
+        if let Some(why) = over {
+            self.end(index, DownCause::Protocol(format!("messages that go together are none: {why}")));
+        }
+    }
+
     /// Something that is said between devices.
     #[cold]
-    fn told(&mut self, slot: u32, index: u32, completion: &ibv_wc) {
+    fn told(&mut self, slot: u32, index: u32, word: u32) {
         self.receives.again(slot);
-        // SAFETY: the flag says that it is an immediate; any four bytes are good.
-        let word = u32::from_be(unsafe { completion.anon_1.imm_data });
         match word {
             BYE => self.end(index, DownCause::Closed),
             other => self.end(index, DownCause::Protocol(format!("it said {other}, which means nothing"))),

@@ -4,6 +4,7 @@ use super::address::DeviceKey;
 use super::bounces::Bounces;
 use super::memory::Words;
 use super::sending::{Sending, Unsent};
+use super::signs::Signs;
 use super::sys::QueuePair;
 use super::transfers::{Direction, Over, Registrations};
 use super::wire::End;
@@ -12,7 +13,7 @@ use crate::mem::{Buffer, MemRef};
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const CONNECTING: u8 = 0;
@@ -28,8 +29,8 @@ pub(super) struct Connection {
     down: OnceLock<DownCause>,
     /// Links through it that are gone: the device is to look after it.
     unwanted: AtomicU32,
-    /// The device's: set when a link has gone, or has broken a connection off, so that it need not look at all of them.
-    news: Arc<AtomicBool>,
+    /// The device's.
+    signs: Arc<Signs>,
     packet_size: usize,
     /// Sequence number of the last request that is known to be over; written by the poller.
     completed: CachePadded<AtomicU32>,
@@ -45,7 +46,7 @@ impl Connection {
         (peer, device): (PeerId, DeviceKey),
         (queue, depth): (Arc<QueuePair>, u32),
         words: Words,
-        (bounces, news): (Arc<Bounces>, Arc<AtomicBool>),
+        (bounces, signs): (Arc<Bounces>, Arc<Signs>),
     ) -> Self {
         Self {
             index,
@@ -54,7 +55,7 @@ impl Connection {
             state: AtomicU8::new(CONNECTING),
             down: OnceLock::new(),
             unwanted: AtomicU32::new(0),
-            news,
+            signs,
             packet_size: bounces.payload(),
             completed: CachePadded::new(AtomicU32::new(0)),
             sending: BiasedLock::new(Sending::new(queue, depth, index)),
@@ -66,7 +67,7 @@ impl Connection {
     /// One of its links has gone.
     pub(super) fn lose_link(&self) {
         self.unwanted.fetch_add(1, Ordering::AcqRel);
-        self.news.store(true, Ordering::Release);
+        self.signs.tell_news();
     }
 
     /// How many of its links have gone since this was last asked.
@@ -132,7 +133,7 @@ impl Connection {
             return self.not_up();
         }
         let completed = self.completed.load(Ordering::Acquire);
-        let sent = sending.message((header, bytes), completed, &self.words, &self.bounces);
+        let sent = sending.message((header, bytes), completed, &self.words, (&self.bounces, &self.signs));
         self.told(sent.map(|()| Submit::Done))
     }
 
@@ -182,7 +183,7 @@ impl Connection {
     #[cold]
     fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
-        self.news.store(true, Ordering::Release);
+        self.signs.tell_news();
         SubmitError::Down { peer: self.peer, cause }
     }
 
@@ -202,6 +203,18 @@ impl Connection {
         !matches!(self.told(said.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
     }
 
+    /// Sends off the messages that wait to go together. Whether that is over and done with.
+    pub(super) fn send_off(&self) -> bool {
+        let Some(mut sending) = self.sending.try_lock() else { return false };
+        if !self.is_up() {
+            return true;
+        }
+        let sent = sending.send_off(&self.bounces);
+        sending.is_listed = matches!(sent, Err(Unsent::Busy(_)));
+        drop(sending);
+        !matches!(self.told(sent.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
+    }
+
     /// Notes how it ended, the first time, and takes no more messages. What it ended by.
     pub(super) fn set_down(&self, cause: DownCause) -> DownCause {
         let _ = self.down.set(cause.clone());
@@ -214,7 +227,7 @@ impl Connection {
         let mut sending = self.sending.lock();
         let was_up = self.is_up();
         self.set_down(DownCause::Closed);
-        was_up && sending.bye()
+        was_up && sending.bye(&self.bounces)
     }
 
     /// Ends the queue pair. Whether there is something to wait for.

@@ -9,8 +9,10 @@ use super::interfaces;
 use super::link::RdmaLink;
 use super::meeting::Strangers;
 use super::receives::Receives;
+use super::signs::Signs;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
+use super::together::Opened;
 use super::transfers;
 use crate::contract::{
     AddressBlob, Armed, Batch, Device, DownCause, Event, Link, PeerId, Polled, Reach, SubmitError,
@@ -26,7 +28,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,8 +38,8 @@ const ASYNC: u64 = 2;
 pub(super) const CALL: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
-/// Completions that are looked at together.
-const TOGETHER: usize = 16;
+/// Completions that are looked at in one go.
+const AT_ONCE: usize = 16;
 
 /// Buffers for copied messages that do not go inline.
 const BOUNCES: usize = 32;
@@ -54,8 +56,7 @@ pub(super) struct RdmaDevice {
     polling: BiasedLock<Polling>,
     /// Something has to be looked after at the next poll.
     attention: AtomicBool,
-    /// Threads between `arm` and `disarm`.
-    sleepers: AtomicU32,
+    signs: Arc<Signs>,
     /// A fork has its memory, and not its queue pairs.
     owner: Owner,
 }
@@ -71,8 +72,8 @@ pub(super) struct Polling {
     pub(super) bounces: Arc<Bounces>,
     /// Completions that the queue has room for, and those that may be outstanding.
     pub(super) reserved: u32,
-    /// A link has gone, or has broken its connection off.
-    pub(super) news: Arc<AtomicBool>,
+    /// What those who send let it know.
+    pub(super) signs: Arc<Signs>,
     /// What is to be told.
     pub(super) pending: VecDeque<Event>,
     /// Connections whose peers are to be told of messages taken in.
@@ -82,10 +83,12 @@ pub(super) struct Polling {
     /// Why nothing goes any more.
     pub(super) broken: Option<String>,
     /// Where completions are put for being looked at.
-    space: Box<[ibv_wc; TOGETHER]>,
+    space: Box<[ibv_wc; AT_ONCE]>,
     /// Connections whose operations on memory are over, and to be told of.
     pub(super) ending: Vec<u32>,
-    /// Completions that were found when it was looked whether one may sleep.
+    /// Messages that came together, and were not all told of so far.
+    pub(super) opened: Option<Opened>,
+    /// Completions for which the batch had no room, or that were found when it was looked whether one may sleep.
     stash: VecDeque<ibv_wc>,
     pub(super) listener: Option<TcpListener>,
     pub(super) epoll: OwnedFd,
@@ -139,6 +142,7 @@ impl RdmaDevice {
             epoll::add(&set, fd, EventData::new_u64(name), EventFlags::IN)
                 .map_err(|error| system(error.into()))?;
         }
+        let signs = Arc::new(Signs::new(shared.options.burst));
         let polling = Polling {
             key,
             entries: Entries::default(),
@@ -147,13 +151,14 @@ impl RdmaDevice {
             queue,
             bounces,
             reserved: depth,
-            news: Arc::default(),
+            signs: signs.clone(),
+            opened: None,
             pending: VecDeque::new(),
             owing: Vec::new(),
             ending: Vec::new(),
             forsaken: Vec::new(),
             broken: None,
-            space: Box::new([ibv_wc::default(); TOGETHER]),
+            space: Box::new([ibv_wc::default(); AT_ONCE]),
             stash: VecDeque::new(),
             listener: Some(listener),
             epoll: rustix::io::dup(&set).map_err(|error| system(error.into()))?,
@@ -169,7 +174,7 @@ impl RdmaDevice {
             completions,
             polling: BiasedLock::new(polling),
             attention: AtomicBool::new(true),
-            sleepers: AtomicU32::new(0),
+            signs,
             owner: Owner::this_process(),
         }))
     }
@@ -213,7 +218,7 @@ impl RdmaDevice {
     /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.
     fn woken(&self, polling: &Polling) {
         self.completions.take_events();
-        if self.sleepers.load(Ordering::SeqCst) > 0
+        if self.signs.rounds.is_asleep()
             && let Err(error) = polling.queue.request_notification()
         {
             tracing::warn!(%error, "sleeping threads cannot be woken");
@@ -250,16 +255,28 @@ impl Polling {
     /// Takes completions off the queue, as many as the batch has room for.
     #[inline]
     fn poll(&mut self, batch: &mut Batch) {
+        if self.signs.rounds.has_aside() {
+            self.send_off();
+        }
+        self.signs.rounds.advance();
+        if self.opened.is_some() {
+            self.take_out(batch);
+        }
         while !batch.is_full()
             && let Some(completion) = self.stash.pop_front()
         {
             self.complete(&completion, batch);
         }
-        let room = batch.room().min(TOGETHER);
+        let room = batch.room().min(AT_ONCE);
         if room > 0 && self.stash.is_empty() {
             match self.queue.poll(&mut self.space[..room]).map(<[_]>::len) {
                 Ok(count) => {
                     for at in 0..count {
+                        // Of those that came together there may have been more than one each.
+                        if batch.is_full() {
+                            self.stash.extend(&self.space[at..count]);
+                            break;
+                        }
                         let completion = self.space[at];
                         self.complete(&completion, batch);
                     }
@@ -286,6 +303,18 @@ impl Polling {
             self.end_transfers();
         }
         self.tell(batch);
+    }
+
+    /// Sends off the messages that wait to go together.
+    #[cold]
+    fn send_off(&mut self) {
+        for index in self.signs.rounds.take_up() {
+            let Some(entry) = self.entries.get(index) else { continue };
+            if !entry.connection.send_off() {
+                // This is the poller: nobody has to be woken for it.
+                let _ = self.signs.rounds.put_aside(index);
+            }
+        }
     }
 
     /// Tells of operations on memory that are over.
@@ -349,6 +378,8 @@ impl Polling {
     fn has_something(&mut self) -> bool {
         if !self.stash.is_empty()
             || !self.pending.is_empty()
+            || self.opened.is_some()
+            || self.signs.rounds.has_aside()
             || !self.owing.is_empty()
             || !self.ending.is_empty()
         {
@@ -416,15 +447,24 @@ impl Device for RdmaDevice {
         Polled::Some
     }
 
+    #[inline]
+    fn send_off(&self) {
+        if self.signs.rounds.has_aside()
+            && let Some(mut polling) = self.polling.try_lock()
+        {
+            polling.send_off();
+        }
+    }
+
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.signs.rounds.sleep();
         self.attention.store(true, Ordering::Relaxed);
         let asked = polling.queue.request_notification();
         // Receives that were not worth a doorbell may be what the peer waits for.
         polling.receives.post();
         if asked.is_err() || polling.has_something() {
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.signs.rounds.wake();
             return Armed::Ready;
         }
         Armed::Wait(self.epoll.as_fd())
@@ -432,7 +472,7 @@ impl Device for RdmaDevice {
 
     fn disarm(&self) {
         self.attention.store(true, Ordering::Relaxed);
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.signs.rounds.wake();
     }
 
     fn close(&self) {
@@ -447,7 +487,7 @@ impl Device for RdmaDevice {
             polling.leave(index);
         }
         // What comes meanwhile is for nobody.
-        let mut batch = Batch::new(TOGETHER);
+        let mut batch = Batch::new(AT_ONCE);
         let until = Instant::now() + LINGER;
         while !polling.entries.is_empty() && Instant::now() < until {
             self.look_after(&mut polling);
@@ -474,6 +514,7 @@ impl Polling {
         // Of what was posted the owner is told all the same.
         self.pending.retain(|event| matches!(event, Event::Completion { .. }));
         self.stash.clear();
+        self.opened = None;
         self.forsaken.clear();
         self.strangers = Strangers::default();
         self.listener = None;

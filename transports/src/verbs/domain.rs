@@ -113,6 +113,7 @@ impl RdmaDomain {
             am_to_device: false,
             remote_memory: true,
             orders_on_events: false,
+            holds_back: true,
         };
         let shared = Shared {
             name,

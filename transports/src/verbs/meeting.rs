@@ -17,7 +17,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Callers that have not introduced themselves, and twice as many as there are ranks where that is more. One more, and the first
 /// has to go.
@@ -143,7 +142,7 @@ impl Polling {
             (peer, device),
             (queue, shared.options.send_depth),
             words,
-            (self.bounces.clone(), self.news.clone()),
+            (self.bounces.clone(), self.signs.clone()),
         );
         Ok(Entry {
             connection: Arc::new(connection),
@@ -523,7 +522,7 @@ impl Polling {
 
     /// Looks for connections whose links have gone, and those that a link has broken off.
     pub(super) fn end_unwanted(&mut self) {
-        if !self.news.swap(false, Ordering::AcqRel) {
+        if !self.signs.take_news() {
             return;
         }
         for index in self.entries.numbers() {

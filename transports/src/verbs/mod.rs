@@ -16,6 +16,8 @@
 //! | `memory`, `bounces` | memory that the NIC reads and writes |
 //! | `gpu_memory` | memory of GPUs, made known to the NIC |
 //! | `wr_id` | what a request is called |
+//! | `signs` | what those who send and the one who polls let each other know |
+//! | [`together`] | short messages that go to a peer in one request |
 //! | `sending` | requests, what they hold, and when it is free again |
 //! | `transfers` | bytes that the NIC moves between this rank's memory and a peer's |
 //! | `receives` | the shared receive queue and its packets |
@@ -47,9 +49,11 @@ pub mod port;
 mod queue_pairs;
 mod receives;
 mod sending;
+mod signs;
 pub mod simulated;
 mod survey;
 pub mod sys;
+pub mod together;
 mod transfers;
 pub mod wire;
 mod wr_id;

@@ -2,18 +2,21 @@
 
 use super::bounces::{Bounce, Bounces, Filled, HEADER};
 use super::memory::{Words, addresses};
+use super::signs::Signs;
 use super::sys::bindings::{
     IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
 };
 use super::sys::{PostFailure, QueuePair};
+use super::together::{self, Gathered, Record, TOGETHER};
 use super::transfers::{Direction, Over, PIECE, PlaceKey, Registrations, Transfer, Via};
 use super::wire::End;
 use super::wr_id::WrId;
 use crate::contract::{Busy, Header, OpToken, RemotePlace};
-use crate::mem::{Buffer, MemRef};
+use crate::mem::{Buffer, MemRef, SmallBytes};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// Requests of a queue that messages leave free: for credits, the last message, and what is posted behind everything.
 const RESERVE: u32 = 4;
@@ -32,6 +35,13 @@ pub(super) enum Unsent {
     Failed(String),
     /// The NIC cannot be told of the memory.
     Unregistered(String),
+}
+
+impl Unsent {
+    /// Nothing that matters, if it may only be tried again.
+    fn unless_busy(self) -> Result<(), Self> {
+        if matches!(self, Self::Busy(_)) { Ok(()) } else { Err(self) }
+    }
 }
 
 /// What a request needs until it is over.
@@ -62,6 +72,13 @@ pub(super) struct Sending {
     word: (u64, u32),
     /// What requests hold, in their order.
     held: VecDeque<(u32, Held)>,
+    /// The round of which the messages are counted, and how many were sent in it.
+    round: u32,
+    in_round: u32,
+    /// Messages that wait to go together, behind all that were sent; counted as a request and a message already.
+    gathered: Option<Gathered>,
+    /// Whether the poller has been told that some do.
+    pub(super) is_listed: bool,
 }
 
 impl Sending {
@@ -79,6 +96,10 @@ impl Sending {
             window: 0,
             word: (0, 0),
             held: VecDeque::new(),
+            round: 0,
+            in_round: 0,
+            gathered: None,
+            is_listed: false,
         }
     }
 
@@ -100,14 +121,50 @@ impl Sending {
         (header, bytes): (Header, MemRef<'_>),
         completed: u32,
         words: &Words,
-        bounces: &Bounces,
+        (bounces, signs): (&Bounces, &Signs),
     ) -> Result<(), Unsent> {
+        let is_burst = self.is_burst(signs);
+        if is_burst && bytes.len() <= SmallBytes::MAX {
+            return self.gather((header, bytes), completed, words, (bounces, signs));
+        }
+        if self.gathered.is_some() {
+            self.send_off(bounces)?;
+        }
+        self.room(completed, words)?;
+        self.alone((header, bytes), completed, bounces)
+    }
+
+    /// Whether more was sent in this round than goes by itself.
+    #[inline(always)]
+    fn is_burst(&mut self, signs: &Signs) -> bool {
+        let round = signs.rounds.current();
+        if round != self.round {
+            (self.round, self.in_round) = (round, 0);
+        }
+        self.in_round = self.in_round.saturating_add(1);
+        self.in_round > signs.burst
+    }
+
+    /// Whether one more may be sent: the queue and the peer have room.
+    #[inline(always)]
+    fn room(&mut self, completed: u32, words: &Words) -> Result<(), Unsent> {
         if self.outstanding(completed) + RESERVE >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
         }
         if self.sent - self.returned >= self.window {
             self.look_at_credits(words)?;
         }
+        Ok(())
+    }
+
+    /// Sends a message by itself.
+    #[inline(always)]
+    fn alone(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
         if HEADER + bytes.len() <= self.inline {
             self.inline_message(header, bytes)?;
         } else {
@@ -131,6 +188,75 @@ impl Sending {
             true => Ok(()),
             false => Err(Unsent::Busy(Busy::Full)),
         }
+    }
+
+    /// Puts a short message with those that wait, and sends them off if no other has room.
+    #[inline(never)]
+    fn gather(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        (bounces, signs): (&Bounces, &Signs),
+    ) -> Result<(), Unsent> {
+        let Some(record) = Record::of(header, bytes) else {
+            return Err(Unsent::Failed("a message cannot be read".into()));
+        };
+        let mut nobody_polls = false;
+        let mut gathered = match self.gathered.take() {
+            Some(gathered) => gathered,
+            None => {
+                self.room(completed, words)?;
+                self.give_back(completed, bounces);
+                let Some(bounce) = bounces.take() else {
+                    return self.alone((header, bytes), completed, bounces);
+                };
+                self.sent += 1;
+                // What is listed is found by a poller before it sleeps; but one may sleep since it was listed, and was sent off by
+                // whoever found that.
+                nobody_polls = match self.is_listed {
+                    true => signs.rounds.is_asleep(),
+                    false => signs.rounds.put_aside(self.connection),
+                };
+                self.is_listed = true;
+                Gathered { bounce, len: HEADER }
+            }
+        };
+        let put = bounces.append(&gathered.bounce, gathered.len, record.as_bytes());
+        if let Ok(true) = put {
+            gathered.len += record.as_bytes().len();
+        }
+        let is_full = gathered.len + together::LONGEST > bounces.room().min(together::MOST);
+        self.gathered = Some(gathered);
+        match put {
+            // Should the queue be full against its word, it is tried again.
+            Ok(true) if is_full || nobody_polls => self.send_off(bounces).or_else(Unsent::unless_busy),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Unsent::Busy(Busy::Full)),
+            Err(error) => Err(Unsent::Failed(error.to_string())),
+        }
+    }
+
+    /// Sends off the messages that wait to go together.
+    pub(super) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
+        let Some(Gathered { bounce, len }) = self.gathered.take() else { return Ok(()) };
+        let count = Header([(len - HEADER) as u64, 0]);
+        let counted = bounces.append(&bounce, 0, count.0.as_bytes());
+        let posted = match counted.and_then(|_| bounces.filled(&bounce, len)) {
+            Ok(Filled { addr, len, key }) => {
+                let mut part = [ibv_sge { addr, length: len, lkey: key }];
+                let mut request = self.request(&mut part, IBV_WR_SEND_WITH_IMM);
+                request.anon_1.imm_data = TOGETHER.to_be();
+                // SAFETY: the bounce is nobody else's until the request is over.
+                unsafe { self.post(&mut request, true) }
+            }
+            Err(error) => Err(Unsent::Failed(error.to_string())),
+        };
+        match posted {
+            Ok(()) => self.held.push_back((self.posted, Held::Bounce(bounce))),
+            Err(_) => self.gathered = Some(Gathered { bounce, len }),
+        }
+        posted
     }
 
     #[inline]
@@ -192,7 +318,10 @@ impl Sending {
     }
 
     /// Posts the last message, behind all others. Whether it could be.
-    pub(super) fn bye(&mut self) -> bool {
+    pub(super) fn bye(&mut self, bounces: &Bounces) -> bool {
+        if self.send_off(bounces).is_err() {
+            return false;
+        }
         let mut request = self.request(&mut [], IBV_WR_SEND_WITH_IMM);
         request.anon_1.imm_data = BYE.to_be();
         request.wr_id = WrId::Bye { connection: self.connection }.encode();
@@ -224,6 +353,9 @@ impl Sending {
     pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
         // First: no request of it reads a bounce, or a buffer, after this.
         self.queue = None;
+        if let Some(Gathered { bounce, .. }) = self.gathered.take() {
+            bounces.give_back(bounce);
+        }
         let mut ended = Vec::new();
         for (_, held) in self.held.drain(..) {
             match held {
@@ -378,7 +510,7 @@ impl Sending {
 
     #[inline(always)]
     fn outstanding(&self, completed: u32) -> u32 {
-        self.posted.wrapping_sub(completed)
+        self.posted.wrapping_sub(completed) + u32::from(self.gathered.is_some())
     }
 
     fn give_back(&mut self, completed: u32, bounces: &Bounces) {

@@ -1,0 +1,157 @@
+//! Short messages that go to a peer in one request.
+//!
+//! A program that sends many short messages in a row pays for each a doorbell, a packet on the wire, an acknowledgement, a receive and
+//! a completion; together they pay for one. But whoever sends one message wants it to go. So of those that are sent to a peer between two polls
+//! ([`Signs`](super::signs::Signs)) the first few go by themselves, at once. The others are gathered, and go when no more fits, when a message
+//! comes that goes by itself, and at the latest with the next poll.
+//!
+//! On the wire the header of such a request counts its bytes. Behind it stand the messages, each a [`Record`] and its bytes, filled up to a whole word.
+
+use super::bounces::Bounce;
+use crate::contract::{Header, Payload, PeerId, SmallArrival};
+use crate::mem::{MemMut, MemRef, SmallBytes, copy::copy_now};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Said by an immediate: these are messages that go together.
+pub(super) const TOGETHER: u32 = 2;
+
+/// Bytes that go together at most, with their header: the first of them should not wait for long.
+pub(super) const MOST: usize = 2 << 10;
+
+/// What stands in front of each message: its header, and how many bytes it has.
+const RECORD: usize = 24;
+
+/// Messages that wait to go.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) bounce: Bounce,
+    /// Bytes of the bounce buffer that are taken.
+    pub(super) len: usize,
+}
+
+/// One message as it travels.
+pub(super) struct Record {
+    words: [u64; 8],
+    len: usize,
+}
+
+const _: () = assert!(RECORD + SmallBytes::MAX == 64, "the longest fills a record");
+
+impl Record {
+    /// Of a message that is short enough.
+    pub(super) fn of(header: Header, bytes: MemRef<'_>) -> Option<Self> {
+        let [first, second] = header.0;
+        let mut words = [first, second, bytes.len() as u64, 0, 0, 0, 0, 0];
+        let place = words.as_mut_bytes().get_mut(RECORD..RECORD + bytes.len())?;
+        copy_now(MemMut::host(place), bytes).ok()?;
+        Some(Self { words, len: length(bytes.len()) })
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.words.as_bytes()[..self.len]
+    }
+}
+
+/// Bytes that the longest message takes.
+pub(super) const LONGEST: usize = RECORD + SmallBytes::MAX;
+
+/// Bytes that a message takes.
+pub(super) fn length(payload: usize) -> usize {
+    RECORD + payload.next_multiple_of(8)
+}
+
+/// Messages that came together, and were not all taken out so far.
+#[derive(Debug)]
+pub struct Opened {
+    pub(super) connection: u32,
+    from: PeerId,
+    payload: Payload,
+    at: usize,
+}
+
+impl Opened {
+    /// What has come through a connection from a peer.
+    pub fn new(connection: u32, from: PeerId, payload: Payload) -> Self {
+        Self { connection, from, payload, at: 0 }
+    }
+
+    /// The next of them; `None` when all were taken out.
+    ///
+    /// # Errors
+    /// What the peer has sent are no messages; why.
+    #[allow(clippy::should_implement_trait, reason = "it can fail")]
+    pub fn next(&mut self) -> Result<Option<SmallArrival>, &'static str> {
+        let all = match &self.payload {
+            Payload::Small(bytes) => bytes.as_slice(),
+            Payload::Packet(packet) => packet.as_slice().ok_or("they are not in host memory")?,
+            Payload::Loan(_) | Payload::Aside(_) => &[],
+        };
+        let rest = all.get(self.at..).unwrap_or(&[]);
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let (front, rest) = <[u64; 3]>::read_from_prefix(rest).map_err(|_| "it is cut off")?;
+        let [first, second, len] = front;
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let mut bytes = SmallBytes::zeroed(len).ok_or("one is not short")?;
+        // As it is filled up, more can be missing than the bytes themselves.
+        let found = rest.get(..len.next_multiple_of(8)).ok_or("it is cut off")?;
+        copy_now(MemMut::host(bytes.as_mut_slice()), MemRef::host(&found[..len]))
+            .map_err(|_| "it is no memory")?;
+        self.at += length(len);
+        Ok(Some(SmallArrival { from: self.from, header: Header([first, second]), bytes }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{HostAllocator, PacketPool};
+
+    fn opened(bytes: &[u8]) -> Opened {
+        let pool = PacketPool::new(std::sync::Arc::new(HostAllocator), 4096, 1);
+        let packet = pool.take_copy(MemRef::host(bytes)).unwrap();
+        Opened::new(0, PeerId(7), Payload::Packet(packet))
+    }
+
+    fn all(bytes: &[u8]) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
+        let mut opened = opened(bytes);
+        let next = || opened.next().transpose();
+        std::iter::from_fn(next)
+            .map(|one| one.map(|one| (one.header, one.bytes.as_slice().to_vec())))
+            .collect()
+    }
+
+    #[test]
+    fn what_goes_together_comes_as_it_was_and_in_its_order() {
+        let sent: Vec<_> =
+            (0..=40_u8).map(|len| (Header([u64::from(len), !0]), vec![len; len.into()])).collect();
+        let mut together = Vec::new();
+        for (header, bytes) in &sent {
+            let record = Record::of(*header, MemRef::host(bytes)).unwrap();
+            assert_eq!(record.as_bytes().len(), length(bytes.len()));
+            together.extend_from_slice(record.as_bytes());
+        }
+        assert_eq!(all(&together).unwrap(), sent);
+        assert!(Record::of(Header([0, 0]), MemRef::host(&[0; 41])).is_none());
+    }
+
+    #[test]
+    fn what_is_cut_off_or_claims_too_much_is_an_error() {
+        let mut together = Vec::new();
+        for len in [8, 0, 40, 3] {
+            together.extend_from_slice(
+                Record::of(Header([1, 2]), MemRef::host(&vec![5; len])).unwrap().as_bytes(),
+            );
+        }
+        let ends = [0, 32, 56, 120, 152];
+        for len in 0..=together.len() {
+            assert_eq!(all(&together[..len]).is_ok(), ends.contains(&len), "{len}");
+        }
+        for claim in [41, 64, u64::from(u32::MAX), u64::MAX] {
+            let mut wrong = together.clone();
+            wrong.splice(16..24, claim.to_ne_bytes());
+            assert_eq!(all(&wrong).unwrap_err(), "one is not short");
+        }
+    }
+}
