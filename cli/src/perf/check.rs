@@ -49,7 +49,7 @@ pub(super) fn there_and_back(
             let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
             in_turn(leads, give, || receive(seat, memory, point, &theirs))
         }
-        Op::Put => {
+        Op::Put | Op::PutSeen => {
             let window = Window::open(seat, memory, &poison(&theirs))?;
             let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
             let Seat { runtime, device, peer, checks_name, checks, over, .. } = seat;

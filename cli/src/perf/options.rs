@@ -25,7 +25,8 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
            under way; timed until the last is acknowledged.
 rate       the same, for small messages (8 B unless --size is given).
 
-A put of a ping-pong carries a signal; in a stream the last one of each window does. A get, a fetch_add (of 8 bytes,
+A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen carries none: its receiver
+looks at the last byte until it is there, as ib_write_lat and ucp_put_lat do; it has a latency only, and host memory. A get, a fetch_add (of 8 bytes,
 whatever --size says), a barrier and a copy are no ping-pongs: their latency is the time until they are over, all of it.
 Gets and additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two
 then, with one thread each; rank 0 measures it. A copy stays within rank 0, which sees both devices then: it goes from
@@ -36,7 +37,7 @@ ping-pong goes both ways. What a GPU carries out is over when its engine says so
 all of them are. Active messages that fit into a packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\", \"put\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
+  op            \"am\", \"send\", \"put\", \"put_seen\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message
   ranks         how many there are
@@ -129,6 +130,9 @@ pub(super) enum Op {
     Send,
     /// Puts into memory that the peer has mapped.
     Put,
+    /// Puts without a signal, whose receiver looks at its memory until they are there.
+    #[value(name = "put_seen")]
+    PutSeen,
     /// Gets from memory of the peer.
     Get,
     /// Additions to a word of the peer's memory.
@@ -147,6 +151,7 @@ impl Op {
             Self::Am => "am",
             Self::Send => "send",
             Self::Put => "put",
+            Self::PutSeen => "put_seen",
             Self::Get => "get",
             Self::FetchAdd => "fetch_add",
             Self::Barrier => "barrier",

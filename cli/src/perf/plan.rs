@@ -85,6 +85,7 @@ impl Plan {
                 for &test in tests {
                     let sizes: &[usize] = match (op, test) {
                         (Op::FetchAdd, Test::Bandwidth) => &[],
+                        (Op::PutSeen, Test::Bandwidth | Test::Rate) => &[],
                         (Op::FetchAdd, _) => &[WORD],
                         (Op::Barrier, Test::Latency) if !points.contains(&BARRIER) => &[0],
                         (Op::Barrier, _) => &[],
@@ -121,12 +122,14 @@ impl Plan {
 
     /// Whether each operation can work on the memory that was chosen.
     pub(super) fn suits_memory(&self) -> Result<(), PerfError> {
-        let kind = self.sides.others;
-        match self.points.iter().find(|point| point.op == Op::FetchAdd) {
-            Some(add) if matches!(kind, Kind::Device(_)) => {
-                Err(PerfError::HostOnly { op: add.op.name(), kind })
-            }
-            _ => Ok(()),
+        let host_only = |point: &&Point| match point.op {
+            Op::FetchAdd => matches!(self.sides.others, Kind::Device(_)),
+            Op::PutSeen => !self.sides.are_host(),
+            _ => false,
+        };
+        match self.points.iter().find(host_only) {
+            Some(point) => Err(PerfError::HostOnly { op: point.op.name(), kind: self.sides.others }),
+            None => Ok(()),
         }
     }
 
@@ -183,6 +186,15 @@ mod tests {
             .collect();
         let both = [1, 2].map(|threads| [(Test::Latency, 8, threads), (Test::Rate, 8, threads)]);
         assert_eq!(adds, both.concat());
+    }
+
+    #[test]
+    fn a_put_that_is_seen_has_a_latency_only_and_host_memory() {
+        let all = plan(&["--op", "put_seen", "--size", "8,64"]);
+        assert!(all.points.len() == 2 && all.points.iter().all(|point| point.test == Test::Latency));
+        assert!(all.suits_memory().is_ok());
+        assert!(plan(&["--op", "put_seen", "--mem", "device"]).suits_memory().is_err());
+        assert!(plan(&["--op", "put_seen", "--mem", "pinned,host"]).suits_memory().is_err());
     }
 
     #[test]

@@ -68,3 +68,58 @@ impl Line for PutLine<'_> {
         self.seat.settle(most)
     }
 }
+
+/// Puts whose receiver looks at its memory.
+pub(super) struct SeenLine<'a> {
+    seat: &'a Seat,
+    window: &'a Window,
+    bytes: Vec<u8>,
+    /// Where the last byte comes.
+    last: Option<RegionSlice>,
+    /// What it was in the last put that went, and that came.
+    sent: u8,
+    seen: u8,
+}
+
+impl<'a> SeenLine<'a> {
+    /// Of so many bytes, and one at least. The windows hold zeros.
+    pub(super) fn new(seat: &'a Seat, window: &'a Window, size: usize) -> Self {
+        let size = size.max(1);
+        let last = window.mine.slice(size - 1, 1);
+        Self { seat, window, bytes: vec![0; size], last, sent: 0, seen: 0 }
+    }
+}
+
+impl Line for SeenLine<'_> {
+    #[inline]
+    fn send(&mut self) -> Result<(), PerfError> {
+        let Seat { runtime, device, peer, over, .. } = self.seat;
+        self.sent = self.sent.wrapping_add(1);
+        if let Some(last) = self.bytes.last_mut() {
+            *last = self.sent;
+        }
+        let put = runtime.post_put(*peer, &self.bytes[..], &self.window.theirs, 0);
+        let mut put = put.device(device).comp(over);
+        self.seat.start(|| put.call())
+    }
+
+    /// The last byte is there last: a NIC writes what one packet holds in the order of addresses, as those who poll memory take for
+    /// granted, and a CPU that copies does, too.
+    #[inline]
+    fn receive(&mut self, count: u64) -> Result<(), PerfError> {
+        for _ in 0..count {
+            self.seen = self.seen.wrapping_add(1);
+            let (last, seen) = (&self.last, self.seen);
+            self.seat.look_until(|| {
+                let mut byte = [0];
+                last.as_ref().is_some_and(|last| last.read(&mut byte).is_ok()) && byte == [seen]
+            })?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn settle(&mut self, most: u64) -> Result<(), PerfError> {
+        self.seat.settle(most)
+    }
+}

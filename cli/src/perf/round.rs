@@ -10,7 +10,7 @@ use super::line::Line;
 use super::memory::Memory;
 use super::options::Op;
 use super::plan::{Point, Test};
-use super::put::PutLine;
+use super::put::{PutLine, SeenLine};
 use super::seat::Seat;
 use super::send::SendLine;
 use super::window::Window;
@@ -92,6 +92,10 @@ impl Round<'_> {
                 None => Ok(Measured::Nothing),
             },
             Op::Barrier => Ok(Measured::Nothing),
+            Op::PutSeen => {
+                let window = Window::open(seat, self.memory, &vec![0; size.max(1)])?;
+                self.measure(&mut SeenLine::new(seat, &window, size), seat)
+            }
             Op::Put => {
                 let window = Window::open(seat, self.memory, &vec![0; size])?;
                 let every = if test == Test::Latency { 1 } else { stream::window(size) };

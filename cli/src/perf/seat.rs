@@ -198,6 +198,12 @@ impl Seat {
         if self.pace == Pace::Sleep {
             return self.sleep_until(&done);
         }
+        self.look_until(done)
+    }
+
+    /// The same of something that no event tells of: nobody sleeps over it.
+    #[inline]
+    pub(super) fn look_until(&self, done: impl Fn() -> bool) -> Result<(), PerfError> {
         while !done() {
             self.poll()?;
         }

@@ -62,7 +62,7 @@ const BUSY: f64 = 0.5;
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Rows: the operations are am, send, put, get, fetch_add, barrier and memcpy; the tests latency, bandwidth and rate. A size is
+Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests latency, bandwidth and rate. A size is
 in bytes; of a barrier it is the number of ranks. With @THREADS each rank has so many threads, each with a device of its
 own, or all with one after `shared:`; beside it stands how many times the figure of one thread that is, which is measured
 too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size. With gpu: in

@@ -90,7 +90,7 @@ impl Side for Mpich {
         match row.op {
             // How threads get into each other's way is compared all the same: with what MPI has for messages.
             Op::Am if row.threads == 1 => Ok(Prepared::Cannot("MPI has no active messages".into())),
-            Op::Put | Op::Get | Op::FetchAdd => {
+            Op::Put | Op::PutSeen | Op::Get | Op::FetchAdd => {
                 Ok(Prepared::Cannot("its windows are not measured yet".into()))
             }
             Op::Memcpy => Ok(Prepared::Cannot("it is no communication".into())),

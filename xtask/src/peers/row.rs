@@ -31,6 +31,8 @@ pub(super) enum Op {
     Send,
     /// Puts into mapped memory.
     Put,
+    /// Puts whose receiver looks at its memory until they are there, which nobody tells it.
+    PutSeen,
     /// Gets from mapped memory.
     Get,
     /// Additions to a word of mapped memory.
@@ -160,6 +162,7 @@ impl Op {
             Self::Am => "am",
             Self::Send => "send",
             Self::Put => "put",
+            Self::PutSeen => "put_seen",
             Self::Get => "get",
             Self::FetchAdd => "fetch_add",
             Self::Barrier => "barrier",
@@ -169,18 +172,26 @@ impl Op {
 
     /// How many times what is timed for a latency goes the way that counts.
     pub(super) fn ways(self) -> f64 {
-        if matches!(self, Self::Am | Self::Send | Self::Put) { 2.0 } else { 1.0 }
+        if matches!(self, Self::Am | Self::Send | Self::Put | Self::PutSeen) { 2.0 } else { 1.0 }
     }
 
-    const ALL: [Self; 7] =
-        [Self::Am, Self::Send, Self::Put, Self::Get, Self::FetchAdd, Self::Barrier, Self::Memcpy];
+    const ALL: [Self; 8] = [
+        Self::Am,
+        Self::Send,
+        Self::Put,
+        Self::PutSeen,
+        Self::Get,
+        Self::FetchAdd,
+        Self::Barrier,
+        Self::Memcpy,
+    ];
 
     /// The tests that it has.
     fn tests(self) -> &'static [Test] {
         match self {
             Self::Am | Self::Send | Self::Put | Self::Get => &[Test::Latency, Test::Bandwidth, Test::Rate],
             Self::FetchAdd => &[Test::Latency, Test::Rate],
-            Self::Barrier => &[Test::Latency],
+            Self::Barrier | Self::PutSeen => &[Test::Latency],
             Self::Memcpy => &[Test::Bandwidth],
         }
     }
@@ -263,7 +274,8 @@ impl FromStr for Row {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
         };
         let op = Op::ALL.into_iter().find(|known| known.name() == op);
-        let op = op.ok_or("the operations are am, send, put, get, fetch_add, barrier and memcpy")?;
+        let op =
+            op.ok_or("the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy")?;
         let test = op.tests().iter().copied().find(|known| known.name() == test).ok_or_else(|| {
             let tests: Vec<_> = op.tests().iter().map(|test| test.name()).collect();
             format!("the tests of {} are: {}", op.name(), tests.join(", "))

@@ -166,11 +166,11 @@ fn name(row: &Row) -> Option<&'static str> {
         (Op::Am, Test::Bandwidth | Test::Rate) => "ucp_am_bw",
         (Op::Send, Test::Latency) => "tag_lat",
         (Op::Send, Test::Bandwidth | Test::Rate) => "tag_bw",
-        (Op::Put, Test::Latency) => "ucp_put_lat",
+        (Op::Put | Op::PutSeen, Test::Latency) => "ucp_put_lat",
         (Op::Put, Test::Bandwidth | Test::Rate) => "ucp_put_bw",
         (Op::Get, _) => "ucp_get",
         (Op::FetchAdd, _) => "ucp_fadd",
-        (Op::Barrier | Op::Memcpy, _) => return None,
+        (Op::PutSeen | Op::Barrier | Op::Memcpy, _) => return None,
     })
 }
 
