@@ -296,7 +296,6 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
         timeout: byte(settings.verbs_timeout()),
         retries: byte(settings.verbs_retries()),
         send_depth: count(settings.verbs_depth()),
-        burst: count(settings.verbs_burst()),
         receives: count(settings.verbs_receives()),
         packet_size: settings.packet_size(),
         ..verbs::Options::default()

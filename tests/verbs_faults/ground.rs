@@ -2,7 +2,7 @@
 
 use crate::support::pattern;
 use carrack::transports::contract::{
-    Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Submit,
+    Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Short, Submit,
     SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
@@ -108,6 +108,18 @@ pub(crate) fn submit(link: &Arc<dyn Link>, header: [u64; 2], bytes: &[u8]) -> Re
     link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) })
 }
 
+pub(crate) fn submit_with_more(
+    link: &Arc<dyn Link>,
+    [first, second]: [u64; 2],
+    bytes: &[u8],
+) -> Result<Submit, SubmitError> {
+    match link.am_more((first, second), bytes) {
+        Short::Done => Ok(Submit::Done),
+        Short::Busy(busy) => Ok(Submit::Busy(busy)),
+        Short::Ask => submit(link, [first, second], bytes),
+    }
+}
+
 pub(crate) fn bytes_of(payload: &Payload) -> Vec<u8> {
     let mut bytes = vec![0; payload.len()];
     copy_now(MemMut::host(&mut bytes), payload.view()).unwrap();
@@ -121,12 +133,7 @@ impl Ground {
 
     pub(crate) fn with(config: &Config, options: &Options) -> Self {
         let fabric = fabric();
-        // Of the three one gathers short messages as soon as it can, one later, and one never.
-        let options = |me: u32| {
-            let burst = [options.burst, 0, u32::MAX][me as usize];
-            Options { burst, ..options.clone() }
-        };
-        let side = |me| Side::open(nic(config.clone(), &fabric), options(me), identity(me, 4)).unwrap();
+        let side = |me| Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap();
         let sides = (0..3).map(side).collect();
         let mut ground = Self { sides, ways: BTreeMap::new(), of_the_fourth: Vec::new(), fabric };
         for from in 0..3 {
@@ -204,7 +211,12 @@ impl Ground {
     pub(crate) fn talk(&mut self) {
         for way in self.ways.values_mut() {
             let Some(link) = way.link.as_ref().filter(|_| way.down.is_none()) else { continue };
-            match submit(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent))) {
+            // Some wait for others, though none follow: then for the poll.
+            let sent = match way.sent % 4 {
+                3 => submit_with_more(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent))),
+                _ => submit(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent))),
+            };
+            match sent {
                 Ok(Submit::Done) => way.sent += 1,
                 Ok(Submit::Busy(_)) | Err(SubmitError::Down { .. }) => {}
                 other => panic!("{other:?}"),

@@ -1,9 +1,8 @@
-//! Short messages that go in one request: what is sent to a peer between two polls, beyond the first few.
+//! Short messages that go in one request, since their sender has said that more follow.
 
-use crate::ground::{Side, bytes_of, fabric, identity, nic, options, submit};
+use crate::ground::{Side, bytes_of, fabric, identity, nic, options, submit, submit_with_more};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{Armed, DownCause, Event, Header, Link, PeerId, Submit};
-use carrack::transports::verbs::Options;
 use carrack::transports::verbs::simulated::{Call, Config, Which};
 use std::sync::Arc;
 
@@ -18,12 +17,9 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(burst: u32) -> Self {
+    fn new() -> Self {
         let fabric = fabric();
-        let open = |me| {
-            let options = Options { burst, ..options() };
-            Side::open(nic(Config::default(), &fabric), options, identity(me, 2)).unwrap()
-        };
+        let open = |me| Side::open(nic(Config::default(), &fabric), options(), identity(me, 2)).unwrap();
         let mut sides = [open(0), open(1)];
         let link = sides[0].device.connect(&sides[1].device.address(), PeerId(1)).unwrap();
         while !link.is_up() {
@@ -32,8 +28,9 @@ impl Pair {
         Self { link, sides, sent: 0, got: 0, down: None }
     }
 
-    /// Sends one message. Whether there was room.
-    fn send(&mut self, len: usize) -> bool {
+    /// Sends one message, perhaps with word that more follow. Whether there was room.
+    fn send(&mut self, len: usize, more: bool) -> bool {
+        let submit = if more { submit_with_more } else { submit };
         match submit(&self.link, [self.sent, len as u64], &pattern(self.sent, len)).unwrap() {
             Submit::Done => self.sent += 1,
             Submit::Busy(_) => return false,
@@ -42,9 +39,10 @@ impl Pair {
         true
     }
 
-    fn burst(&mut self, count: u64) {
+    /// Messages of which each says that more follow.
+    fn gather(&mut self, count: u64) {
         for _ in 0..count {
-            assert!(self.send(8));
+            assert!(self.send(8, true));
         }
     }
 
@@ -80,52 +78,56 @@ impl Pair {
 }
 
 #[test]
-fn the_first_of_a_burst_go_at_once_and_the_others_in_one_request() {
-    let _watchdog = Watchdog::over("bursts");
-    // The seventh request does not come: a hundred messages are the four that go at once, and two requests of what a
-    // buffer holds, some 60 of them.
-    for (burst, ends) in [(4, false), (u32::MAX, true)] {
-        let mut pair = Pair::new(burst);
-        pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(7), libc::EIO);
+fn a_hundred_messages_go_in_two_requests_and_nobody_has_to_poll() {
+    let _watchdog = Watchdog::over("requests");
+    // The third request does not come: a buffer holds some sixty of them.
+    for more in [true, false] {
+        let mut pair = Pair::new();
+        pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(3), libc::EIO);
+        let last = |number| number == 99;
         let all = (0..100).all(|number: u64| {
+            let submit = if more && !last(number) { submit_with_more } else { submit };
             let sent = submit(&pair.link, [number, 8], &pattern(number, 8));
             pair.sent += u64::from(sent.is_ok());
             sent.is_ok()
         });
-        assert_eq!(all, !ends, "burst {burst}");
-        if !ends {
-            pair.receive_until(4);
-            pair.settle();
+        assert_eq!(all, more);
+        if all {
+            pair.receive_until(100);
         }
     }
 }
 
 #[test]
-fn what_waits_goes_with_the_next_poll_or_when_it_is_sent_off() {
+fn what_waits_goes_with_the_next_message_or_poll() {
     let _watchdog = Watchdog::over("polls");
-    let mut pair = Pair::new(4);
-    for round in 0..20 {
-        pair.burst(10);
-        pair.receive_until(10 * round + 4);
-        if round % 2 == 0 {
-            pair.sides[0].device.send_off();
-        } else {
-            pair.sides[0].poll();
+    let mut pair = Pair::new();
+    for round in 1..=60 {
+        pair.gather(9);
+        match round % 3 {
+            // Short, and so together with them; long, and so behind them.
+            0 => assert!(pair.send(8, false)),
+            1 => assert!(pair.send(1000, false)),
+            _ => {
+                assert!(pair.send(40, true));
+                pair.sides[0].poll();
+            }
         }
-        pair.receive_until(10 * round + 10);
+        pair.receive_until(10 * round);
         pair.sides[0].poll();
     }
 }
 
 #[test]
-fn messages_of_all_lengths_in_bursts_arrive_whole_and_in_order() {
+fn messages_of_all_lengths_arrive_whole_and_in_order() {
     let _watchdog = Watchdog::over("lengths");
-    for burst in [0, 1, 4, 30] {
-        let mut pair = Pair::new(burst);
+    // How many say that more follow before one does not.
+    for run in [1, 2, 5, 100, usize::MAX] {
+        let mut pair = Pair::new();
         for number in 0..3000_usize {
             // Mostly short ones; a long one sends off those before it.
             let len = [0, 8, 40, 1, 39, 24, 8, 16, 41, 7, 8, 1000][number * number % 12];
-            while !pair.send(len) {
+            while !pair.send(len, number % run != run - 1) {
                 pair.sides[0].poll();
                 pair.receive();
             }
@@ -145,7 +147,7 @@ fn messages_of_all_lengths_in_bursts_arrive_whole_and_in_order() {
 #[test]
 fn nothing_waits_for_a_poller_that_sleeps() {
     let _watchdog = Watchdog::over("sleepers");
-    let mut pair = Pair::new(4);
+    let mut pair = Pair::new();
     for round in 1..=50 {
         loop {
             match pair.sides[0].device.arm() {
@@ -153,7 +155,7 @@ fn nothing_waits_for_a_poller_that_sleeps() {
                 Armed::Ready => drop(pair.sides[0].poll()),
             }
         }
-        pair.burst(10);
+        pair.gather(10);
         // Though the sender does not poll.
         pair.receive_until(10 * round);
         pair.sides[0].device.disarm();
@@ -164,8 +166,8 @@ fn nothing_waits_for_a_poller_that_sleeps() {
 fn whoever_closes_has_sent_everything_before() {
     let _watchdog = Watchdog::over("closing");
     for closes in [false, true] {
-        let mut pair = Pair::new(4);
-        pair.burst(20);
+        let mut pair = Pair::new();
+        pair.gather(20);
         std::thread::scope(|scope| {
             let (device, link) = (pair.sides[0].device.clone(), pair.link.clone());
             scope.spawn(move || {
@@ -207,14 +209,14 @@ fn link_to_nowhere() -> Arc<dyn Link> {
 }
 
 #[test]
-fn a_queue_that_is_full_for_a_moment_loses_nothing_of_a_burst() {
+fn a_queue_that_is_full_for_a_moment_loses_nothing_of_what_waits() {
     let _watchdog = Watchdog::over("full queues");
-    let mut pair = Pair::new(4);
+    let mut pair = Pair::new();
     for round in 0..200 {
         pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(1 + round % 8), libc::ENOMEM);
         for number in 0..70 {
             // The longest fill a buffer sooner.
-            while !pair.send(if number % 3 == 0 { 40 } else { 8 }) {
+            while !pair.send(if number % 3 == 0 { 40 } else { 8 }, number % 7 != 0) {
                 pair.sides[0].poll();
                 pair.receive();
             }
@@ -225,10 +227,10 @@ fn a_queue_that_is_full_for_a_moment_loses_nothing_of_a_burst() {
 }
 
 #[test]
-fn a_burst_that_cannot_go_ends_its_connection_with_the_reason() {
-    let _watchdog = Watchdog::over("refused bursts");
-    let mut pair = Pair::new(0);
-    pair.burst(10);
+fn what_waits_and_cannot_go_ends_its_connection_with_the_reason() {
+    let _watchdog = Watchdog::over("refused requests");
+    let mut pair = Pair::new();
+    pair.gather(10);
     pair.sides[0].faults().fail_call(Call::PostSend, Which::Nth(1), libc::EIO);
     let cause = loop {
         if let Some(Event::PeerDown { cause, .. }) = pair.sides[0].poll().pop() {

@@ -37,17 +37,32 @@ impl<'a> AmLine<'a> {
     }
 }
 
-impl Line for AmLine<'_> {
-    #[inline]
-    fn send(&mut self) -> Result<(), PerfError> {
+impl AmLine<'_> {
+    #[inline(always)]
+    fn give(&mut self, more: bool) -> Result<(), PerfError> {
         match &mut self.message {
-            Message::Borrowed(message) => self.seat.post(|| message.call()),
+            Message::Borrowed(message) => {
+                message.set_more(more);
+                self.seat.post(|| message.call())
+            }
             Message::Owned(slice) => {
                 let Seat { runtime, device, peer, arrivals_name, .. } = self.seat;
                 let mut message = runtime.post_am(*peer, slice.clone(), *arrivals_name).device(device);
                 self.seat.post(|| message.call())
             }
         }
+    }
+}
+
+impl Line for AmLine<'_> {
+    #[inline]
+    fn send(&mut self) -> Result<(), PerfError> {
+        self.give(false)
+    }
+
+    #[inline]
+    fn send_with_more(&mut self) -> Result<(), PerfError> {
+        self.give(true)
     }
 
     #[inline]

@@ -8,6 +8,12 @@ pub(super) trait Line {
     /// Sends a message.
     fn send(&mut self) -> Result<(), PerfError>;
 
+    /// Sends a message behind which others follow at once.
+    #[inline]
+    fn send_with_more(&mut self) -> Result<(), PerfError> {
+        self.send()
+    }
+
     /// Waits for `count` more messages.
     fn receive(&mut self, count: u64) -> Result<(), PerfError>;
 

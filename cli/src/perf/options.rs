@@ -22,7 +22,7 @@ caches where they fit; only receives of up to 256 B have a buffer each.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
 bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones), each acknowledged, up to 4
-           under way; timed until the last is acknowledged.
+           under way; timed until the last is acknowledged. Each but the last of a window says that more follows (`more`).
 rate       the same, for small messages (8 B unless --size is given).
 
 A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen carries none: its receiver

@@ -81,11 +81,14 @@ impl<'a> SendLine<'a> {
     }
 }
 
-impl Line for SendLine<'_> {
-    #[inline]
-    fn send(&mut self) -> Result<(), PerfError> {
+impl SendLine<'_> {
+    #[inline(always)]
+    fn give(&mut self, more: bool) -> Result<(), PerfError> {
         match &mut self.message {
-            Message::Borrowed(message) => self.seat.post(|| message.call())?,
+            Message::Borrowed(message) => {
+                message.set_more(more);
+                self.seat.post(|| message.call())?;
+            }
             Message::Owned(slice) => {
                 let Seat { runtime, device, peer, tag, .. } = self.seat;
                 let mut message = runtime.post_send(*peer, slice.clone(), *tag).device(device);
@@ -93,6 +96,18 @@ impl Line for SendLine<'_> {
             }
         }
         self.post_spare()
+    }
+}
+
+impl Line for SendLine<'_> {
+    #[inline]
+    fn send(&mut self) -> Result<(), PerfError> {
+        self.give(false)
+    }
+
+    #[inline]
+    fn send_with_more(&mut self) -> Result<(), PerfError> {
+        self.give(true)
     }
 
     #[inline]

@@ -55,9 +55,10 @@ pub(super) fn source(
             acknowledged(under_way - AHEAD + 1)?;
             line.settle((AHEAD - 1) * window)?;
         }
-        for _ in 0..window {
-            line.send()?;
+        for _ in 1..window {
+            line.send_with_more()?;
         }
+        line.send()?;
     }
     acknowledged(windows)?;
     line.settle(0)?;

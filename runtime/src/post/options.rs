@@ -197,11 +197,15 @@ pub(super) struct Allow {
     pub(super) done: bool,
     pub(super) posted: bool,
     pub(super) retry: bool,
+    /// Not an outcome: that others follow. It stands here because one comparison tells that nothing is out of the ordinary.
+    pub(super) more: bool,
 }
 
 impl Allow {
     /// What operations allow unless they are told otherwise.
-    pub(super) const ALL: Self = Self { done: true, posted: true, retry: true };
+    pub(super) const ALL: Self = Self { done: true, posted: true, retry: true, more: false };
+    /// The same, and others follow at once.
+    pub(super) const ALL_AND_MORE: Self = Self { more: true, ..Self::ALL };
 }
 
 /// Options of operations that are matched.
@@ -287,6 +291,23 @@ impl<'a, K> Post<'a, K> {
     pub fn allow_retry(mut self, allowed: bool) -> Self {
         self.allow.retry = allowed;
         self
+    }
+
+    /// Whether more short messages to the same rank follow at once, so that this one may wait for them and go together with them:
+    /// libfabric's `FI_MORE`, `MSG_MORE` of `send`(2). It goes with the first message to that rank over this device that does not say so, and
+    /// at the latest with the next call of `progress` for the device; so the last of several is to be posted without.
+    ///
+    /// Over verbs, messages of up to 40 bytes then share doorbell, packet and completion. Shared memory has nothing to share, and longer messages and
+    /// other operations are not held back.
+    pub fn more(mut self, more: bool) -> Self {
+        self.set_more(more);
+        self
+    }
+
+    /// The same, of an operation that is called again and again.
+    #[inline]
+    pub fn set_more(&mut self, more: bool) {
+        self.allow.more = more;
     }
 
     /// Demands a path to the peer. If another one was chosen, the call is an error that says why.

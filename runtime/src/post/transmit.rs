@@ -86,8 +86,10 @@ pub(super) fn transmit_short<K>(
     header: Header,
 ) -> Option<Outcome> {
     let Some(SendBuffer::Borrowed(bytes)) = &sending.buffer else { return None };
-    if post.allow != Allow::ALL || post.required.is_some() || post.order.is_some() || post.deadline.is_some()
-    {
+    if post.required.is_some() || post.order.is_some() || post.deadline.is_some() {
+        return None;
+    }
+    if post.allow != Allow::ALL && post.allow != Allow::ALL_AND_MORE {
         return None;
     }
     let device = post.device_inner();
@@ -97,7 +99,11 @@ pub(super) fn transmit_short<K>(
         return None;
     }
     let [first, second] = header.0;
-    match linked.link.am_short((first, second), bytes) {
+    let answer = match post.allow.more {
+        false => linked.link.am_short((first, second), bytes),
+        true => linked.link.am_more((first, second), bytes),
+    };
+    match answer {
         Short::Done => {
             let (rank, tag, user_context) = (post.rank, post.tag, post.user_context);
             let buffer = Buffer::Empty;

@@ -228,10 +228,6 @@ impl Pass<'_> {
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps);
                 self.deliver_all(scratch);
-                if lane.caps.holds_back {
-                    // What handlers have posted is not to wait for the next call.
-                    lane.device.send_off();
-                }
                 let chores = self.device.chores.there();
                 if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {
                     self.move_bulk(chores);

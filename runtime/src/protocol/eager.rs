@@ -51,7 +51,6 @@ mod tests {
         am_to_device: false,
         remote_memory: false,
         orders_on_events: false,
-        holds_back: false,
     };
 
     #[test]

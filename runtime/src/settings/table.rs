@@ -61,10 +61,6 @@ settings! {
     verbs_depth: usize,
         "CARRACK_VERBS_DEPTH", Count::of("requests", 16, 32 << 10), 128;
 
-    /// Short messages to one peer that go by themselves between two progress calls; those that follow go together, with the next call at the latest.
-    verbs_burst: usize,
-        "CARRACK_VERBS_BURST", Count::of("messages", 0, 1 << 30), 4;
-
     /// Receives that a device posts to its NIC; half of its packets at most.
     verbs_receives: usize,
         "CARRACK_VERBS_RECEIVES", Count::of("receives", 8, 32 << 10), 256;

@@ -19,8 +19,6 @@ pub struct Caps {
     pub remote_memory: bool,
     /// Whether a link can itself hold back an operation until a GPU's event has fired.
     pub orders_on_events: bool,
-    /// Whether short messages may be held back, so that several go together, until the next poll or [`send_off`](super::Device::send_off).
-    pub holds_back: bool,
 }
 
 impl Caps {

@@ -146,9 +146,6 @@ pub trait Device: Send + Sync {
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
 
-    /// Sends what is held back so that it goes together with more: all that was submitted is on its way afterwards. A poll does so, too.
-    fn send_off(&self) {}
-
     /// A peer's words for messages that go to it: what it has from [`Link::splits`]. `None` while no link of its leads here.
     fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {
         let _ = peer;
@@ -184,6 +181,13 @@ pub trait Link: Send + Sync {
             Ok(Submit::Busy(busy)) => Short::Busy(busy),
             _ => Short::Ask,
         }
+    }
+
+    /// The same, where the caller says that more messages follow at once. This one may wait for them: until a message is submitted
+    /// by another call, until so many wait that no more go together, or until the device is next polled.
+    #[inline]
+    fn am_more(&self, header: (u64, u64), bytes: &[u8]) -> Short {
+        self.am_short(header, bytes)
     }
 
     /// The peer's memory, if the kernel can copy from and to it: large messages then need no help of the peer's.

@@ -57,7 +57,6 @@ impl CudaIpc {
             am_to_device: false,
             remote_memory: false,
             orders_on_events: false,
-            holds_back: false,
         };
         Self { exports: Exports::default(), imports: Imports::of(drivers), caps }
     }

@@ -60,7 +60,6 @@ impl Transport for Loopback {
             am_to_device: false,
             remote_memory: false,
             orders_on_events: false,
-            holds_back: false,
         };
         Ok(Arc::new(LoopbackDomain { caps, identity }))
     }

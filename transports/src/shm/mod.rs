@@ -80,7 +80,6 @@ impl Transport for Shm {
             am_to_device: false,
             remote_memory: false,
             orders_on_events: false,
-            holds_back: false,
         };
         Ok(Arc::new(ShmDomain { geometry: self.geometry, identity, caps }))
     }

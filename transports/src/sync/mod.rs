@@ -17,7 +17,7 @@
 //! | [`chores`] | what progress has to do, in one word | progress |
 //! | [`earliest`] | the earliest of many points in time | deadlines |
 //! | [`hurdles`] | a count and two flags that one load finds absent | routes to peers |
-//! | [`rounds`] | what many threads put aside, to be taken up by whoever polls next | verbs |
+//! | [`aside`] | what many threads put aside, to be taken up by whoever polls next | verbs |
 //! | [`ticks`] | numbers that only grow, and who listens for them | barriers of groups |
 //!
 //! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that under
@@ -25,6 +25,7 @@
 //! that live in shared memory are `repr(C)` and generic over where their bytes lie.
 
 mod alone;
+pub mod aside;
 pub mod attention;
 pub mod barrier;
 pub mod bells;
@@ -36,20 +37,19 @@ pub mod hurdles;
 pub(crate) mod primitives;
 pub mod queue;
 pub mod ring;
-pub mod rounds;
 pub mod slab;
 pub mod sleepers;
 pub mod split;
 pub mod ticks;
 pub mod try_lock;
 
+pub use aside::Aside;
 pub use biased_lock::BiasedLock;
 pub use chores::{Chores, Waiting};
 pub use earliest::Earliest;
 pub use free_list::FreeList;
 pub use hurdles::Hurdles;
 pub use queue::Queue;
-pub use rounds::Rounds;
 pub use slab::Slab;
 pub use sleepers::Sleepers;
 pub use split::Split;

@@ -84,12 +84,15 @@ impl Bounces {
         Ok(Filled { addr: area.addr(at), len, key: area.key() })
     }
 
-    /// Puts more bytes into one, at an offset. Whether there was room.
-    pub(super) fn append(&self, bounce: &Bounce, at: usize, bytes: &[u8]) -> Result<bool, VerbsError> {
-        let area = self.area()?;
-        let is_there = at + bytes.len() <= self.size;
-        let to = is_there.then(|| area.part_mut(bounce.0 as usize * self.size + at, bytes.len())).flatten();
-        Ok(to.is_some_and(|to| copy_now(to, MemRef::host(bytes)).is_ok()))
+    /// Puts more bytes into one, at an offset at which they have room.
+    pub(super) fn append(&self, bounce: &Bounce, at: usize, bytes: &[u8]) -> Result<(), VerbsError> {
+        let to = self.area()?.part_mut(bounce.0 as usize * self.size + at, bytes.len());
+        let copied = to.map(|to| copy_now(to, MemRef::host(bytes)));
+        debug_assert!(
+            at + bytes.len() <= self.size && matches!(copied, Some(Ok(()))),
+            "the caller has looked"
+        );
+        Ok(())
     }
 
     /// Where the first `len` bytes of one are.

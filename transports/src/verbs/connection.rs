@@ -133,7 +133,22 @@ impl Connection {
             return self.not_up();
         }
         let completed = self.completed.load(Ordering::Acquire);
-        let sent = sending.message((header, bytes), completed, &self.words, (&self.bounces, &self.signs));
+        let sent = sending.message((header, bytes), completed, &self.words, &self.bounces);
+        self.told(sent.map(|()| Submit::Done))
+    }
+
+    /// The same of one behind which others follow at once.
+    pub(super) fn send_with_more(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let completed = self.completed.load(Ordering::Acquire);
+        let given = (&*self.bounces, &*self.signs);
+        let sent = sending.gather((header, bytes), completed, &self.words, given);
         self.told(sent.map(|()| Submit::Done))
     }
 
@@ -203,7 +218,7 @@ impl Connection {
         !matches!(self.told(said.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
     }
 
-    /// Sends off the messages that wait to go together. Whether that is over and done with.
+    /// Sends off the messages that wait for more. Whether that is over and done with.
     pub(super) fn send_off(&self) -> bool {
         let Some(mut sending) = self.sending.try_lock() else { return false };
         if !self.is_up() {

@@ -142,7 +142,7 @@ impl RdmaDevice {
             epoll::add(&set, fd, EventData::new_u64(name), EventFlags::IN)
                 .map_err(|error| system(error.into()))?;
         }
-        let signs = Arc::new(Signs::new(shared.options.burst));
+        let signs = Arc::new(Signs::new());
         let polling = Polling {
             key,
             entries: Entries::default(),
@@ -218,7 +218,7 @@ impl RdmaDevice {
     /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.
     fn woken(&self, polling: &Polling) {
         self.completions.take_events();
-        if self.signs.rounds.is_asleep()
+        if self.signs.gathered.is_asleep()
             && let Err(error) = polling.queue.request_notification()
         {
             tracing::warn!(%error, "sleeping threads cannot be woken");
@@ -255,10 +255,9 @@ impl Polling {
     /// Takes completions off the queue, as many as the batch has room for.
     #[inline]
     fn poll(&mut self, batch: &mut Batch) {
-        if self.signs.rounds.has_aside() {
+        if self.signs.gathered.has_any() {
             self.send_off();
         }
-        self.signs.rounds.advance();
         if self.opened.is_some() {
             self.take_out(batch);
         }
@@ -305,14 +304,14 @@ impl Polling {
         self.tell(batch);
     }
 
-    /// Sends off the messages that wait to go together.
+    /// Sends off the messages that wait for more.
     #[cold]
     fn send_off(&mut self) {
-        for index in self.signs.rounds.take_up() {
+        for index in self.signs.gathered.take_up() {
             let Some(entry) = self.entries.get(index) else { continue };
             if !entry.connection.send_off() {
                 // This is the poller: nobody has to be woken for it.
-                let _ = self.signs.rounds.put_aside(index);
+                let _ = self.signs.gathered.put(index);
             }
         }
     }
@@ -379,7 +378,7 @@ impl Polling {
         if !self.stash.is_empty()
             || !self.pending.is_empty()
             || self.opened.is_some()
-            || self.signs.rounds.has_aside()
+            || self.signs.gathered.has_any()
             || !self.owing.is_empty()
             || !self.ending.is_empty()
         {
@@ -447,24 +446,15 @@ impl Device for RdmaDevice {
         Polled::Some
     }
 
-    #[inline]
-    fn send_off(&self) {
-        if self.signs.rounds.has_aside()
-            && let Some(mut polling) = self.polling.try_lock()
-        {
-            polling.send_off();
-        }
-    }
-
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.polling.try_lock() else { return Armed::Ready };
-        self.signs.rounds.sleep();
+        self.signs.gathered.sleep();
         self.attention.store(true, Ordering::Relaxed);
         let asked = polling.queue.request_notification();
         // Receives that were not worth a doorbell may be what the peer waits for.
         polling.receives.post();
         if asked.is_err() || polling.has_something() {
-            self.signs.rounds.wake();
+            self.signs.gathered.wake();
             return Armed::Ready;
         }
         Armed::Wait(self.epoll.as_fd())
@@ -472,7 +462,7 @@ impl Device for RdmaDevice {
 
     fn disarm(&self) {
         self.attention.store(true, Ordering::Relaxed);
-        self.signs.rounds.wake();
+        self.signs.gathered.wake();
     }
 
     fn close(&self) {

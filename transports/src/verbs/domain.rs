@@ -113,7 +113,6 @@ impl RdmaDomain {
             am_to_device: false,
             remote_memory: true,
             orders_on_events: false,
-            holds_back: true,
         };
         let shared = Shared {
             name,

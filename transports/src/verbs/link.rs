@@ -31,11 +31,14 @@ impl Link for RdmaLink {
         if bytes.len() > self.connection.packet_size() {
             return Short::Ask;
         }
-        match self.connection.send(Header(header.into()), MemRef::host(bytes)) {
-            Ok(Submit::Done) => Short::Done,
-            Ok(Submit::Busy(busy)) => Short::Busy(busy),
-            _ => Short::Ask,
+        answer(self.connection.send(Header(header.into()), MemRef::host(bytes)))
+    }
+
+    fn am_more(&self, header: (u64, u64), bytes: &[u8]) -> Short {
+        if bytes.len() > self.connection.packet_size() {
+            return Short::Ask;
         }
+        answer(self.connection.send_with_more(Header(header.into()), MemRef::host(bytes)))
     }
 
     fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
@@ -67,6 +70,15 @@ impl RdmaLink {
             return Err(SubmitError::TooLong { len: bytes.len(), max });
         }
         self.connection.send(header, bytes)
+    }
+}
+
+#[inline(always)]
+fn answer(sent: Result<Submit, SubmitError>) -> Short {
+    match sent {
+        Ok(Submit::Done) => Short::Done,
+        Ok(Submit::Busy(busy)) => Short::Busy(busy),
+        _ => Short::Ask,
     }
 }
 

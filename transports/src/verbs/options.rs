@@ -26,9 +26,6 @@ pub struct Options {
     pub rnr_timer: u8,
     /// Requests that a queue pair holds.
     pub send_depth: u32,
-    /// Short messages to one peer that go by themselves between two polls; those that follow go together. `u32::MAX`: all go by
-    /// themselves.
-    pub burst: u32,
     /// Receives that a device posts; half of its packets at most.
     pub receives: u32,
     /// Largest message in bytes; the same on all ranks.
@@ -48,7 +45,6 @@ impl Default for Options {
             retries: 6,
             rnr_timer: 12,
             send_depth: 128,
-            burst: 4,
             receives: 256,
             packet_size: 8 << 10,
         }

@@ -13,7 +13,7 @@ use super::transfers::{Direction, Over, PIECE, PlaceKey, Registrations, Transfer
 use super::wire::End;
 use super::wr_id::WrId;
 use crate::contract::{Busy, Header, OpToken, RemotePlace};
-use crate::mem::{Buffer, MemRef, SmallBytes};
+use crate::mem::{Buffer, MemRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -72,10 +72,7 @@ pub(super) struct Sending {
     word: (u64, u32),
     /// What requests hold, in their order.
     held: VecDeque<(u32, Held)>,
-    /// The round of which the messages are counted, and how many were sent in it.
-    round: u32,
-    in_round: u32,
-    /// Messages that wait to go together, behind all that were sent; counted as a request and a message already.
+    /// Messages that wait for more, behind all that were sent; counted as a request and a message already.
     gathered: Option<Gathered>,
     /// Whether the poller has been told that some do.
     pub(super) is_listed: bool,
@@ -96,8 +93,6 @@ impl Sending {
             window: 0,
             word: (0, 0),
             held: VecDeque::new(),
-            round: 0,
-            in_round: 0,
             gathered: None,
             is_listed: false,
         }
@@ -121,28 +116,13 @@ impl Sending {
         (header, bytes): (Header, MemRef<'_>),
         completed: u32,
         words: &Words,
-        (bounces, signs): (&Bounces, &Signs),
+        bounces: &Bounces,
     ) -> Result<(), Unsent> {
-        let is_burst = self.is_burst(signs);
-        if is_burst && bytes.len() <= SmallBytes::MAX {
-            return self.gather((header, bytes), completed, words, (bounces, signs));
-        }
         if self.gathered.is_some() {
-            self.send_off(bounces)?;
+            return self.behind_gathered((header, bytes), completed, words, bounces);
         }
         self.room(completed, words)?;
         self.alone((header, bytes), completed, bounces)
-    }
-
-    /// Whether more was sent in this round than goes by itself.
-    #[inline(always)]
-    fn is_burst(&mut self, signs: &Signs) -> bool {
-        let round = signs.rounds.current();
-        if round != self.round {
-            (self.round, self.in_round) = (round, 0);
-        }
-        self.in_round = self.in_round.saturating_add(1);
-        self.in_round > signs.burst
     }
 
     /// Whether one more may be sent: the queue and the peer have room.
@@ -190,9 +170,27 @@ impl Sending {
         }
     }
 
-    /// Puts a short message with those that wait, and sends them off if no other has room.
+    /// Sends a message behind those that wait: with them, if it is short enough.
     #[inline(never)]
-    fn gather(
+    fn behind_gathered(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        if let Some(record) = Record::of(header, bytes) {
+            self.append(&record, bounces)?;
+            // Should the queue be full against its word, the next poll tries again.
+            return self.send_off(bounces).or_else(Unsent::unless_busy);
+        }
+        self.send_off(bounces)?;
+        self.room(completed, words)?;
+        self.alone((header, bytes), completed, bounces)
+    }
+
+    /// Puts a message with those that wait for more. What is too long for that, or finds no buffer, is sent.
+    pub(super) fn gather(
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
         completed: u32,
@@ -200,44 +198,47 @@ impl Sending {
         (bounces, signs): (&Bounces, &Signs),
     ) -> Result<(), Unsent> {
         let Some(record) = Record::of(header, bytes) else {
-            return Err(Unsent::Failed("a message cannot be read".into()));
+            return self.message((header, bytes), completed, words, bounces);
         };
         let mut nobody_polls = false;
-        let mut gathered = match self.gathered.take() {
-            Some(gathered) => gathered,
-            None => {
-                self.room(completed, words)?;
-                self.give_back(completed, bounces);
-                let Some(bounce) = bounces.take() else {
-                    return self.alone((header, bytes), completed, bounces);
-                };
-                self.sent += 1;
-                // What is listed is found by a poller before it sleeps; but one may sleep since it was listed, and was sent off by
-                // whoever found that.
-                nobody_polls = match self.is_listed {
-                    true => signs.rounds.is_asleep(),
-                    false => signs.rounds.put_aside(self.connection),
-                };
-                self.is_listed = true;
-                Gathered { bounce, len: HEADER }
-            }
-        };
-        let put = bounces.append(&gathered.bounce, gathered.len, record.as_bytes());
-        if let Ok(true) = put {
-            gathered.len += record.as_bytes().len();
+        if self.gathered.is_none() {
+            self.room(completed, words)?;
+            self.give_back(completed, bounces);
+            let Some(bounce) = bounces.take() else {
+                return self.alone((header, bytes), completed, bounces);
+            };
+            self.sent += 1;
+            self.gathered = Some(Gathered { bounce, len: HEADER });
+            // What is listed is found by a poller before it sleeps; but one may sleep since it was listed, and was sent off by
+            // whoever found that.
+            nobody_polls = match self.is_listed {
+                true => signs.gathered.is_asleep(),
+                false => signs.gathered.put(self.connection),
+            };
+            self.is_listed = true;
         }
-        let is_full = gathered.len + together::LONGEST > bounces.room().min(together::MOST);
-        self.gathered = Some(gathered);
-        match put {
-            // Should the queue be full against its word, it is tried again.
-            Ok(true) if is_full || nobody_polls => self.send_off(bounces).or_else(Unsent::unless_busy),
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Unsent::Busy(Busy::Full)),
-            Err(error) => Err(Unsent::Failed(error.to_string())),
+        let is_full = self.append(&record, bounces)?;
+        match is_full || nobody_polls {
+            true => self.send_off(bounces).or_else(Unsent::unless_busy),
+            false => Ok(()),
         }
     }
 
-    /// Sends off the messages that wait to go together.
+    /// Adds a message to those that wait. Whether no other has room.
+    fn append(&mut self, record: &Record, bounces: &Bounces) -> Result<bool, Unsent> {
+        let Some(gathered) = &mut self.gathered else { return Err(Unsent::Busy(Busy::Full)) };
+        let (bytes, most) = (record.as_bytes(), bounces.room().min(together::MOST));
+        // They wait though they are full: the queue was.
+        if gathered.len + bytes.len() > most {
+            return Err(Unsent::Busy(Busy::Full));
+        }
+        let put = bounces.append(&gathered.bounce, gathered.len, bytes);
+        put.map_err(|error| Unsent::Failed(error.to_string()))?;
+        gathered.len += bytes.len();
+        Ok(gathered.len + together::LONGEST > most)
+    }
+
+    /// Sends off the messages that wait for more.
     pub(super) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
         let Some(Gathered { bounce, len }) = self.gathered.take() else { return Ok(()) };
         let count = Header([(len - HEADER) as u64, 0]);

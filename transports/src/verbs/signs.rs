@@ -1,6 +1,6 @@
 //! What those who send through a device and the one who polls it let each other know.
 
-use crate::sync::Rounds;
+use crate::sync::Aside;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// See the [module](self).
@@ -8,15 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Signs {
     /// A link has gone, or has broken its connection off.
     news: AtomicBool,
-    /// Connections in which messages wait to go together; the rounds that their number is counted in; who sleeps.
-    pub(super) rounds: Rounds,
-    /// Short messages of a connection that go by themselves in a round.
-    pub(super) burst: u32,
+    /// Connections in which messages wait for more; and who sleeps.
+    pub(super) gathered: Aside,
 }
 
 impl Signs {
-    pub(super) fn new(burst: u32) -> Self {
-        Self { news: AtomicBool::new(false), rounds: Rounds::new(), burst }
+    pub(super) fn new() -> Self {
+        Self { news: AtomicBool::new(false), gathered: Aside::new() }
     }
 
     /// There is something to look after among the connections.

@@ -1,9 +1,9 @@
 //! Short messages that go to a peer in one request.
 //!
 //! A program that sends many short messages in a row pays for each a doorbell, a packet on the wire, an acknowledgement, a receive and
-//! a completion; together they pay for one. But whoever sends one message wants it to go. So of those that are sent to a peer between two polls
-//! ([`Signs`](super::signs::Signs)) the first few go by themselves, at once. The others are gathered, and go when no more fits, when a message
-//! comes that goes by itself, and at the latest with the next poll.
+//! a completion; together they pay for one. Only the program knows that more will follow at once, so it says so
+//! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a bounce buffer, and go with the first one that is sent without that word, when no more
+//! fits, and at the latest with the next poll.
 //!
 //! On the wire the header of such a request counts its bytes. Behind it stand the messages, each a [`Record`] and its bytes, filled up to a whole word.
 
@@ -21,7 +21,7 @@ pub(super) const MOST: usize = 2 << 10;
 /// What stands in front of each message: its header, and how many bytes it has.
 const RECORD: usize = 24;
 
-/// Messages that wait to go.
+/// Messages that wait for more.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) bounce: Bounce,
