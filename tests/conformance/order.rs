@@ -41,7 +41,9 @@ fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_wer
                 break;
             }
             let message = pattern(sent, sizes[sent as usize]);
-            match ranks[0].post_send(Rank(1), &message[..], Tag(5)).call().unwrap() {
+            // Some wait for those that follow.
+            let more = rng.random();
+            match ranks[0].post_send(Rank(1), &message[..], Tag(5)).more(more).call().unwrap() {
                 Outcome::Retry(_) => break,
                 _ => sent += 1,
             }
@@ -92,7 +94,8 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
     let name = ranks[1].register_comp(&handler).unwrap();
     for at in 0..COUNT {
         let message = pattern(at, sizes[at as usize]);
-        sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).call());
+        let more = rng.random();
+        sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).more(more).call());
     }
     until(&ranks, || *next.lock().unwrap() == COUNT);
     settle(&ranks);
