@@ -110,7 +110,7 @@ impl Sending {
 
     /// Sends a message of host memory, no longer than the bounce buffers. `completed` is the sequence number of the last request
     /// that is known to be over.
-    #[inline]
+    #[inline(always)]
     pub(super) fn message(
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
@@ -125,10 +125,10 @@ impl Sending {
         self.alone((header, bytes), completed, bounces)
     }
 
-    /// Whether one more may be sent: the queue and the peer have room.
+    /// Whether one more may be sent, while none waits: the queue and the peer have room.
     #[inline(always)]
     fn room(&mut self, completed: u32, words: &Words) -> Result<(), Unsent> {
-        if self.outstanding(completed) + RESERVE >= self.depth {
+        if self.posted.wrapping_sub(completed) + RESERVE >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
         }
         if self.sent - self.returned >= self.window {
@@ -184,9 +184,21 @@ impl Sending {
             // Should the queue be full against its word, the next poll tries again.
             return self.send_off(bounces).or_else(Unsent::unless_busy);
         }
+        self.by_itself((header, bytes), completed, words, bounces)
+    }
+
+    /// Sends a message by itself, behind those that wait.
+    #[inline(never)]
+    fn by_itself(
+        &mut self,
+        message: (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
         self.send_off(bounces)?;
         self.room(completed, words)?;
-        self.alone((header, bytes), completed, bounces)
+        self.alone(message, completed, bounces)
     }
 
     /// Puts a message with those that wait for more. What is too long for that, or finds no buffer, is sent.
@@ -198,14 +210,14 @@ impl Sending {
         (bounces, signs): (&Bounces, &Signs),
     ) -> Result<(), Unsent> {
         let Some(record) = Record::of(header, bytes) else {
-            return self.message((header, bytes), completed, words, bounces);
+            return self.by_itself((header, bytes), completed, words, bounces);
         };
         let mut nobody_polls = false;
         if self.gathered.is_none() {
             self.room(completed, words)?;
             self.give_back(completed, bounces);
             let Some(bounce) = bounces.take() else {
-                return self.alone((header, bytes), completed, bounces);
+                return self.by_itself((header, bytes), completed, words, bounces);
             };
             self.sent += 1;
             self.gathered = Some(Gathered { bounce, len: HEADER });
@@ -509,7 +521,7 @@ impl Sending {
         ended
     }
 
-    #[inline(always)]
+    /// Requests that are not over, with the one that has its place although it still waits.
     fn outstanding(&self, completed: u32) -> u32 {
         self.posted.wrapping_sub(completed) + u32::from(self.gathered.is_some())
     }
