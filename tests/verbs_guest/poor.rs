@@ -130,7 +130,8 @@ fn attempt(whole: Rlimit) -> Result<(), String> {
     let text = |error: &dyn std::error::Error| error.to_string();
     let mut ranks = Vec::new();
     for (at, bootstrap) in InProcess::job(2).map_err(|error| text(&error))?.into_iter().enumerate() {
-        let settings = built(OverVerbs::settings().verbs_device(rdma_device(at)));
+        let settings = OverVerbs::settings().verbs_device(rdma_device(at)).verbs_retries(7);
+        let settings = built(settings);
         let started = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap)).start();
         ranks.push(started.map_err(|error| text(&error))?);
     }
