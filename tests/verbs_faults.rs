@@ -11,12 +11,15 @@
 //! | `ranks` | the same, as a runtime's operations see it |
 //! | `words` | what a user is told who has asked for what is not there |
 //! | `many` | a thousand ranks |
+//! | `few` | processes that have few of something |
 //! | `processes` | a process that is killed, and one that is stopped |
 
 mod support;
 
 #[path = "verbs_faults/calls.rs"]
 mod calls;
+#[path = "verbs_faults/few.rs"]
+mod few;
 #[path = "verbs_faults/ground.rs"]
 #[allow(dead_code, reason = "shared with the suite of hostile peers, which uses more of it")]
 mod ground;
@@ -39,6 +42,9 @@ mod words;
 #[test]
 fn a_rank_in_its_role() {
     if let Some(role) = support::ranks::Role::of_this_process(std::time::Duration::from_secs(100)) {
-        processes::rank(&role);
+        match role.name.as_str() {
+            "few" => few::rank(&role),
+            _ => processes::rank(&role),
+        }
     }
 }

@@ -57,7 +57,7 @@ pub(crate) fn little_locked(role: &Role) {
 
 // ---- settings ----------------------------------------------------------------------------------------
 
-/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then; and for offers (`docs/STATUS.md`).
+/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then.
 const SMALL: &[&str] = &[
     "CARRACK_VERBS_DEPTH=16",
     "CARRACK_VERBS_RECEIVES=8",
@@ -65,6 +65,7 @@ const SMALL: &[&str] = &[
     "CARRACK_PACKET_SIZE=256",
     "CARRACK_POLL_BATCH=1",
     "CARRACK_UNEXPECTED=4096",
+    "CARRACK_OFFERS=16",
 ];
 
 #[test]
