@@ -7,6 +7,7 @@ pub mod folder;
 pub mod gpu_ranks;
 pub mod gpus;
 pub mod guard;
+pub mod guests;
 pub mod kernel;
 pub mod pairwise;
 pub mod ranks;

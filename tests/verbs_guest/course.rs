@@ -1,5 +1,6 @@
 //! Traffic of all kinds of operations between ranks, over verbs, and how it may end.
 
+use crate::support::guests::NEVER_GIVES_UP;
 use crate::support::ranks::{Ranks, Role, die, listing};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
@@ -31,11 +32,6 @@ pub(crate) struct Course {
     pub(crate) lanes: u64,
     pub(crate) parting: Parting,
 }
-
-/// A NIC that never gives up, and sends again after 67 ms (4.096 µs times 2 to the power of 14) what is lost: Soft-RoCE takes seven
-/// retries for "for ever". However little of the processor a guest gets, nothing ends but by what a test does.
-pub(crate) const NEVER_GIVES_UP: [(&str, &str); 2] =
-    [("CARRACK_VERBS_TIMEOUT", "14"), ("CARRACK_VERBS_RETRIES", "7")];
 
 /// A NIC that gives up, when nothing has been answered for a quarter of a minute.
 const GIVES_UP: [(&str, &str); 2] = [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];

@@ -1,33 +1,17 @@
 //! Ranks on two nodes: the same test runs on both at once, and starts the ranks of its own. They join over TCP.
 
-use crate::course::{Course, NEVER_GIVES_UP, PARTED, Parting, UNDER_WAY};
+use crate::course::{Course, PARTED, Parting, UNDER_WAY};
 use crate::network::{LIMIT, Trouble};
 use crate::support::Watchdog;
+use crate::support::guests::{Port, joining};
 use crate::support::ranks::far_rank;
-use crate::{built, is_in_guests, node, told};
+use crate::{built, is_in_guests, node};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 const NODES: u32 = 2;
-
-/// Where rank 0 of a test's job listens: each has a port of its own, so that none meets what another has left.
-#[derive(Clone, Copy)]
-pub(crate) struct Port(pub(crate) u16);
-
-/// Tells a process how to join.
-pub(crate) fn joining(command: &mut Command, port: Port) -> &mut Command {
-    let root = if node() == 0 { told("ADDRESS") } else { told("PEER") };
-    command
-        .env("MASTER_ADDR", root.unwrap())
-        .env("MASTER_PORT", "29500")
-        .env("CARRACK_PORT", port.0.to_string())
-        .env("CARRACK_JOB_SECRET", "a secret of two guests")
-        .envs(NEVER_GIVES_UP)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-}
 
 /// So many ranks of a program on each node: this one's are started. What each has said, once all have ended well.
 #[track_caller]
