@@ -12,6 +12,7 @@
 //! | `words` | what a user is told who has asked for what is not there |
 //! | `many` | a thousand ranks |
 //! | `few` | processes that have few of something |
+//! | `partings` | queue pairs that fail while they are taking a message in |
 //! | `processes` | a process that is killed, and one that is stopped |
 
 mod support;
@@ -27,6 +28,8 @@ mod ground;
 mod limits;
 #[path = "verbs_faults/many.rs"]
 mod many;
+#[path = "verbs_faults/partings.rs"]
+mod partings;
 #[path = "verbs_faults/processes.rs"]
 mod processes;
 #[path = "verbs_faults/ranks.rs"]
