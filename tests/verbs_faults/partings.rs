@@ -18,7 +18,7 @@ fn the_receive_of_a_message_that_is_broken_off_is_not_lost() {
     let mut ground = Ground::with(&Config::default(), &few());
     for _ in 0..2 * RECEIVES {
         let held = [0, 1].map(|side| ground.sides[side].faults().hold_last_receives());
-        ground.end_in_order(0, 1);
+        ground.end_in_silence(0, 1);
         drop(held);
         ground.connect_again(0, 1);
         ground.all_go_on(5);
