@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `course` | traffic of all kinds of operations between ranks, and how it may end | |
 //! | `network` | packets that are lost, repeated, spoilt, late; cuts; a port that goes down | 1 |
+//! | `gpus` | dma-bufs of simulated GPUs' memory | 1 |
 //! | `kills` | a rank is killed | 1 |
 //! | `poor` | little memory to lock, few of everything | 1 |
 //! | `nodes` | ranks on two nodes: the examples, a cut | 2 |
@@ -16,6 +17,8 @@ mod support;
 mod built;
 #[path = "verbs_guest/course.rs"]
 mod course;
+#[path = "verbs_guest/gpus.rs"]
+mod gpus;
 #[path = "verbs_guest/kills.rs"]
 mod kills;
 #[path = "verbs_guest/loss.rs"]

@@ -22,6 +22,8 @@ struct Check {
     status: u8,
     /// It takes minutes, in which time-outs run out. It runs only when it is asked for (`TEST_GUEST=all`).
     is_long: bool,
+    /// Its driver takes dma-bufs.
+    has_dmabufs: bool,
 }
 
 impl Check {
@@ -32,12 +34,24 @@ impl Check {
         target: &'static str,
         arguments: &'static [&'static str],
     ) -> Self {
-        Self { name, what: What::Tests(target, arguments), wiring, status: 0, is_long: false }
+        Self {
+            name,
+            what: What::Tests(target, arguments),
+            wiring,
+            status: 0,
+            is_long: false,
+            has_dmabufs: false,
+        }
     }
 
     /// The same, only where it is asked for.
     const fn long(self) -> Self {
         Self { is_long: true, ..self }
+    }
+
+    /// The same, where the driver takes dma-bufs.
+    const fn with_dmabufs(self) -> Self {
+        Self { has_dmabufs: true, ..self }
     }
 }
 
@@ -86,6 +100,7 @@ const CHECKS: &[Check] = &[
         wiring: Wiring::OneGuest,
         status: 0,
         is_long: false,
+        has_dmabufs: false,
     },
     Check {
         name: "a_commands_status_and_output_come_back_and_what_it_leaves_running_is_ended",
@@ -95,6 +110,7 @@ const CHECKS: &[Check] = &[
         wiring: Wiring::OneGuest,
         status: 7,
         is_long: false,
+        has_dmabufs: false,
     },
     Check {
         name: "a_guest_is_killed_while_the_other_one_goes_on",
@@ -109,6 +125,7 @@ const CHECKS: &[Check] = &[
         wiring: Wiring::TwoGuests,
         status: 0,
         is_long: false,
+        has_dmabufs: false,
     },
     // By hand also the others: docs/rdma-guest.md.
     Check::tests("conformance", Wiring::OneGuest, "conformance", CONFORMANCE),
@@ -122,9 +139,13 @@ const CHECKS: &[Check] = &[
         "networks that fail, ranks that are killed, and want of everything",
         Wiring::OneGuest,
         "verbs_guest",
-        &["--test-threads", "1", "network::", "kills::", "poor::"],
+        &["--test-threads", "1", "network::", "kills::", "poor::", "gpus::a_driver"],
     )
     .long(),
+    // The driver is built from the kernel's source, which is 170 MB to download.
+    Check::tests("dma-bufs", Wiring::OneGuest, "verbs_guest", &["--test-threads", "1", "gpus::a_gpu"])
+        .with_dmabufs()
+        .long(),
     Check::tests("two nodes", Wiring::TwoGuests, "verbs_guest", &["--test-threads", "1", "nodes::"]).long(),
     Check::tests("a node is killed", Wiring::TwoGuests, "verbs_guest", &["--test-threads", "1", "loss::"])
         .long(),
@@ -194,6 +215,9 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestErro
         What::Shell(line) => Plan::new(["sh", "-c", line].map(OsString::from).into(), root.clone()),
     };
     plan.wiring = check.wiring;
+    if check.has_dmabufs {
+        host.take_dmabufs(&mut plan)?;
+    }
     Ok(plan)
 }
 
