@@ -22,7 +22,8 @@ const HUNG: i32 = 97;
 /// A process as a rank of a job whose rank 0 is found at this port.
 fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARRACK_") || name == "TORCHELASTIC_RUN_ID" {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARRACK_") || text == "TORCHELASTIC_RUN_ID" || text == "LOCAL_WORLD_SIZE" {
             command.env_remove(name);
         }
     }
@@ -182,12 +183,44 @@ fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
         ("MASTER_PORT", "none", "MASTER_PORT is \"none\", which is not a number"),
         ("CARRACK_JOB_SECRET", "short", "CARRACK_JOB_SECRET has 5 bytes"),
         ("CARRACK_PORT", "65536", "CARRACK_PORT=65536 is not allowed"),
+        ("LOCAL_RANK", "2", "LOCAL_RANK is 2, not below WORLD_SIZE=2"),
+        ("LOCAL_WORLD_SIZE", "1", "LOCAL_RANK is 1, not below LOCAL_WORLD_SIZE=1"),
     ] {
         let mut command = perf(1, free_port());
         command.env(name, value);
         let output = Started::spawn(command).end();
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && complaint.contains(expected), "{complaint}");
+    }
+}
+
+/// Starts the ranks of so many nodes as torchrun does, but for the order: it numbers those of a node one after the other, others deal
+/// ranks out to nodes in turn.
+fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Started> {
+    let port = free_port();
+    let start = |number: u32| {
+        let mut command = role(role_name, number, nodes * each, port);
+        command.env("LOCAL_RANK", (number / nodes).to_string()).env("LOCAL_WORLD_SIZE", each.to_string());
+        command.env("GROUP_RANK", (number % nodes).to_string()).envs(variables.iter().copied());
+        Started::spawn(command)
+    };
+    (0..nodes * each).map(start).collect()
+}
+
+#[test]
+fn ranks_that_are_dealt_out_in_turn_know_their_places_on_their_nodes() {
+    for (number, rank) in dealt_out("place", 2, 2, &[]).into_iter().enumerate() {
+        let said = succeeded(&rank.end());
+        assert!(said.contains(&format!("place {} on its node", number / 2)), "rank {number}: {said}");
+    }
+}
+
+/// Two nodes with one rank each: both take the first device that is named. The second one is none.
+#[test]
+fn a_rank_takes_the_device_of_its_place_on_its_node() {
+    let devices = [("CARRACK_TRANSPORT", "verbs-simulated"), ("CARRACK_VERBS_DEVICE", "sim0,none")];
+    for rank in dealt_out("meet", 2, 1, &devices) {
+        assert!(succeeded(&rank.end()).contains("met 2"));
     }
 }
 
@@ -210,6 +243,12 @@ fn a_rank_in_its_role() {
         std::process::exit(HUNG);
     });
     match role.split_once(' ') {
+        None if role == "place" => {
+            let job = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap().unwrap();
+            println!("place {} on its node", job.place_on_node());
+            job.fence().unwrap();
+            job.finish().unwrap();
+        }
         None => {
             let runtime = Runtime::start().unwrap();
             let ranks = runtime.allgather(&runtime.rank().0.to_le_bytes()).unwrap();

@@ -12,12 +12,16 @@
 //! | `ranks` | the same, as a runtime's operations see it |
 //! | `words` | what a user is told who has asked for what is not there |
 //! | `many` | a thousand ranks |
+//! | `few` | processes that have few of something |
+//! | `partings` | queue pairs that fail while they are taking a message in |
 //! | `processes` | a process that is killed, and one that is stopped |
 
 mod support;
 
 #[path = "verbs_faults/calls.rs"]
 mod calls;
+#[path = "verbs_faults/few.rs"]
+mod few;
 #[path = "verbs_faults/ground.rs"]
 #[allow(dead_code, reason = "shared with the suite of hostile peers, which uses more of it")]
 mod ground;
@@ -25,6 +29,8 @@ mod ground;
 mod limits;
 #[path = "verbs_faults/many.rs"]
 mod many;
+#[path = "verbs_faults/partings.rs"]
+mod partings;
 #[path = "verbs_faults/processes.rs"]
 mod processes;
 #[path = "verbs_faults/ranks.rs"]
@@ -42,6 +48,9 @@ mod words;
 #[test]
 fn a_rank_in_its_role() {
     if let Some(role) = support::ranks::Role::of_this_process(std::time::Duration::from_secs(100)) {
-        processes::rank(&role);
+        match role.name.as_str() {
+            "few" => few::rank(&role),
+            _ => processes::rank(&role),
+        }
     }
 }

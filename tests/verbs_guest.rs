@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `course` | traffic of all kinds of operations between ranks, and how it may end | |
 //! | `network` | packets that are lost, repeated, spoilt, late; cuts; a port that goes down | 1 |
+//! | `gpus` | dma-bufs of simulated GPUs' memory | 1 |
 //! | `kills` | a rank is killed | 1 |
 //! | `poor` | little memory to lock, few of everything | 1 |
 //! | `nodes` | ranks on two nodes: the examples, a cut | 2 |
@@ -16,6 +17,8 @@ mod support;
 mod built;
 #[path = "verbs_guest/course.rs"]
 mod course;
+#[path = "verbs_guest/gpus.rs"]
+mod gpus;
 #[path = "verbs_guest/kills.rs"]
 mod kills;
 #[path = "verbs_guest/loss.rs"]
@@ -28,6 +31,7 @@ mod nodes;
 mod poor;
 
 use std::time::Duration;
+use support::guests::{is_in_guests, node, told};
 use support::ranks::Role;
 
 /// How long a rank may take before it counts as hanging: the processor is emulated.
@@ -43,24 +47,4 @@ fn a_rank_in_its_role() {
         "little_locked" => poor::little_locked(&role),
         other => panic!("no role {other}"),
     }
-}
-
-/// A variable that tells a program in a guest about itself.
-fn told(name: &str) -> Option<String> {
-    std::env::var(format!("RDMA_GUEST_{name}")).ok()
-}
-
-/// Whether this is a run in so many guests; else it is said what is skipped.
-fn is_in_guests(what: &str, guests: &str) -> bool {
-    let here = told("NODES");
-    let is_there = here.as_deref() == Some(guests);
-    if !is_there {
-        println!("skipped: {what}: cargo xtask rdma-guest --nodes {guests} --test verbs_guest runs it");
-    }
-    is_there
-}
-
-/// The number of this guest.
-fn node() -> u32 {
-    told("NODE").map_or(0, |number| number.parse().expect("a number"))
 }

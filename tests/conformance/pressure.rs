@@ -18,6 +18,7 @@ over_each_transport!(
     a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried,
     a_receiver_that_keeps_its_packets_is_told_and_loses_nothing,
     messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks,
+    ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other,
     the_tiniest_resources_carry_everything_in_both_directions,
 );
 
@@ -275,5 +276,36 @@ fn the_tiniest_resources_carry_everything_in_both_directions<J: Job>() {
                 got[at] += 1;
             }
         }
+    }
+}
+
+/// Each has as many large messages on offer as there may be, and one more in its backlog. What ends an offer is said by its receiver, whose
+/// backlog has such a message in front.
+fn ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other<J: Job>() {
+    const OFFERS: u64 = 16;
+    const MORE: u64 = 3;
+    const SIZE: usize = 20_000;
+    let ranks = J::pair_with(J::settings().offers(OFFERS as usize));
+    let (sent, received) = (Sink::keeping(), Sink::keeping());
+    let peers = || ranks.iter().zip([Rank(1), Rank(0)]);
+    for (rank, to) in peers() {
+        for number in 0..OFFERS + MORE {
+            let bytes = pattern(number + 100 * u64::from(to.0), SIZE);
+            let mut send = rank.post_send(to, bytes, Tag(number)).comp(&sent).allow_retry(number < OFFERS);
+            assert!(posted(&ranks, || send.call()).is_posted());
+        }
+    }
+    for (rank, from) in peers() {
+        for number in 0..OFFERS + MORE {
+            let receive = rank.post_recv(from, vec![0; SIZE], Tag(number)).comp(&received).allow_done(false);
+            assert!({ receive }.call().unwrap().is_posted());
+        }
+    }
+    let count = 2 * (OFFERS + MORE) as usize;
+    until(&ranks, || sent.count() == count && received.count() == count);
+    assert_eq!((sent.failed(), received.failed()), (0, 0));
+    for status in received.take() {
+        let to = 1 - status.rank.0;
+        assert_eq!(status.bytes().unwrap(), pattern(status.tag.0 + 100 * u64::from(to), SIZE));
     }
 }

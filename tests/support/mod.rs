@@ -7,6 +7,7 @@ pub mod folder;
 pub mod gpu_ranks;
 pub mod gpus;
 pub mod guard;
+pub mod guests;
 pub mod kernel;
 pub mod pairwise;
 pub mod ranks;
@@ -26,14 +27,19 @@ use std::time::{Duration, Instant};
 /// A test that takes longer hangs.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
+/// What nothing waits longer for, unless it hangs. `TEST_PATIENCE` multiplies the limit, for machines that are slow.
+pub fn patience(limit: Duration) -> Duration {
+    let times = std::env::var("TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
+    limit * times.unwrap_or(1)
+}
+
 /// Ends the process, loudly, when a test hangs.
 pub struct Watchdog(#[allow(dead_code, reason = "dropped to call the dog off")] Sender<()>);
 
 impl Watchdog {
-    /// Over a test that takes no longer than others. `TEST_PATIENCE` multiplies the limit, for machines that are slow.
+    /// Over a test that takes no longer than others.
     pub fn over(what: &str) -> Self {
-        let times = std::env::var("TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
-        Self::patient(what, LIMIT * times.unwrap_or(1))
+        Self::patient(what, patience(LIMIT))
     }
 
     /// Over a test that takes longer than others.
@@ -239,7 +245,7 @@ pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> V
                 errors.push(error);
             }
         }
-        if start.elapsed() > Duration::from_secs(40) {
+        if start.elapsed() > patience(Duration::from_secs(40)) {
             panic!("nothing came of it; progress complained of {errors:?}");
         }
         std::thread::yield_now();
@@ -276,7 +282,7 @@ pub fn settle(ranks: &[Runtime]) {
             // What a NIC has on its way nobody sees.
             std::thread::sleep(Duration::from_micros(20));
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "it never settles");
+        assert!(start.elapsed() < patience(Duration::from_secs(30)), "it never settles");
     }
 }
 
@@ -287,7 +293,7 @@ pub fn posted(ranks: &[Runtime], mut call: impl FnMut() -> Result<Outcome, PostE
     loop {
         match call().expect("a post that is right") {
             Outcome::Retry(reason) => {
-                assert!(start.elapsed() < Duration::from_secs(40), "retried for ever: {reason:?}");
+                assert!(start.elapsed() < patience(Duration::from_secs(40)), "retried for ever: {reason:?}");
                 step(ranks);
             }
             outcome => return outcome,

@@ -329,6 +329,10 @@ impl Bootstrap for Joined {
         self.0.size()
     }
 
+    fn place_on_node(&self) -> u32 {
+        self.0.place_on_node()
+    }
+
     fn job(&self) -> &JobId {
         self.0.job()
     }

@@ -312,6 +312,20 @@ impl Ground {
         }
     }
 
+    /// The connection of two ranks ends while nobody sends anything, so that all receives are posted.
+    #[track_caller]
+    pub(crate) fn end_in_silence(&mut self, one: usize, other: usize) {
+        self.settle();
+        self.way(one, other).link = None;
+        self.way(other, one).let_go = true;
+        let start = Instant::now();
+        while self.ways[&(other, one)].down.is_none() {
+            self.step();
+            assert!(start.elapsed() < PATIENCE, "it does not hear of the end: {:?}", self.state());
+        }
+        self.end_in_order(one, other);
+    }
+
     /// Whoever is not that rank goes on with the others.
     #[track_caller]
     pub(crate) fn the_others_go_on(&mut self, rank: usize, count: u64) {

@@ -1,5 +1,6 @@
 //! Traffic of all kinds of operations between ranks, over verbs, and how it may end.
 
+use crate::support::guests::NEVER_GIVES_UP;
 use crate::support::ranks::{Ranks, Role, die, listing};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
@@ -32,6 +33,9 @@ pub(crate) struct Course {
     pub(crate) parting: Parting,
 }
 
+/// A NIC that gives up, when nothing has been answered for a quarter of a minute.
+const GIVES_UP: [(&str, &str); 2] = [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];
+
 /// What a rank says when a third of its steps is begun, and when it has lost its peer.
 pub(crate) const UNDER_WAY: &str = "under way";
 pub(crate) const PARTED: &str = "parted";
@@ -55,9 +59,19 @@ impl Course {
         vec![seed, self.steps, self.lanes, parting, rank, after]
     }
 
+    /// How long the NIC tries. A rank that is killed is known by its connection over TCP; a network that is cut by nothing else.
+    pub(crate) const fn nic(self) -> [(&'static str, &'static str); 2] {
+        match self.parting {
+            Parting::EachOther => GIVES_UP,
+            Parting::None | Parting::Kill { .. } => NEVER_GIVES_UP,
+        }
+    }
+
     /// Its ranks, with variables of the environment.
     pub(crate) fn start(self, variables: &[&str]) -> Ranks {
-        let wrapper: Vec<&str> = std::iter::once("env").chain(variables.iter().copied()).collect();
+        let nic = self.nic().map(|(name, value)| format!("{name}={value}"));
+        let variables = nic.iter().map(String::as_str).chain(variables.iter().copied());
+        let wrapper: Vec<&str> = std::iter::once("env").chain(variables).collect();
         Ranks::start_under(&wrapper, "course", self.ranks, &self.words())
     }
 }
@@ -85,7 +99,7 @@ pub(crate) fn rank(role: &Role) {
         Parting::Kill { rank, .. } => (Some(Rank(rank)), u64::MAX),
     };
     let mut taking = Taking::part(role, runtime.clone(), plan, victim);
-    (taking.dies_at, taking.patience) = (dies_at, Duration::from_secs(60));
+    (taking.dies_at, taking.patience) = (dies_at, Duration::from_secs(200));
     let third = steps * lanes * u64::from(role.size - 1) / 3;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -2,8 +2,9 @@
 
 use crate::course::{Course, PARTED, Parting, UNDER_WAY};
 use crate::network::LIMIT;
-use crate::nodes::{OnCourse, Port};
+use crate::nodes::OnCourse;
 use crate::support::Watchdog;
+use crate::support::guests::Port;
 use crate::{is_in_guests, node, told};
 
 #[test]

@@ -57,7 +57,7 @@ pub(crate) fn little_locked(role: &Role) {
 
 // ---- settings ----------------------------------------------------------------------------------------
 
-/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then; and for offers (`docs/STATUS.md`).
+/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then.
 const SMALL: &[&str] = &[
     "CARRACK_VERBS_DEPTH=16",
     "CARRACK_VERBS_RECEIVES=8",
@@ -65,6 +65,7 @@ const SMALL: &[&str] = &[
     "CARRACK_PACKET_SIZE=256",
     "CARRACK_POLL_BATCH=1",
     "CARRACK_UNEXPECTED=4096",
+    "CARRACK_OFFERS=16",
 ];
 
 #[test]
@@ -130,7 +131,8 @@ fn attempt(whole: Rlimit) -> Result<(), String> {
     let text = |error: &dyn std::error::Error| error.to_string();
     let mut ranks = Vec::new();
     for (at, bootstrap) in InProcess::job(2).map_err(|error| text(&error))?.into_iter().enumerate() {
-        let settings = built(OverVerbs::settings().verbs_device(rdma_device(at)));
+        let settings = OverVerbs::settings().verbs_device(rdma_device(at)).verbs_retries(7);
+        let settings = built(settings);
         let started = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap)).start();
         ranks.push(started.map_err(|error| text(&error))?);
     }

@@ -49,6 +49,7 @@ const SUITES: &[Suite] = &[
     suite("fake_gpu", On::Nothing, true, 10),
     suite("simulated_nic", On::Nothing, true, 5),
     suite("verbs_calls", On::Nothing, true, 5),
+    suite("apart", On::Nothing, true, 5),
     suite("processes", On::Nothing, true, 10),
     suite("signals", On::Nothing, true, 5),
     suite("quiet_path", On::Nothing, true, 5),

@@ -48,12 +48,22 @@ pub(crate) enum Stage {
 
 /// What one step came to.
 pub(crate) enum Step {
-    /// It still waits.
+    /// It still waits for its turn or for room.
     Waits,
+    /// It waits for something that may need what the runtime has to say: an event of the user's, or the end of operations that wait
+    /// for this peer, as it is to be offered and no more may be.
+    Held,
     /// It is over.
     Ended(Result<(), OpError>),
     /// The link has it now.
     HandedOver,
+}
+
+impl Step {
+    /// What could not be offered waits for room on the link, or for the end of other offers.
+    fn until_offered(device: &DeviceInner) -> Self {
+        if device.bulk.is_full() { Self::Held } else { Self::Waits }
+    }
 }
 
 impl Parked {
@@ -87,11 +97,6 @@ impl Parked {
         }
     }
 
-    /// Whether it waits for an event of the user's.
-    pub(crate) fn is_held_by_user(&self) -> bool {
-        matches!(self.stage, Stage::After(..))
-    }
-
     /// Whether it is one of the runtime's own messages.
     pub(crate) fn is_of_runtime(&self) -> bool {
         Message::decode(self.header).is_ok_and(Message::is_bulk)
@@ -108,8 +113,8 @@ impl Parked {
             let stage = std::mem::replace(&mut self.stage, Stage::Over(Buffer::Empty));
             let (stage, waits) = match stage {
                 Stage::After(event, buffer) => match event.query() {
-                    Ok(false) => (Stage::After(event, buffer), true),
-                    Ok(true) => (Stage::Ready(buffer), false),
+                    Ok(false) => (Stage::After(event, buffer), Some(Step::Held)),
+                    Ok(true) => (Stage::Ready(buffer), None),
                     Err(error) => {
                         self.stage = Stage::Over(buffer);
                         return Step::Ended(Err(OpError::Event(error)));
@@ -120,11 +125,11 @@ impl Parked {
                     Err(step) => return step,
                 },
                 Stage::Staging(mut transfer, block) => match transfer.poll() {
-                    None => (Stage::Staging(transfer, block), true),
+                    None => (Stage::Staging(transfer, block), Some(Step::Waits)),
                     Some(outcome) => {
                         let buffer = transfer.into_buffers().1;
                         match outcome {
-                            Ok(()) => (Stage::Staged(block, buffer), false),
+                            Ok(()) => (Stage::Staged(block, buffer), None),
                             Err(error) => {
                                 self.stage = Stage::Over(buffer);
                                 return Step::Ended(Err(OpError::Copy(error)));
@@ -141,14 +146,14 @@ impl Parked {
                             }
                             None => {
                                 self.stage = Stage::Staged(block, buffer);
-                                return Step::Waits;
+                                return Step::until_offered(device);
                             }
                         }
                     }
                     let copy = block.first(buffer.len());
                     let op = Op::AmCopied { header: self.header, bytes: copy.view() };
                     match linked.link.submit(op) {
-                        Ok(Submit::Busy(_)) => (Stage::Staged(block, buffer), true),
+                        Ok(Submit::Busy(_)) => (Stage::Staged(block, buffer), Some(Step::Waits)),
                         done => {
                             self.stage = Stage::Over(buffer);
                             return self.submitted(done);
@@ -161,8 +166,8 @@ impl Parked {
                 }
             };
             self.stage = stage;
-            if waits {
-                return Step::Waits;
+            if let Some(waits) = waits {
+                return waits;
             }
         }
     }
@@ -174,13 +179,15 @@ impl Parked {
         runtime: &Inner,
         device: &DeviceInner,
         linked: &Linked,
-    ) -> Result<(Stage, bool), Step> {
+    ) -> Result<(Stage, Option<Step>), Step> {
         let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
         let maps = (Message::is_send(self.header) || len > packet) && runtime.may_map(linked);
         let mut planned = plan(kind, len, &linked.caps, packet, maps);
         if planned == Plan::Map {
             match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer) {
-                Some(Ok(Submit::Busy(_))) => return Ok((Stage::Ready(buffer), true)),
+                Some(Ok(Submit::Busy(_))) => {
+                    return Ok((Stage::Ready(buffer), Some(Step::until_offered(device))));
+                }
                 Some(Ok(_)) => return Err(Step::HandedOver),
                 Some(Err(error)) => {
                     self.stage = Stage::Over(buffer);
@@ -196,13 +203,13 @@ impl Parked {
                         self.stage = Stage::Over(buffer);
                         Err(step)
                     }
-                    None => Ok((Stage::Ready(buffer), true)),
+                    None => Ok((Stage::Ready(buffer), Some(Step::until_offered(device)))),
                 }
             }
             Plan::Copy => {
                 let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
                 match linked.link.submit(op) {
-                    Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), true)),
+                    Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
                     done => {
                         self.stage = Stage::Over(buffer);
                         Err(self.submitted(done))
@@ -211,7 +218,7 @@ impl Parked {
             }
             Plan::HandOver => {
                 let Ok(token) = device.outstanding.insert(self.outstanding()) else {
-                    return Ok((Stage::Ready(buffer), true));
+                    return Ok((Stage::Ready(buffer), Some(Step::Waits)));
                 };
                 let op = Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
                 match linked.link.submit(op) {
@@ -219,7 +226,7 @@ impl Parked {
                     other => {
                         device.outstanding.take(token);
                         match other {
-                            Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), true)),
+                            Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
                             done => {
                                 self.stage = Stage::Over(buffer);
                                 Err(self.submitted(done))
@@ -234,7 +241,7 @@ impl Parked {
                     self.stage = Stage::Over(buffer);
                     Err(step)
                 }
-                None => Ok((Stage::Ready(buffer), true)),
+                None => Ok((Stage::Ready(buffer), Some(Step::until_offered(device)))),
             },
             Plan::Refuse => {
                 let refused = check_kinds(MemKind::Host, kind);
@@ -250,19 +257,19 @@ impl Parked {
     }
 
     /// Starts the copy into a block.
-    fn copy_first(&mut self, mut buffer: Buffer, runtime: &Inner) -> Result<(Stage, bool), Step> {
+    fn copy_first(&mut self, mut buffer: Buffer, runtime: &Inner) -> Result<(Stage, Option<Step>), Step> {
         let (kind, len) = (buffer.view().place().kind(), buffer.len());
         let refused = match buffer.view().place().gpu().cloned() {
             // One for each peer: the others behind it wait.
             Some(gpu) => match runtime.staging.take(&gpu, Way::Out, true) {
                 Some(block) => match Transfer::start(block.first(len), buffer) {
-                    Ok(transfer) => return Ok((Stage::Staging(transfer, block), false)),
+                    Ok(transfer) => return Ok((Stage::Staging(transfer, block), None)),
                     Err(refused) => {
                         buffer = refused.src;
                         Err(refused.cause)
                     }
                 },
-                None => return Ok((Stage::Ready(buffer), true)),
+                None => return Ok((Stage::Ready(buffer), Some(Step::Waits))),
             },
             None => check_kinds(MemKind::Host, kind),
         };
@@ -270,7 +277,7 @@ impl Parked {
         Err(Step::Ended(refused.map_err(OpError::Copy)))
     }
 
-    /// Offers a large message. `None`: the link has no room for the offer now.
+    /// Offers a large message. `None`: not now, see [`Step::until_offered`].
     fn offer(&self, device: &DeviceInner, linked: &Linked, bytes: &mut Buffer) -> Option<Step> {
         if device.bulk.is_full() {
             return None;

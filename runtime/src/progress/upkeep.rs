@@ -50,9 +50,8 @@ impl Pass<'_> {
             {
                 while let Some(front) = backlog.front_mut() {
                     let step = front.step(self.inner, self.device, linked);
-                    if matches!(step, Step::Waits) {
-                        // What the event of a message of the user's waits for may need what the runtime has to say.
-                        if front.is_held_by_user()
+                    if matches!(step, Step::Waits | Step::Held) {
+                        if matches!(step, Step::Held)
                             && let Some(at) = backlog.iter().position(Parked::is_of_runtime)
                             && let Some(own) = backlog.remove(at)
                         {

@@ -151,4 +151,8 @@ pub const RESERVED: &[Reserved] = &[
         variable: "CARRACK_JOB_SECRET",
         doc: "Secret by which ranks know each other that no launcher of ours has started.",
     },
+    Reserved {
+        variable: carrack_transports::verbs::simulated::FABRIC_VARIABLE,
+        doc: "Network that simulated NICs are plugged into; read by these.",
+    },
 ];

@@ -7,10 +7,10 @@ use super::sending::BYE;
 use super::sys::Subject;
 use super::sys::bindings::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SRQ_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
-    IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
-    IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR,
-    ibv_wc,
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SRQ_ERR, IBV_WC_LOC_ACCESS_ERR,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV, IBV_WC_REM_ACCESS_ERR,
+    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
 };
 use super::together::{Opened, TOGETHER};
 use super::wr_id::WrId;
@@ -32,7 +32,7 @@ impl Polling {
             WrId::Transfer { connection, sequence } => self.transferred(connection, sequence),
             // What was sent before it has arrived.
             WrId::Bye { connection } => self.parted(connection),
-            WrId::Last { connection } => self.finish(connection),
+            WrId::Last { connection } => self.drained(connection),
             WrId::Unknown => {}
         }
     }
@@ -141,7 +141,7 @@ impl Polling {
             WrId::Send { connection, .. } | WrId::Transfer { connection, .. } | WrId::Bye { connection } => {
                 Some(connection)
             }
-            WrId::Last { connection } => return self.finish(connection),
+            WrId::Last { connection } => return self.drained(connection),
             WrId::Unknown => None,
         };
         let Some(index) = index else { return };
@@ -171,9 +171,7 @@ impl Polling {
 
     /// Heeds what it has told.
     pub(super) fn heed_nic(&mut self) {
-        let events = self.shared.told_since(self.heard);
-        self.heard += events.len();
-        for event in events {
+        for event in self.shared.told_since(&mut self.heard) {
             let name = self.shared.context.verbs().event_name(event.kind);
             tracing::info!(event = %name, about = ?event.about, "the NIC tells");
             match (event.kind, event.about) {
@@ -185,6 +183,12 @@ impl Polling {
                         self.entries.of_queue_pair(number).map(|entry| entry.connection.index)
                     {
                         self.end(index, DownCause::Gone(format!("the NIC gave its queue pair up: {name}")));
+                    }
+                }
+                (IBV_EVENT_QP_LAST_WQE_REACHED, Subject::QueuePair { number }) => {
+                    match self.entries.of_queue_pair(number) {
+                        Some(entry) => entry.gave_last_receive = true,
+                        None => self.partings.note_last_receive(number),
                     }
                 }
                 (IBV_EVENT_DEVICE_FATAL, _) => {

@@ -8,6 +8,7 @@ use super::entries::{Entries, Phase};
 use super::interfaces;
 use super::link::RdmaLink;
 use super::meeting::Strangers;
+use super::partings::Partings;
 use super::receives::Receives;
 use super::signs::Signs;
 use super::sys::bindings::ibv_wc;
@@ -78,8 +79,8 @@ pub(super) struct Polling {
     pub(super) pending: VecDeque<Event>,
     /// Connections whose peers are to be told of messages taken in.
     pub(super) owing: Vec<u32>,
-    /// Connections at their end of which no completion will tell that it has come.
-    pub(super) forsaken: Vec<u32>,
+    /// What is to be ended when the completion queue is found empty.
+    pub(super) partings: Partings,
     /// Why nothing goes any more.
     pub(super) broken: Option<String>,
     /// Where completions are put for being looked at.
@@ -156,7 +157,7 @@ impl RdmaDevice {
             pending: VecDeque::new(),
             owing: Vec::new(),
             ending: Vec::new(),
-            forsaken: Vec::new(),
+            partings: Partings::default(),
             broken: None,
             space: Box::new([ibv_wc::default(); AT_ONCE]),
             stash: VecDeque::new(),
@@ -279,8 +280,9 @@ impl Polling {
                         let completion = self.space[at];
                         self.complete(&completion, batch);
                     }
-                    if count < room && !self.forsaken.is_empty() {
-                        self.finish_forsaken();
+                    let all_seen = self.stash.is_empty() && self.opened.is_none();
+                    if count < room && !self.partings.is_empty() && all_seen {
+                        self.part();
                     }
                 }
                 Err(error) => self.lose(&error.to_string()),
@@ -350,7 +352,7 @@ impl Polling {
     #[cold]
     fn lose(&mut self, why: &str) {
         self.lose_everybody(why);
-        self.finish_forsaken();
+        self.part();
     }
 
     /// A message of a connection was taken in, and its place is there again.
@@ -505,7 +507,7 @@ impl Polling {
         self.pending.retain(|event| matches!(event, Event::Completion { .. }));
         self.stash.clear();
         self.opened = None;
-        self.forsaken.clear();
+        self.partings.clear();
         self.strangers = Strangers::default();
         self.listener = None;
         // All queue pairs are gone: nothing is received into packets any more.

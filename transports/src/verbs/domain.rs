@@ -13,10 +13,40 @@ use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
 use crate::gpu::Gpu;
 use crate::mem::{PacketSource, SmallBytes};
 use crate::shm::handshake::Place;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Events that are remembered for devices that have not looked so far.
+/// Events that are remembered for devices that have not looked so far; of more, the last.
 const REMEMBERED: usize = 1024;
+
+/// What the NIC has told.
+#[derive(Debug)]
+struct Told<T> {
+    last: VecDeque<T>,
+    /// How many there were before these.
+    forgotten: usize,
+}
+
+impl<T: Clone> Told<T> {
+    const fn new() -> Self {
+        Self { last: VecDeque::new(), forgotten: 0 }
+    }
+
+    fn add(&mut self, event: T) {
+        if self.last.len() == REMEMBERED {
+            self.last.pop_front();
+            self.forgotten += 1;
+        }
+        self.last.push_back(event);
+    }
+
+    /// Those after the first `known`, as far as they are remembered. Then all are known.
+    fn since(&self, known: &mut usize) -> Vec<T> {
+        let news = self.last.iter().skip(known.saturating_sub(self.forgotten)).cloned().collect();
+        *known = self.forgotten + self.last.len();
+        news
+    }
+}
 
 /// What the devices of a domain share.
 pub(super) struct Shared {
@@ -31,7 +61,7 @@ pub(super) struct Shared {
     pub(super) boot: [u8; 16],
     /// Whether the GID is an IP address at which this machine can be called.
     pub(super) is_routed: bool,
-    told: Mutex<Vec<AsyncEvent>>,
+    told: Mutex<Told<AsyncEvent>>,
 }
 
 impl Shared {
@@ -40,10 +70,7 @@ impl Shared {
         loop {
             match self.context.async_event() {
                 Ok(Some(event)) => {
-                    let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-                    if told.len() < REMEMBERED {
-                        told.push(event);
-                    }
+                    self.told.lock().unwrap_or_else(PoisonError::into_inner).add(event);
                 }
                 Ok(None) => return,
                 Err(error) => return tracing::warn!(%error, "the NIC's events cannot be read"),
@@ -70,10 +97,9 @@ impl Shared {
         }
     }
 
-    /// What it has told after the first `known`.
-    pub(super) fn told_since(&self, known: usize) -> Vec<AsyncEvent> {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.get(known..).map(<[_]>::to_vec).unwrap_or_default()
+    /// What it has told after the first `known`, which are all from then on.
+    pub(super) fn told_since(&self, known: &mut usize) -> Vec<AsyncEvent> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).since(known)
     }
 }
 
@@ -124,7 +150,7 @@ impl RdmaDomain {
             identity,
             boot: place.boot,
             is_routed,
-            told: Mutex::default(),
+            told: Mutex::new(Told::new()),
         };
         Ok(Self { shared: Arc::new(shared), caps })
     }
@@ -210,5 +236,24 @@ impl Domain for RdmaDomain {
             return Err(unavailable(format!("packets of {room} bytes have no room for messages of {most}")));
         }
         RdmaDevice::open(self.shared.clone(), packets).map(|device| -> Arc<dyn Device> { device })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_looks_is_told_each_event_once_and_of_too_many_the_last() {
+        let (mut told, mut early, mut late) = (Told::new(), 0, 0);
+        told.add(0);
+        assert_eq!((told.since(&mut early), told.since(&mut early)), (vec![0], vec![]));
+        (1..5).for_each(|event| told.add(event));
+        assert_eq!(told.since(&mut early), [1, 2, 3, 4]);
+        (5..3 * REMEMBERED).for_each(|event| told.add(event));
+        let last: Vec<_> = (2 * REMEMBERED..3 * REMEMBERED).collect();
+        assert_eq!((told.since(&mut early), told.since(&mut late)), (last.clone(), last));
+        told.add(7);
+        assert_eq!((told.since(&mut early), told.since(&mut late)), (vec![7], vec![7]));
     }
 }

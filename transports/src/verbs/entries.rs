@@ -60,6 +60,8 @@ pub(super) struct Entry {
     pub(super) queue_pair: u32,
     /// The peer's, once that is known.
     pub(super) peers_queue_pair: Option<u32>,
+    /// Its queue pair is in error, and has given back the last of the shared receives that it had taken.
+    pub(super) gave_last_receive: bool,
     /// Links that go through it.
     pub(super) links: u32,
     /// Nobody is told of its end, as this side wanted it.

@@ -6,6 +6,7 @@ use super::connection::Connection;
 use super::device::{CALL, Polling, STRANGER};
 use super::entries::{Entry, Phase};
 use super::memory::Words;
+use super::partings::{Lingering, Parting};
 use super::queue_pairs;
 use super::sys::VerbsError;
 use super::transfers;
@@ -102,7 +103,11 @@ impl Polling {
             return Err("a device has no more connections than this".into());
         }
         self.reserve()?;
-        let made = self.make(index, peer, device).map_err(|error| {
+        let mut made = self.make(index, peer, device);
+        if made.is_err() && self.partings.make_room() {
+            made = self.make(index, peer, device);
+        }
+        let made = made.map_err(|error| {
             let (count, most) = (self.entries.len(), self.shared.port.most_queue_pairs);
             format!("{error}; this rank's device has {count} connections, the NIC {most} queue pairs for all who use it")
         });
@@ -156,6 +161,7 @@ impl Polling {
             mine,
             queue_pair: number,
             peers_queue_pair: None,
+            gave_last_receive: false,
             links: 0,
             is_quiet: false,
             taken: 0,
@@ -459,17 +465,27 @@ impl Polling {
             // A last request tells when everything is over.
             (true, _) => {}
             // Nothing will. What has arrived is still taken in.
-            (false, true) => self.forsaken.push(index),
+            (false, true) => self.partings.forsake(index),
             (false, false) => self.finish(index),
         }
     }
 
-    /// The completion queue was found empty: of these nothing comes any more.
+    /// The completion queue was found empty: of connections that were forsaken nothing comes any more.
     #[cold]
-    pub(super) fn finish_forsaken(&mut self) {
-        for index in std::mem::take(&mut self.forsaken) {
+    pub(super) fn part(&mut self) {
+        while let Some(index) = self.partings.next() {
             self.finish(index);
         }
+    }
+
+    /// Its requests have come back, and all that had arrived before.
+    pub(super) fn drained(&mut self, index: u32) {
+        if let Some(entry) = self.entries.get(index)
+            && let Some(queue) = entry.connection.queue()
+        {
+            self.partings.add(Parting::Lingering(Lingering::new(queue, entry.gave_last_receive)));
+        }
+        self.finish(index);
     }
 
     /// The same, of which nobody is told.
@@ -554,9 +570,7 @@ impl Polling {
         }
         // Also those that were at their end: what they wait for may never come.
         for index in self.entries.numbers() {
-            if !self.forsaken.contains(&index) {
-                self.forsaken.push(index);
-            }
+            self.partings.forsake(index);
         }
     }
 }

@@ -24,6 +24,7 @@
 //! | `connection` | a queue pair to one peer's device |
 //! | `entries` | all of a device's |
 //! | `meeting` | how connections come about, and how they end |
+//! | `partings` | queue pairs that stay until their last receive has come back |
 //! | `completions` | what a completion means |
 //! | `device` | the completion queue, and whatever has to be looked after |
 //! | `link` | what the runtime holds |
@@ -45,6 +46,7 @@ mod link;
 mod meeting;
 mod memory;
 pub mod options;
+mod partings;
 pub mod port;
 mod queue_pairs;
 mod receives;

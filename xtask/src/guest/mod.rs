@@ -141,9 +141,7 @@ fn carry_out(options: &Options) -> Result<u8, GuestError> {
     let source = options.kernel.clone().unwrap_or_default();
     let host = Host::prepare(&workspace, &source)?;
     if options.dmabuf {
-        let built = dmabuf::get(&host.kernel, &source)?;
-        plan.modules.push(built.module);
-        plan.environment.push(("LD_PRELOAD".into(), built.shim.into()));
+        host.take_dmabufs(&mut plan)?;
     }
     host.run(&plan, options.console, |said| pass_on(said, plan.wiring))
 }
@@ -181,6 +179,17 @@ impl Host {
         on_line: impl FnMut(&Said),
     ) -> Result<u8, GuestError> {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
+    }
+
+    /// Has a plan's guests have a driver that takes dma-bufs, built for the default kernel when it is first wanted.
+    ///
+    /// # Errors
+    /// What is missing for that, or does not compile.
+    pub(crate) fn take_dmabufs(&self, plan: &mut Plan) -> Result<(), GuestError> {
+        let built = dmabuf::get(&self.kernel, &Source::default())?;
+        plan.modules.push(built.module);
+        plan.environment.push(("LD_PRELOAD".into(), built.shim.into()));
+        Ok(())
     }
 
     /// Builds a C program that uses verbs, here, and gives its path.

@@ -1,7 +1,11 @@
 //! The bootstrap of a program that somebody else's launcher has started: over TCP, with torchrun's variables.
 //!
 //! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` say who a process is and where rank 0 is; any launcher, or a few shells, can set
-//! them. Under `carrack run` its descriptor wins. `LOCAL_RANK` is not looked at.
+//! them. Under `carrack run` its descriptor wins.
+//!
+//! By `LOCAL_RANK`, the number of a process among those of its node, ranks of a node share out what it has, such as RDMA devices;
+//! without it each goes by its `RANK`. It must be below `LOCAL_WORLD_SIZE`, where that is set. torchrun's other variables
+//! (groups, roles, restarts) say nothing that Carrack needs.
 //!
 //! # The port
 //!
@@ -111,6 +115,7 @@ pub use variables::{Invitation, PORT_OFFSET, port_beside};
 pub struct FromEnvironment {
     rank: u32,
     size: u32,
+    place_on_node: u32,
     job: JobId,
     made_in: Pid,
     owner: Owner,
@@ -187,6 +192,7 @@ impl FromEnvironment {
         Ok(Self {
             rank: invitation.rank,
             size: invitation.size,
+            place_on_node: invitation.place_on_node,
             job: invitation.key.job(&salt),
             made_in: getpid(),
             owner: Owner::this_process(),
@@ -225,6 +231,10 @@ impl Bootstrap for FromEnvironment {
 
     fn size(&self) -> u32 {
         self.size
+    }
+
+    fn place_on_node(&self) -> u32 {
+        self.place_on_node
     }
 
     fn job(&self) -> &JobId {

@@ -24,7 +24,7 @@ fn free_port(host: &str) -> u16 {
 
 fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
     let key = JobKey::of_secret(b"a secret for tests");
-    Invitation { rank, size, host: "127.0.0.1".into(), port, key, patience: PATIENCE }
+    Invitation { rank, size, place_on_node: rank, host: "127.0.0.1".into(), port, key, patience: PATIENCE }
 }
 
 /// Some hundred ranks in a process need more descriptors than many a shell allows at first.

@@ -14,6 +14,10 @@ use crate::settings::Settings;
 pub const RANK: &str = "RANK";
 /// The number of ranks.
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// The number of this process among those of its node; where it is not set, `RANK` has to do for it.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// How many processes of the job its node has.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
 /// The machine of rank 0, by name or address.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
 /// A port of that machine, which the agent's own store listens on.
@@ -37,6 +41,8 @@ pub struct Invitation {
     pub rank: u32,
     /// The number of ranks.
     pub size: u32,
+    /// The number of this process among those of its node, from 0.
+    pub place_on_node: u32,
     /// The machine of rank 0, by name or address.
     pub host: String,
     /// The port on which rank 0 listens.
@@ -84,6 +90,7 @@ impl Invitation {
         if rank >= size {
             return Err(wrong(RANK, format!("is {rank}, not below WORLD_SIZE={size}")));
         }
+        let place_on_node = place_on_node(&variable, rank, size)?;
         let host = variable(MASTER_ADDR).ok_or_else(|| missing(MASTER_ADDR, RANK))?;
         let host = host.trim().trim_start_matches('[').trim_end_matches(']').to_owned();
         if host.is_empty() {
@@ -117,8 +124,32 @@ impl Invitation {
             }
         };
         let patience = Duration::from_secs(settings.bootstrap_timeout() as u64);
-        Ok(Some(Self { rank, size, host, port, key, patience }))
+        Ok(Some(Self { rank, size, place_on_node, host, port, key, patience }))
     }
+}
+
+/// The place that `LOCAL_RANK` says. Launchers other than torchrun need not set it; one that says how many there are must.
+fn place_on_node(
+    variable: &impl Fn(&str) -> Option<String>,
+    rank: u32,
+    size: u32,
+) -> Result<u32, BootstrapError> {
+    let count = variable(LOCAL_WORLD_SIZE).map(|count| number(LOCAL_WORLD_SIZE, &count)).transpose()?;
+    if let Some(count) = count
+        && !(1..=size).contains(&count)
+    {
+        return Err(wrong(LOCAL_WORLD_SIZE, format!("is {count}, not in 1..={size}, which is WORLD_SIZE")));
+    }
+    let place = match (variable(LOCAL_RANK), count) {
+        (Some(place), _) => number(LOCAL_RANK, &place)?,
+        (None, Some(_)) => return Err(missing(LOCAL_RANK, LOCAL_WORLD_SIZE)),
+        (None, None) => return Ok(rank),
+    };
+    let (limit, whose) = count.map_or((size, WORLD_SIZE), |count| (count, LOCAL_WORLD_SIZE));
+    if place >= limit {
+        return Err(wrong(LOCAL_RANK, format!("is {place}, not below {whose}={limit}")));
+    }
+    Ok(place)
 }
 
 fn missing(name: &'static str, beside: &str) -> BootstrapError {
@@ -192,6 +223,12 @@ mod tests {
             (RANK, Some("one")),
             (WORLD_SIZE, Some("0")),
             (WORLD_SIZE, Some("4097")),
+            (LOCAL_RANK, Some("2")),
+            (LOCAL_RANK, Some("-1")),
+            (LOCAL_RANK, Some("")),
+            (LOCAL_WORLD_SIZE, Some("0")),
+            (LOCAL_WORLD_SIZE, Some("3")),
+            (LOCAL_WORLD_SIZE, Some("all")),
             (MASTER_ADDR, Some(" ")),
             (MASTER_PORT, Some("0")),
             (MASTER_PORT, Some("65536")),
@@ -206,6 +243,22 @@ mod tests {
             );
             assert!(!error.to_string().contains("carrack run"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_place_on_the_node_is_what_local_rank_says_and_else_the_rank() {
+        let place = |changes: &[(&str, Option<&str>)]| read(changes).map(|job| job.unwrap().place_on_node);
+        let (rank_6_of_9, local) = ([(RANK, Some("6")), (WORLD_SIZE, Some("9"))], (LOCAL_RANK, Some("2")));
+        let count = |text| (LOCAL_WORLD_SIZE, Some(text));
+        let with = |others: &[_]| place(&[&rank_6_of_9, others].concat());
+        assert_eq!(with(&[]).unwrap(), 6);
+        assert_eq!(with(&[local]).unwrap(), 2);
+        assert_eq!(with(&[local, count("3")]).unwrap(), 2);
+        let error = |others: &[_]| with(others).unwrap_err().to_string();
+        let too_many = error(&[local, count("2")]);
+        assert!(too_many.contains("LOCAL_RANK is 2, not below LOCAL_WORLD_SIZE=2"), "{too_many}");
+        let alone = error(&[count("3")]);
+        assert!(alone.contains("LOCAL_RANK is not set, although LOCAL_WORLD_SIZE is"), "{alone}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A simulated device's memory, for simulated NICs: its memfd stands for a dma-buf, and a flush is passed on to whoever holds
+//! A simulated device's memory, for NICs: to simulated ones its memfd stands for a dma-buf, and a flush is passed on to whoever holds
 //! writes back.
 
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error};
@@ -6,6 +6,7 @@ use super::faults::count;
 use super::lock;
 use super::shared::Shared;
 use super::table::Origin;
+use super::udmabuf;
 use crate::gpu::{DmaBuf, GpuError};
 use std::fmt;
 use std::sync::Mutex;
@@ -57,7 +58,10 @@ impl Shared {
                 "managed memory, and another process's, is lent to no NIC",
             ));
         };
-        let fd = fd.try_clone().map_err(|why| error(CALL, OPERATING_SYSTEM, why.to_string()))?;
+        let fd = match self.faults.lends_udmabufs() {
+            true => udmabuf::of(fd)?,
+            false => fd.try_clone().map_err(|why| error(CALL, OPERATING_SYSTEM, why.to_string()))?,
+        };
         count(&self.faults.counts.dmabufs);
         Ok(DmaBuf { fd, offset: offset as u64 })
     }

@@ -122,6 +122,7 @@ pub struct Faults {
     no_pinned: AtomicBool,
     no_contexts: AtomicBool,
     no_dmabufs: AtomicBool,
+    udmabufs: AtomicBool,
     remote_writes: Mutex<Option<RemoteWrites>>,
     copies: Mutex<Option<CopyFault>>,
     copy_delay: AtomicU64,
@@ -178,6 +179,16 @@ impl Faults {
     /// There are no dma-bufs to be had, or there are again.
     pub fn refuse_dmabufs(&self, on: bool) {
         self.no_dmabufs.store(on, Ordering::SeqCst);
+    }
+
+    /// The kernel makes real dma-bufs of a device's memory (`/dev/udmabuf`), for NICs that are not simulated here; or the memfd stands
+    /// for one again, for those that are.
+    pub fn lend_udmabufs(&self, on: bool) {
+        self.udmabufs.store(on, Ordering::SeqCst);
+    }
+
+    pub(super) fn lends_udmabufs(&self) -> bool {
+        self.udmabufs.load(Ordering::SeqCst)
     }
 
     pub(super) fn refuses_dmabufs(&self) -> bool {

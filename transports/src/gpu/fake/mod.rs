@@ -6,7 +6,7 @@
 //! | `device` | one device: [`FakeGpu`] |
 //! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
 //! | `standstill` | what a device does while streams wait for words |
-//! | `direct` | its memory, for simulated NICs |
+//! | `direct`, `udmabuf` | its memory, for NICs |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
 //! | `shared_event` | events between processes |
@@ -45,6 +45,7 @@ mod shared_event;
 mod standstill;
 mod stream;
 mod table;
+mod udmabuf;
 
 pub use config::FakeConfig;
 pub use device::FakeGpu;

@@ -9,7 +9,7 @@ use super::wire::QueueNumber;
 use crate::verbs::sys::bindings::ibv_wc_status;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -121,6 +121,8 @@ pub struct Faults {
     held_completions: AtomicU64,
     completion_delay: AtomicU64,
     held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
+    held_receives: AtomicU64,
+    silent_ends: AtomicBool,
     scatter: AtomicU64,
     losses: AtomicU64,
     dice: AtomicU64,
@@ -140,6 +142,8 @@ impl Faults {
             held_completions: AtomicU64::new(0),
             completion_delay: AtomicU64::new(0),
             held_queues: Mutex::default(),
+            held_receives: AtomicU64::new(0),
+            silent_ends: AtomicBool::new(false),
             scatter: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             dice: AtomicU64::new(0x2545_f491_4f6c_dd1d),
@@ -204,7 +208,7 @@ impl Faults {
     #[must_use = "completions show when the guard is dropped"]
     pub fn hold_completions(self: &Arc<Self>) -> Held {
         self.held_completions.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), queue: None }
+        Held { faults: Arc::clone(self), what: What::Completions }
     }
 
     /// Completions show so much later than they would.
@@ -218,7 +222,21 @@ impl Faults {
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));
         lock(&self.held_queues).insert(queue);
-        Held { faults: Arc::clone(self), queue: Some(queue) }
+        Held { faults: Arc::clone(self), what: What::Queue(queue) }
+    }
+
+    /// A queue pair that fails was just taking a message in: it has a receive of its shared queue, which comes back when the guard is
+    /// dropped, and only then does it tell of its last one (`IBV_EVENT_QP_LAST_WQE_REACHED`). One that is destroyed before that takes
+    /// the receive with it.
+    #[must_use = "receives come back when the guard is dropped"]
+    pub fn hold_last_receives(self: &Arc<Self>) -> Held {
+        self.held_receives.fetch_add(1, Ordering::SeqCst);
+        Held { faults: Arc::clone(self), what: What::LastReceives }
+    }
+
+    /// Whether queue pairs fail without telling of their last receive, as some drivers have them.
+    pub fn leave_out_last_receives(&self, on: bool) {
+        self.silent_ends.store(on, Ordering::SeqCst);
     }
 
     /// Each queue pair comes to new work up to so much later, as the dice fall, so that queue pairs overtake each other. Zero
@@ -274,6 +292,14 @@ impl Faults {
         lock(&self.held_queues).contains(&(device as u64, number))
     }
 
+    pub(super) fn holds_last_receives(&self) -> bool {
+        self.held_receives.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn tells_of_last_receives(&self) -> bool {
+        !self.silent_ends.load(Ordering::SeqCst)
+    }
+
     /// How long a queue pair waits before it comes to its work.
     pub(super) fn next_scatter(&self) -> Duration {
         let longest = self.scatter.load(Ordering::SeqCst);
@@ -305,18 +331,28 @@ impl Faults {
 #[derive(Debug)]
 pub struct Held {
     faults: Arc<Faults>,
-    /// A queue pair of a device; `None` for all completions.
-    queue: Option<(u64, QueueNumber)>,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Completions,
+    /// A queue pair of a device.
+    Queue((u64, QueueNumber)),
+    LastReceives,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        match self.queue {
-            Some(queue) => {
+        match self.what {
+            What::Queue(queue) => {
                 lock(&self.faults.held_queues).remove(&queue);
             }
-            None => {
+            What::Completions => {
                 self.faults.held_completions.fetch_sub(1, Ordering::SeqCst);
+            }
+            What::LastReceives => {
+                self.faults.held_receives.fetch_sub(1, Ordering::SeqCst);
             }
         }
         self.faults.bell.ring();

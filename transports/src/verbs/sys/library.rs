@@ -2,6 +2,7 @@
 
 use super::error::VerbsError;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::env;
 use std::ffi::{CStr, c_void};
 
 /// By what the loader, and every device's own library, knows it. Not `libibverbs.so`, which only who builds has.
@@ -24,8 +25,14 @@ pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
     })
 }
 
-/// A symbol of a library. Of several versions it is the default one, which is what a program would be linked with.
+/// A symbol of a library, or of one that the user preloads (`LD_PRELOAD`) to stand in for it: a program that is linked with the library
+/// would be given that one, too. Of several versions it is the default one, which is what a program would be linked with.
 pub(super) fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
+    let preloaded = env::var_os("LD_PRELOAD").and_then(|_| find_in(&Library::this(), symbol));
+    preloaded.or_else(|| find_in(library, symbol))
+}
+
+fn find_in(library: &Library, symbol: &str) -> Option<*mut c_void> {
     // SAFETY: only the address is taken; what it is a pointer to is said where it is given a type.
     let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
     Some(found.as_raw_ptr()).filter(|found| !found.is_null())

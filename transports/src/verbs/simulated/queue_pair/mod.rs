@@ -76,6 +76,8 @@ struct Inner {
     attributes: Attributes,
     requester: Requester,
     responder: Responder,
+    /// It is in error, and has not given back its last receive.
+    is_ending: bool,
 }
 
 impl QueuePair {
@@ -87,6 +89,7 @@ impl QueuePair {
             attributes: Attributes::default(),
             requester: Requester::new(parts.max_send),
             responder: Responder::default(),
+            is_ending: false,
         };
         for queue in [&parts.send_cq, &parts.recv_cq] {
             queue.users.fetch_add(1, Ordering::SeqCst);
@@ -162,6 +165,7 @@ impl QueuePair {
         inner.state = State::Reset;
         inner.requester.clear();
         inner.responder = Responder::default();
+        inner.is_ending = false;
         inner.attributes = Attributes::default();
         if !self.parts.shared {
             self.parts.receives.clear();
@@ -176,15 +180,31 @@ impl QueuePair {
         while let Some(work) = inner.requester.take_first() {
             self.complete_send(&work, ibv::IBV_WC_WR_FLUSH_ERR, 0);
         }
+        if self.parts.shared {
+            if !self.device.faults.holds_last_receives() {
+                return self.give_last_receive(inner);
+            }
+            inner.is_ending = true;
+            let current = inner.responder.current.take();
+            inner.responder.current = current.or_else(|| self.parts.receives.take());
+            return self.ring();
+        }
         if let Some(receive) = inner.responder.current.take() {
             self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
         }
-        if self.parts.shared {
-            self.tell(ibv::IBV_EVENT_QP_LAST_WQE_REACHED);
-            return;
-        }
         while let Some(receive) = self.parts.receives.take() {
             self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
+        }
+    }
+
+    /// Of the shared receives none is its own any more.
+    fn give_last_receive(self: &Arc<Self>, inner: &mut Inner) {
+        inner.is_ending = false;
+        if let Some(receive) = inner.responder.current.take() {
+            self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
+        }
+        if self.device.faults.tells_of_last_receives() {
+            self.tell(ibv::IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }
 

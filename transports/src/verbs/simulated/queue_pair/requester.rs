@@ -239,6 +239,12 @@ impl QueuePair {
             return self.send_datagrams(inner, out);
         }
         self.settle(inner);
+        if inner.is_ending {
+            if self.device.faults.holds_last_receives() {
+                return out.hold();
+            }
+            self.give_last_receive(inner);
+        }
         if inner.state != State::ReadyToSend || self.device.is_removed() {
             return;
         }

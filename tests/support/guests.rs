@@ -1,0 +1,46 @@
+//! What a program in a guest of `cargo xtask rdma-guest` is told, and how its ranks join those of the other guest.
+
+use std::process::{Command, Stdio};
+
+/// A NIC that never gives up, and sends again after 67 ms (4.096 µs times 2 to the power of 14) what is lost: Soft-RoCE takes seven
+/// retries for "for ever". However little of the processor a guest gets, nothing ends but by what a test does.
+pub const NEVER_GIVES_UP: [(&str, &str); 2] =
+    [("CARRACK_VERBS_TIMEOUT", "14"), ("CARRACK_VERBS_RETRIES", "7")];
+
+/// A variable that tells a program in a guest about itself.
+pub fn told(name: &str) -> Option<String> {
+    std::env::var(format!("RDMA_GUEST_{name}")).ok()
+}
+
+/// Whether this is a run in so many guests; else it is said what is skipped.
+pub fn is_in_guests(what: &str, guests: &str) -> bool {
+    let here = told("NODES");
+    let is_there = here.as_deref() == Some(guests);
+    if !is_there {
+        let program = env!("CARGO_CRATE_NAME");
+        println!("skipped: {what}: cargo xtask rdma-guest --nodes {guests} --test {program} runs it");
+    }
+    is_there
+}
+
+/// The number of this guest.
+pub fn node() -> u32 {
+    told("NODE").map_or(0, |number| number.parse().expect("a number"))
+}
+
+/// Where rank 0 of a test's job listens: each has a port of its own, so that none meets what another has left.
+#[derive(Clone, Copy)]
+pub struct Port(pub u16);
+
+/// Tells a process how to join.
+pub fn joining(command: &mut Command, port: Port) -> &mut Command {
+    let root = if node() == 0 { told("ADDRESS") } else { told("PEER") };
+    command
+        .env("MASTER_ADDR", root.unwrap())
+        .env("MASTER_PORT", "29500")
+        .env("CARRACK_PORT", port.0.to_string())
+        .env("CARRACK_JOB_SECRET", "a secret of two guests")
+        .envs(NEVER_GIVES_UP)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+}
