@@ -255,13 +255,19 @@ impl Attacker {
     /// How its next request has ended.
     #[track_caller]
     pub(crate) fn status(&mut self, ground: &mut Ground) -> u32 {
+        self.status_while(|| ground.step())
+    }
+
+    /// The same; what the others do meanwhile.
+    #[track_caller]
+    pub(crate) fn status_while(&mut self, mut others: impl FnMut()) -> u32 {
         let start = Instant::now();
         loop {
             let mut space = [ibv_wc::default()];
             if let [completion] = self.queue.poll(&mut space).unwrap() {
                 return completion.status;
             }
-            ground.step();
+            others();
             assert!(start.elapsed() < PATIENCE, "its request does not end");
         }
     }

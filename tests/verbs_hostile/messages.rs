@@ -3,7 +3,7 @@
 use crate::attacker::{Attacker, ME};
 use crate::ground::{Ground, PACKET, submit};
 use crate::support::Watchdog;
-use carrack::transports::contract::{DownCause, Link, Submit, SubmitError};
+use carrack::transports::contract::{Armed, DownCause, Link, Submit, SubmitError};
 use carrack::transports::verbs::address::{Address, DeviceKey};
 use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
 use carrack::transports::verbs::wire::Message;
@@ -38,6 +38,22 @@ fn messages_too_short_for_a_header_or_longer_than_a_packet_end_their_connection_
         attacker.send(round);
         is_protocol(&ground.reports_the_attacker("the last is wrong"), "too short");
     }
+}
+
+#[test]
+fn a_rank_that_has_slept_is_told_what_was_wrong_and_not_only_that_its_queue_pair_has_failed() {
+    let _watchdog = Watchdog::over("the NIC's event comes first");
+    let mut ground = Ground::new();
+    let mut attacker = Attacker::enter(&mut ground);
+    let device = ground.sides[0].device.clone();
+    while matches!(device.arm(), Armed::Ready) {
+        ground.step();
+    }
+    // Completion and event come while rank 0 sleeps; events are the first that it looks at then.
+    attacker.send(16 + PACKET + 1);
+    assert_eq!(attacker.status_while(std::thread::yield_now), IBV_WC_REM_INV_REQ_ERR);
+    device.disarm();
+    is_protocol(&ground.reports_the_attacker("asleep"), "longer than a packet");
 }
 
 #[test]

@@ -82,11 +82,11 @@ pub(super) struct Polling {
     /// Why nothing goes any more.
     pub(super) broken: Option<String>,
     /// Where completions are put for being looked at.
-    space: Box<[ibv_wc; TOGETHER]>,
+    pub(super) space: Box<[ibv_wc; TOGETHER]>,
     /// Connections whose operations on memory are over, and to be told of.
     pub(super) ending: Vec<u32>,
-    /// Completions that were found when it was looked whether one may sleep.
-    stash: VecDeque<ibv_wc>,
+    /// Completions that were found when it was looked whether one may sleep, or why a queue pair has failed.
+    pub(super) stash: VecDeque<ibv_wc>,
     pub(super) listener: Option<TcpListener>,
     pub(super) epoll: OwnedFd,
     upkeep: Upkeep,
@@ -320,7 +320,7 @@ impl Polling {
 
     /// The completion queue cannot be read any more.
     #[cold]
-    fn lose(&mut self, why: &str) {
+    pub(super) fn lose(&mut self, why: &str) {
         self.lose_everybody(why);
         self.finish_forsaken();
     }
