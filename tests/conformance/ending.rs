@@ -200,7 +200,7 @@ fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: J
     drop(one);
     let ranks = [zero];
     assert!(
-        happens(&ranks, SOON, || sink.count() > 0),
+        happens(&ranks, LIMIT / 2, || sink.count() > 0),
         "rank 0 has a link to rank 1 and did not notice its end"
     );
     assert_down(sink.one(&ranks), Rank(1));
@@ -215,7 +215,7 @@ fn a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device<J: Job>() 
     let held = one.default_device().clone();
     drop(one);
     let ranks = [zero];
-    assert!(happens(&ranks, SOON, || sink.count() > 0), "the peer's end was not noticed");
+    assert!(happens(&ranks, LIMIT / 2, || sink.count() > 0), "the peer's end was not noticed");
     assert_down(sink.one(&ranks), Rank(1));
     drop(held);
 }

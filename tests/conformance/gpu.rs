@@ -428,7 +428,7 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
             let mut am = ranks[0].post_am(Rank(1), &message[..], *name).tag(Tag(6)).device(&devices[0]);
             sent(ranks, || am.call());
             // The sender was told Done: only the receiver can be told.
-            let told = happens(ranks, Duration::from_secs(5), || sink.count() > 0);
+            let told = happens(ranks, LIMIT / 2, || sink.count() > 0);
             driver.faults().heal_copies();
             assert!(told, "{size} bytes, {at:?}: the sender was told Done, and the receiver nothing");
             let status = sink.one(ranks);

@@ -7,7 +7,6 @@ use crate::support::*;
 use carrack::settings::SettingsBuilder;
 use carrack::{Outcome, PostError, ProgressError, Rank, RetryReason, Runtime, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 over_each_transport!(
     a_full_ring_is_a_retry_and_goes_on_once_the_peer_does,
@@ -219,8 +218,7 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
         kept.extend(arrived.take());
         still = if went || kept.len() > before { 0 } else { still + 1 };
         if J::IS_RDMA {
-            // What a NIC has on its way nobody sees.
-            std::thread::sleep(Duration::from_micros(20));
+            nics_go_on();
         }
     }
     assert_eq!(kept.len(), 16, "as many as there are packets");

@@ -1,6 +1,6 @@
 //! Ranks with a simulated NIC each, on one network: what is ordered of one NIC happens to that rank alone.
 
-use crate::support::pattern;
+use crate::support::{LIMIT, nics_go_on, pattern};
 use carrack::transports::contract::{
     Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Short, Submit,
     SubmitError, Transport, Unavailable,
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long something may take that must come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() / 2);
 
 pub(crate) const PACKET: usize = 4096;
 
@@ -288,7 +288,7 @@ impl Ground {
     pub(crate) fn settle(&mut self) {
         for _ in 0..200 {
             self.step();
-            std::thread::sleep(Duration::from_micros(20));
+            nics_go_on();
         }
     }
 

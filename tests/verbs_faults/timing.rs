@@ -2,7 +2,7 @@
 
 use crate::ground::{Ground, options};
 use crate::support::Watchdog;
-use carrack::transports::contract::{DownCause, SubmitError};
+use carrack::transports::contract::{Armed, DownCause, SubmitError};
 use carrack::transports::verbs::simulated::{Config, Visibility};
 use std::time::Duration;
 
@@ -103,6 +103,30 @@ fn a_port_that_goes_down_ends_its_connections_and_is_named_and_they_can_be_made_
         ground.connect_again(0, 1);
         ground.connect_again(2, 0);
         ground.all_go_on(20);
+    }
+}
+
+#[test]
+fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
+    let _watchdog = Watchdog::over("peers notice first");
+    let mut ground = Ground::new();
+    let held = ground.sides[0].faults().hold_completions();
+    assert!(ground.sides[0].nic.set_port(0, 1, false));
+    ground.talk_until("its peers have given up", |ground| {
+        [(1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
+    });
+    // Has it look at what they say before it looks at its own completions.
+    let device = ground.sides[0].device.clone();
+    if let Armed::Wait(_) = device.arm() {
+        device.disarm();
+    }
+    ground.step();
+    drop(held);
+    ground
+        .talk_until("its end", |ground| [(0, 1), (0, 2)].iter().all(|pair| ground.ways[pair].down.is_some()));
+    for peer in [1, 2] {
+        let cause = ground.ways[&(0, peer)].down.as_ref().unwrap().to_string();
+        assert!(cause.contains("given the connection up") && cause.contains("port 1 of sim0"), "{cause}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a user is told who has asked for what is not there: device, port, reason and remedy.
 
 use crate::ground::{Side, fabric, identity, nic, options};
-use crate::support::{Job, OverSimulatedNic, Watchdog, built, until_with_errors};
+use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, until_with_errors};
 use carrack::bootstrap::InProcess;
 use carrack::settings::{SettingsBuilder, TransportChoice};
 use carrack::transports::contract::{Event, Identity, PeerId};
@@ -130,7 +130,7 @@ fn a_rank_of_another_job_is_told_that_it_is_one() {
             says(&cause.to_string(), &["secret", "another job"]);
             return;
         }
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < LIMIT / 2);
     }
 }
 

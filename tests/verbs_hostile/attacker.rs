@@ -1,6 +1,7 @@
 //! Rank 3: a queue pair and a TCP connection, and nobody who keeps to any rules.
 
 use crate::ground::{Ground, Heard, PACKET, fabric_of, nic};
+use crate::support::LIMIT;
 use carrack::transports::contract::{DownCause, PeerId};
 use carrack::transports::verbs::address::{Address, DeviceKey};
 use carrack::transports::verbs::channel::{Channel, Received};
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const SECRET: [u8; 16] = [9; 16];
 pub(crate) const ME: PeerId = PeerId(3);
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() / 2);
 
 /// The attacker's equipment.
 pub(crate) struct Attacker {
@@ -263,13 +264,19 @@ impl Attacker {
     /// How its next request has ended.
     #[track_caller]
     pub(crate) fn status(&mut self, ground: &mut Ground) -> u32 {
+        self.status_while(|| ground.step())
+    }
+
+    /// The same; what the others do meanwhile.
+    #[track_caller]
+    pub(crate) fn status_while(&mut self, mut others: impl FnMut()) -> u32 {
         let start = Instant::now();
         loop {
             let mut space = [ibv_wc::default()];
             if let [completion] = self.queue.poll(&mut space).unwrap() {
                 return completion.status;
             }
-            ground.step();
+            others();
             assert!(start.elapsed() < PATIENCE, "its request does not end");
         }
     }

@@ -131,7 +131,6 @@ impl Polling {
     /// A request has failed, or comes back from a queue pair that has.
     #[cold]
     fn failed(&mut self, completion: &ibv_wc) {
-        let flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
         let index = match WrId::decode(completion.wr_id) {
             WrId::Receive(slot) => {
                 self.receives.again(slot);
@@ -152,14 +151,39 @@ impl Polling {
             "a request failed"
         );
         // Which of several was the first to fail does not come first from every device: a flush is the last to be believed.
-        if completion.status == IBV_WC_RETRY_EXC_ERR {
-            let why = self.shared.why_no_answer();
-            self.end(index, DownCause::Gone(why));
-        } else if flushed {
-            self.end(index, DownCause::Gone("its queue pair went into the error state".into()));
-        } else {
-            self.end(index, cause(completion.status));
+        let cause = match completion.status {
+            IBV_WC_WR_FLUSH_ERR => DownCause::Gone("its queue pair went into the error state".into()),
+            status => self.cause(status),
+        };
+        self.end(index, cause);
+    }
+
+    /// What has become of the peer when a request ends so.
+    fn cause(&self, status: u32) -> DownCause {
+        match status {
+            IBV_WC_RETRY_EXC_ERR => DownCause::Gone(self.shared.why_no_answer()),
+            status => cause(status),
         }
+    }
+
+    /// What the completions that have come so far say of a queue pair's failure.
+    #[cold]
+    fn told_by_completions(&mut self, queue_pair: u32) -> Option<DownCause> {
+        loop {
+            match self.queue.poll(&mut self.space[..]) {
+                Ok([]) => break,
+                Ok(found) => self.stash.extend(found.iter().copied()),
+                Err(error) => {
+                    self.lose(&error.to_string());
+                    return None;
+                }
+            }
+        }
+        let says_why = |completion: &&ibv_wc| {
+            completion.qp_num == queue_pair
+                && ![IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR].contains(&completion.status)
+        };
+        self.stash.iter().find(says_why).map(|completion| self.cause(completion.status))
     }
 
     /// Takes in what the NIC tells.
@@ -182,7 +206,10 @@ impl Polling {
                     if let Some(index) =
                         self.entries.of_queue_pair(number).map(|entry| entry.connection.index)
                     {
-                        self.end(index, DownCause::Gone(format!("the NIC gave its queue pair up: {name}")));
+                        // A completion says more, and a thread that has slept hears of the event first.
+                        let cause = self.told_by_completions(number);
+                        let gave_up = || DownCause::Gone(format!("the NIC gave its queue pair up: {name}"));
+                        self.end(index, cause.unwrap_or_else(gave_up));
                     }
                 }
                 (IBV_EVENT_QP_LAST_WQE_REACHED, Subject::QueuePair { number }) => {
@@ -208,7 +235,7 @@ impl Polling {
     }
 }
 
-/// What has become of the peer when a request ends so.
+/// The same, as far as the status alone tells.
 fn cause(status: u32) -> DownCause {
     let gone = |why: &str| DownCause::Gone(why.to_owned());
     match status {

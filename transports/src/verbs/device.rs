@@ -84,13 +84,14 @@ pub(super) struct Polling {
     /// Why nothing goes any more.
     pub(super) broken: Option<String>,
     /// Where completions are put for being looked at.
-    space: Box<[ibv_wc; AT_ONCE]>,
+    pub(super) space: Box<[ibv_wc; AT_ONCE]>,
     /// Connections whose operations on memory are over, and to be told of.
     pub(super) ending: Vec<u32>,
     /// Messages that came together, and were not all told of so far.
     pub(super) opened: Option<Opened>,
-    /// Completions for which the batch had no room, or that were found when it was looked whether one may sleep.
-    stash: VecDeque<ibv_wc>,
+    /// Completions for which the batch had no room, or that were found when it was looked
+    /// whether one may sleep, or why a queue pair has failed.
+    pub(super) stash: VecDeque<ibv_wc>,
     pub(super) listener: Option<TcpListener>,
     pub(super) epoll: OwnedFd,
     upkeep: Upkeep,
@@ -350,7 +351,7 @@ impl Polling {
 
     /// The completion queue cannot be read any more.
     #[cold]
-    fn lose(&mut self, why: &str) {
+    pub(super) fn lose(&mut self, why: &str) {
         self.lose_everybody(why);
         self.part();
     }

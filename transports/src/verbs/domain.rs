@@ -81,19 +81,26 @@ impl Shared {
     /// Why a peer's NIC has not answered, as far as this side can tell.
     #[cold]
     pub(super) fn why_no_answer(&self) -> String {
-        let (device, port) = (self.context.name(), self.port.number);
-        match self.context.port_attr(port).map(|attr| attr.state) {
-            Ok(IBV_PORT_ACTIVE) => {
+        match self.own_trouble() {
+            None => {
                 "its NIC does not answer (retries exceeded): its process, its node or the network is gone"
                     .into()
             }
-            Ok(state) => format!(
-                "its NIC does not answer (retries exceeded): port {port} of {device}, this rank's own, is {}; see `rdma link`",
-                self.context.verbs().port_state_name(state)
-            ),
-            Err(error) => {
-                format!("its NIC does not answer (retries exceeded), nor does this rank's: {error}")
+            Some(trouble) => format!("its NIC does not answer (retries exceeded): {trouble}"),
+        }
+    }
+
+    /// What is wrong with this rank's own port: where a connection breaks off it may be that, and not the peer.
+    #[cold]
+    pub(super) fn own_trouble(&self) -> Option<String> {
+        let (device, port) = (self.context.name(), self.port.number);
+        match self.context.port_attr(port).map(|attr| attr.state) {
+            Ok(IBV_PORT_ACTIVE) => None,
+            Ok(state) => {
+                let state = self.context.verbs().port_state_name(state);
+                Some(format!("port {port} of {device}, this rank's own, is {state}; see `rdma link`"))
             }
+            Err(error) => Some(format!("nor does this rank's own, {device}: {error}")),
         }
     }
 

@@ -420,6 +420,9 @@ impl Polling {
                 self.up(index);
                 Ok(())
             }
+            (Phase::Answered | Phase::Up, Message::Refusal(why)) => {
+                Err(self.broken_off(format!("it has given the connection up, and says: {why}")))
+            }
             (_, Message::Refusal(why)) => Err(DownCause::Refused(why)),
             (_, Message::Bye) => Err(DownCause::Closed),
             (_, other) => Err(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
@@ -449,7 +452,16 @@ impl Polling {
             }
             return;
         }
-        self.end(index, DownCause::Gone(format!("its connection ended: {why}")));
+        let cause = self.broken_off(format!("its connection ended: {why}"));
+        self.end(index, cause);
+    }
+
+    /// The peer's end has come over TCP. It may have been quicker than this rank's NIC to find out that nothing gets through.
+    fn broken_off(&self, why: String) -> DownCause {
+        match self.shared.own_trouble() {
+            None => DownCause::Gone(why),
+            Some(trouble) => DownCause::Gone(format!("{why}; {trouble}")),
+        }
     }
 
     /// A connection has come to an end, by whatever cause. What is on its way comes first.
@@ -512,12 +524,17 @@ impl Polling {
         let Some(mut entry) = self.entries.remove(index) else { return };
         self.release();
         self.owing.retain(|&other| other != index);
-        if let Some(channel) = &mut entry.channel {
-            // Where it is full or gone the hang-up says it, too.
-            let _ = channel.send(&Message::Bye);
-        }
         let connection = entry.connection;
         let cause = connection.set_down(DownCause::Closed);
+        if let Some(channel) = &mut entry.channel {
+            let last = match &cause {
+                DownCause::Closed => Message::Bye,
+                // Not in order: the peer is to be told that, also where it has noticed nothing.
+                cause => Message::Refusal(cause.to_string()),
+            };
+            // Where it is full or gone the hang-up says it, too.
+            let _ = channel.send(&last);
+        }
         self.ending.retain(|&other| other != index);
         let (over, failed) = connection.close();
         self.pending.extend(transfers::told(over));

@@ -5,7 +5,7 @@
 //! caller   Hello { who, which device, proof, number, its end }
 //! called   Welcome { proof, its end }    or Crossed, or Refusal { why }
 //! caller   Ready
-//! either   Bye, before it closes in order
+//! either   Bye, before it closes in order;    or Refusal { why }, when it has given the connection up
 //! ```
 //!
 //! Over TCP each has its length in front, in two bytes. A proof is a keyed hash (SipHash-2-4 of 128 bits) of the other side's
@@ -82,7 +82,7 @@ pub enum Message {
     Crossed,
     /// The caller's queue pair is ready.
     Ready,
-    /// The caller is not let in.
+    /// The caller is not let in; or, later, the connection is given up.
     Refusal(String),
     /// The end, in order.
     Bye,

@@ -1,7 +1,7 @@
 //! Devices, addresses, limits, and the order in which things may end.
 
 use crate::verbs::*;
-use carrack_transports::verbs::simulated::{Config, Limits, LinkLayer, SimulatedNic};
+use carrack_transports::verbs::simulated::{Config, Limits, LinkLayer, SimulatedNic, go_round};
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{
     AddressHandle, CompletionChannel, CompletionQueue, Context, GidKind, ProtectionDomain, QueuePair,
@@ -361,4 +361,26 @@ fn nics_that_come_and_go_on_one_network_always_have_an_engine() {
             });
         }
     });
+}
+
+#[test]
+fn when_a_nic_has_gone_round_all_that_was_posted_before_is_over() {
+    let fabric = format!("rounds in {}", std::process::id());
+    let bench = Bench::simulated(Config { fabric: Some(fabric), ..Config::devices(2) });
+    let (qa, qb) = bench.connect(&Options::default());
+    let (a, b) = (bench.a.buffer(8), bench.b.buffer(8));
+    for number in 0..200 {
+        post_receive(&qb, number, &[b.whole()]);
+        Request::send(&[a.whole()]).id(number).post(&qa);
+        go_round();
+        for node in [&bench.a, &bench.b] {
+            let mut space = [ibv::ibv_wc::default()];
+            let found = node.cq.poll(&mut space).unwrap();
+            let found: Vec<_> = found.iter().map(|found| (found.wr_id, found.status)).collect();
+            assert_eq!(found, [(number, ibv::IBV_WC_SUCCESS)]);
+        }
+    }
+    drop((qa, qb, a, b, bench));
+    // Of engines that have stopped, or will now, nobody waits for ever.
+    go_round();
 }

@@ -16,8 +16,9 @@ use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Wakes the engine's thread.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ pub(super) enum Job {
     Overrun(Arc<CompletionQueue>),
     /// Other processes connect here.
     Listen(OwnedFd),
+    /// Somebody wants to be told when what there is to be done now has been done.
+    Round(Sender<()>),
 }
 
 /// The addresses that a process has.
@@ -252,6 +255,21 @@ impl Engine {
 
     pub(super) fn completions_are_late(&self, queue: &Arc<CompletionQueue>) {
         self.submit(Job::Late(Arc::clone(queue)));
+    }
+
+    /// Waits until the engine has done what it was given, and has delivered what came of that.
+    pub(super) fn go_round(&self) {
+        let (told, round) = channel();
+        self.submit(Job::Round(told));
+        // An engine at its end does nothing any more.
+        while round.recv_timeout(Duration::from_millis(10)) == Err(RecvTimeoutError::Timeout)
+            && !self.has_stopped()
+        {}
+    }
+
+    /// The engines of all networks of this process that have a name.
+    pub(super) fn all() -> Vec<Arc<Self>> {
+        lock(&FABRICS).iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn completion_queue_overrun(&self, queue: &Arc<CompletionQueue>) {

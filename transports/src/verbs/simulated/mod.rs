@@ -163,6 +163,15 @@ impl SimulatedNic {
     }
 }
 
+/// Returns when every simulated NIC of this process has done what it was given before, and has delivered what came of that.
+///
+/// For tests that wait for stillness: between two polls that find nothing a NIC may have something on its way, and however long they
+/// are apart, its thread may have got no time to run. What waits for a timer, is held, or comes from another process is not waited
+/// for, nor is a NIC on a network without a name.
+pub fn go_round() {
+    Engine::all().iter().for_each(|engine| engine.go_round());
+}
+
 /// Locks a mutex; a panic of somebody who held it is not passed on.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

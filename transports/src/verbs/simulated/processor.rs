@@ -9,6 +9,7 @@ use super::queue_pair::QueuePair;
 use super::wire::Packet;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub(super) struct Processor {
     ticks: u64,
     held: Vec<Weak<QueuePair>>,
     late: Vec<Arc<CompletionQueue>>,
+    /// Who wants to be told of the end of this round.
+    rounds: Vec<Sender<()>>,
 }
 
 impl Processor {
@@ -38,6 +41,7 @@ impl Processor {
             ticks: 0,
             held: Vec::new(),
             late: Vec::new(),
+            rounds: Vec::new(),
         })
     }
 
@@ -59,6 +63,10 @@ impl Processor {
                 self.deliver(packet);
             }
             let next = self.look_at_the_clock();
+            for told in self.rounds.drain(..) {
+                // Somebody who has given up waiting need not be told.
+                let _ = told.send(());
+            }
             self.look_at_the_network(next);
         }
     }
@@ -82,6 +90,7 @@ impl Processor {
                 }
                 Job::Overrun(queue) => self.break_queue(&queue),
                 Job::Listen(listener) => self.network.listen(listener),
+                Job::Round(told) => self.rounds.push(told),
             }
         }
     }
