@@ -65,6 +65,10 @@ settings! {
     verbs_receives: usize,
         "CARRACK_VERBS_RECEIVES", Count::of("receives", 8, 32 << 10), 256;
 
+    /// Bytes of a large message's memory that are made known to a NIC at a time; what a NIC knows already goes whole.
+    verbs_chunk: usize,
+        "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
+
     /// Whether the kernel copies large messages from process to process, where it allows that.
     kernel_copy: KernelCopyChoice,
         "CARRACK_KERNEL_COPY", Word, KernelCopyChoice::Auto;

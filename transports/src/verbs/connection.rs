@@ -7,7 +7,7 @@ use super::sending::{Sending, Unsent};
 use super::sys::QueuePair;
 use super::transfers::{Direction, Over, Registrations};
 use super::wire::End;
-use crate::contract::{Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
+use crate::contract::{Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
 use crate::mem::{Buffer, MemRef};
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
@@ -156,6 +156,25 @@ impl Connection {
             self.completed.load(Ordering::Acquire),
             (registrations, &self.bounces),
         );
+        self.told(begun.map(|()| Submit::Posted))
+    }
+
+    /// Begins to write a part of a buffer to the peer's memory.
+    #[cold]
+    pub(super) fn put_chunk(
+        &self,
+        to: RemotePlace,
+        what: (&Chunk, OpToken),
+        registrations: &Registrations,
+    ) -> Result<Submit, SubmitError> {
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let begun = sending.put_chunk(to, what, self.completed.load(Ordering::Acquire), registrations);
         self.told(begun.map(|()| Submit::Posted))
     }
 

@@ -1,10 +1,13 @@
 //! What the runtime holds.
 
+use super::chunks::ShownChunks;
 use super::connection::Connection;
 use super::device::RdmaDevice;
 use super::domain::Shared;
 use super::transfers::{self, Direction};
-use crate::contract::{Exposed, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
+use crate::contract::{
+    Chunk, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError,
+};
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};
 
@@ -40,6 +43,14 @@ impl Link for RdmaLink {
 
     fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
         transfers::expose(&self.shared.registrations, buffer)
+    }
+
+    fn expose_chunks(&self, buffer: Buffer) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
+        ShownChunks::of(&self.shared.registrations, buffer)
+    }
+
+    fn put_chunk(&self, to: RemotePlace, chunk: &Chunk, token: OpToken) -> Result<Submit, SubmitError> {
+        self.connection.put_chunk(to, (chunk, token), &self.shared.registrations)
     }
 
     fn is_up(&self) -> bool {

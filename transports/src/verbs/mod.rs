@@ -32,6 +32,7 @@ pub mod address;
 mod bounces;
 pub mod channel;
 mod choice;
+mod chunks;
 mod completions;
 mod connection;
 mod device;

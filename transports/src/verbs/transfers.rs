@@ -8,6 +8,7 @@ use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
 use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, WeakRegion};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Bytes of one request, at most: what every device takes.
@@ -96,6 +97,8 @@ pub(super) enum Via {
     Bounce(Bounce, Direction),
     /// Where they are.
     Registration(Arc<Registered>, Direction),
+    /// A part of a buffer that others have, too. The registration before the memory that it is about.
+    Shared(Arc<Registered>, Arc<Buffer>),
 }
 
 impl Transfer {
@@ -115,6 +118,8 @@ impl Transfer {
                 bounces.give_back(bounce);
             }
             Via::Registration(registered, Direction::Get) => flush = registered.flush.clone(),
+            // In this order, and before anybody is told.
+            Via::Shared(registered, share) => drop((registered, share)),
             Via::Registration(_, Direction::Put) | Via::Inline => {}
         }
         Over { token, buffer, flush }
@@ -134,7 +139,7 @@ impl Transfer {
 /// other buffers last for one operation, since nobody tells when such memory is freed.
 #[derive(Debug)]
 pub(super) struct Registrations {
-    domain: Arc<ProtectionDomain>,
+    pub(super) domain: Arc<ProtectionDomain>,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
     /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have no rights in it.
@@ -160,16 +165,24 @@ impl Registrations {
         area.as_ref().map(|area| (area.addr(0), area.key())).map_err(VerbsError::to_string)
     }
 
-    /// The registration in which a buffer lies.
+    /// The registration in which a part of a buffer lies.
     ///
     /// # Errors
-    /// It is no memory that stays where it is; or the NIC refuses it.
-    pub(super) fn of(&self, buffer: &Buffer, direction: Direction) -> Result<Arc<Registered>, String> {
+    /// It is no memory that stays where it is; or it has no such part; or the NIC refuses it.
+    pub(super) fn of(
+        &self,
+        (buffer, part): (&Buffer, Range<usize>),
+        direction: Direction,
+    ) -> Result<Arc<Registered>, String> {
         let told = |error: VerbsError| error.to_string();
-        let Some((at, len)) = addresses(buffer) else {
+        let Some((base, whole)) = addresses(buffer) else {
             return Err(format!("it is {}, and not memory that stays where it is", kind_of(buffer)));
         };
+        if part.is_empty() || part.end > whole {
+            return Err(format!("it has {whole} bytes, and no part {part:?}"));
+        }
         let Buffer::Region(slice) = buffer else {
+            let (at, len) = (base.wrapping_add(part.start), part.len());
             // What is only read may be memory that cannot be written.
             let access = match direction {
                 Direction::Put => Access::LOCAL_READ,
@@ -284,7 +297,7 @@ pub(super) fn expose(
     }
 }
 
-fn kind_of(buffer: &Buffer) -> String {
+pub(super) fn kind_of(buffer: &Buffer) -> String {
     match buffer {
         Buffer::Small(_) | Buffer::Empty => "a few bytes in place".into(),
         buffer => format!("{} memory", buffer.kind()),

@@ -121,6 +121,7 @@ pub struct Faults {
     held_completions: AtomicU64,
     completion_delay: AtomicU64,
     held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
+    all_held: AtomicU64,
     scatter: AtomicU64,
     losses: AtomicU64,
     dice: AtomicU64,
@@ -140,6 +141,7 @@ impl Faults {
             held_completions: AtomicU64::new(0),
             completion_delay: AtomicU64::new(0),
             held_queues: Mutex::default(),
+            all_held: AtomicU64::new(0),
             scatter: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             dice: AtomicU64::new(0x2545_f491_4f6c_dd1d),
@@ -204,7 +206,14 @@ impl Faults {
     #[must_use = "completions show when the guard is dropped"]
     pub fn hold_completions(self: &Arc<Self>) -> Held {
         self.held_completions.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), queue: None }
+        Held { faults: Arc::clone(self), what: Standing::Completions }
+    }
+
+    /// No queue pair sends a request before the guard is dropped. What peers send comes in.
+    #[must_use = "queue pairs go on when the guard is dropped"]
+    pub fn hold_queue_pairs(self: &Arc<Self>) -> Held {
+        self.all_held.fetch_add(1, Ordering::SeqCst);
+        Held { faults: Arc::clone(self), what: Standing::QueuePairs }
     }
 
     /// Completions show so much later than they would.
@@ -218,7 +227,7 @@ impl Faults {
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));
         lock(&self.held_queues).insert(queue);
-        Held { faults: Arc::clone(self), queue: Some(queue) }
+        Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
     }
 
     /// Each queue pair comes to new work up to so much later, as the dice fall, so that queue pairs overtake each other. Zero
@@ -271,7 +280,8 @@ impl Faults {
     }
 
     pub(super) fn holds_queue(&self, device: usize, number: QueueNumber) -> bool {
-        lock(&self.held_queues).contains(&(device as u64, number))
+        self.all_held.load(Ordering::SeqCst) > 0
+            || lock(&self.held_queues).contains(&(device as u64, number))
     }
 
     /// How long a queue pair waits before it comes to its work.
@@ -305,19 +315,31 @@ impl Faults {
 #[derive(Debug)]
 pub struct Held {
     faults: Arc<Faults>,
-    /// A queue pair of a device; `None` for all completions.
-    queue: Option<(u64, QueueNumber)>,
+    what: Standing,
+}
+
+/// What stands still.
+#[derive(Debug)]
+enum Standing {
+    Completions,
+    /// One, of a device.
+    QueuePair((u64, QueueNumber)),
+    /// All.
+    QueuePairs,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        match self.queue {
-            Some(queue) => {
-                lock(&self.faults.held_queues).remove(&queue);
+        let counted = match &self.what {
+            Standing::QueuePair(queue) => {
+                lock(&self.faults.held_queues).remove(queue);
+                None
             }
-            None => {
-                self.faults.held_completions.fetch_sub(1, Ordering::SeqCst);
-            }
+            Standing::Completions => Some(&self.faults.held_completions),
+            Standing::QueuePairs => Some(&self.faults.all_held),
+        };
+        if let Some(count) = counted {
+            count.fetch_sub(1, Ordering::SeqCst);
         }
         self.faults.bell.ring();
     }

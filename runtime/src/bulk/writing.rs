@@ -1,0 +1,373 @@
+//! The sender's side of a message that its NIC writes chunk by chunk: while one is on its way, the next is made known to the NIC.
+//!
+//! A message under way so is looked at when something has happened to it: the receiver has shown a further window, or a chunk is over.
+//! In between it costs nobody anything, and keeps no thread from sleeping.
+
+use super::outgoing::{Matter, Offered, Stream};
+use super::wire::{Window, encode_landing};
+use super::{Bulk, Ended};
+use crate::chores::Waiting;
+use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
+use crate::device::{DeviceInner, Outstanding};
+use crate::error::OpError;
+use crate::names::{Rank, UserContext};
+use crate::peer::route::Linked;
+use crate::progress::Pass;
+use crate::protocol::header::Message;
+use carrack_transports::contract::{Chunk, OpToken, RemotePlace, Submit, SubmitError};
+use carrack_transports::mem::{Buffer, SmallBytes};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Chunks of a message that are shown, and those that are being written, at a time: one that bytes go to, and one that is made ready.
+/// So no more than these are pinned on either side, however long a message is.
+pub(super) const AT_ONCE: usize = 2;
+
+/// Windows that a receiver may show at a time: more than an honest one does, of whatever version.
+const WINDOWS: usize = 64;
+
+/// A message that the NIC writes.
+pub(crate) struct Writing {
+    /// But for its bytes, which chunks under way have a share in.
+    pub(super) offered: Offered,
+    bytes: Arc<Buffer>,
+    /// The receiver's name for it.
+    landing: u64,
+    /// Bytes that the NIC was told to write, from the first on.
+    sent: usize,
+    /// Where the receiver wants what comes then, in the order of the message.
+    windows: VecDeque<Window>,
+    /// Bytes of a chunk, at most.
+    chunk: usize,
+    /// Bytes that may come part by part: the receiver's NIC takes no more.
+    limit: usize,
+    /// This rank's NIC does not reach the rest.
+    is_refused: bool,
+    /// It ends with this as soon as no chunk is under way.
+    failed: Option<OpError>,
+    under_way: Arc<UnderWay>,
+}
+
+/// The chunks that the NIC is at, as a completion object of theirs.
+struct UnderWay {
+    /// The message's.
+    name: u64,
+    count: AtomicUsize,
+    failed: OnceLock<OpError>,
+    ready: Arc<Waiting<Vec<u64>>>,
+}
+
+impl UnderWay {
+    fn none(&self) -> bool {
+        // Acquire: how the last one ended is seen.
+        self.count.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Completion for UnderWay {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        if let Some(error) = status.error {
+            let _ = self.failed.set(*error);
+        }
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        note(&self.ready, self.name);
+        Ok(())
+    }
+}
+
+/// Has progress look at a message.
+fn note(ready: &Waiting<Vec<u64>>, name: u64) {
+    let mut names = ready.lock();
+    names.push(name);
+    ready.set_count(names.len());
+}
+
+/// What a look at a message came to.
+enum Look {
+    /// Something will happen to it.
+    Rests,
+    /// The link took no more at the moment.
+    Again,
+    /// The rest goes part by part.
+    Parts,
+    Over(Result<(), OpError>),
+}
+
+/// Messages for receivers.
+type Told = Vec<(Rank, Message, SmallBytes)>;
+
+impl Writing {
+    fn of(mut offered: Offered, landing: u64, chunk: usize, (name, ready): (u64, &Arc<Waiting<Vec<u64>>>)) -> Self {
+        let bytes = std::mem::take(&mut offered.bytes);
+        // What is kept registered goes whole.
+        let chunk = if matches!(bytes, Buffer::Region(_)) { usize::MAX } else { chunk };
+        let (count, failed, ready) = (AtomicUsize::new(0), OnceLock::new(), ready.clone());
+        Self {
+            offered,
+            bytes: Arc::new(bytes),
+            landing,
+            sent: 0,
+            windows: VecDeque::new(),
+            chunk,
+            limit: 0,
+            is_refused: false,
+            failed: None,
+            under_way: Arc::new(UnderWay { name, count, failed, ready }),
+        }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.offered.rank()
+    }
+
+    pub(super) fn sent(&self) -> usize {
+        self.sent
+    }
+
+    fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The receiver has shown a further window. They may come in any order: two threads may take them in.
+    fn add(&mut self, window: Window) -> Result<(), String> {
+        if self.is_refused {
+            // It was shown before the receiver heard of that.
+            return Ok(());
+        }
+        let end = window.at.checked_add(window.len).filter(|&end| window.len > 0 && end <= self.size());
+        let end = end.ok_or("it wants bytes written that its message does not have")?;
+        let place = self.windows.partition_point(|other| other.at < window.at);
+        let before = place.checked_sub(1).and_then(|at| self.windows.get(at));
+        let is_free = window.at >= self.sent
+            && before.is_none_or(|other| other.at + other.len <= window.at)
+            && self.windows.get(place).is_none_or(|other| end <= other.at);
+        if !is_free || self.windows.len() >= WINDOWS {
+            return Err("it wants bytes written more than once, or into too many places".into());
+        }
+        self.windows.insert(place, window);
+        Ok(())
+    }
+
+    /// Has as much written as is wanted and may be under way.
+    fn step(&mut self, device: &DeviceInner, linked: &Linked, told: &mut Told) -> Look {
+        while self.failed.is_none()
+            && self.under_way.failed.get().is_none()
+            && let Some(&Window { at, len, place }) = self.windows.front()
+            && at <= self.sent
+            && self.under_way.count.load(Ordering::Acquire) < AT_ONCE
+        {
+            let within = self.sent - at;
+            let chunk = Chunk { of: self.bytes.clone(), at: self.sent, len: self.chunk.min(len - within) };
+            let to = RemotePlace { addr: place.addr.wrapping_add(within as u64), ..place };
+            match self.write(device, linked, to, &chunk) {
+                Ok(true) => {}
+                Ok(false) => return Look::Again,
+                Err(SubmitError::Unregistered(why)) => {
+                    tracing::info!(rank = %self.rank(), why, sent = self.sent, "a message goes on part by part");
+                    self.is_refused = true;
+                    self.windows.clear();
+                    if len == self.size() {
+                        // Its receiver knows of no chunks. What was written comes once more, behind that.
+                        self.sent = 0;
+                    }
+                    let message = Message::Unwritten { landing: self.landing };
+                    told.push((self.rank(), message, encode_landing(self.sent as u64)));
+                    break;
+                }
+                Err(error) => {
+                    self.failed = Some(OpError::of_submit(&error, self.rank()));
+                    break;
+                }
+            }
+            self.sent += chunk.len;
+            if self.sent == at + len {
+                self.windows.pop_front();
+                let message = Message::Written { landing: self.landing };
+                told.push((self.rank(), message, encode_landing(at as u64)));
+            }
+        }
+        self.look()
+    }
+
+    /// What is left to be done when nothing can be written.
+    fn look(&mut self) -> Look {
+        if !self.under_way.none() {
+            return Look::Rests;
+        }
+        if let Some(error) = self.failed.take().or_else(|| self.under_way.failed.get().cloned()) {
+            return Look::Over(Err(error));
+        }
+        if self.sent == self.size() {
+            return Look::Over(Ok(()));
+        }
+        let has_come_to_an_end = self.is_refused || self.limit > self.sent;
+        if has_come_to_an_end && self.windows.is_empty() { Look::Parts } else { Look::Rests }
+    }
+
+    /// Has a chunk written. `false`: not now.
+    fn write(
+        &self,
+        device: &DeviceInner,
+        linked: &Linked,
+        to: RemotePlace,
+        chunk: &Chunk,
+    ) -> Result<bool, SubmitError> {
+        let (rank, tag, _) = self.offered.about();
+        let comp: Arc<dyn Completion> = self.under_way.clone();
+        let (user_context, deadline) = (UserContext::default(), Deadline::NEVER);
+        let operation =
+            Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
+        let Ok(token) = device.outstanding.insert(operation) else { return Ok(false) };
+        // First: it may be over on another thread before this call returns.
+        self.under_way.count.fetch_add(1, Ordering::AcqRel);
+        let submitted = linked.link.put_chunk(to, chunk, OpToken(token));
+        if !matches!(submitted, Ok(Submit::Posted)) {
+            self.under_way.count.fetch_sub(1, Ordering::AcqRel);
+            device.outstanding.take(token);
+        }
+        submitted.map(|submit| submit == Submit::Posted)
+    }
+
+    /// Its bytes are this rank's alone again; none, if a link that has failed in the midst of a chunk still has a share in them.
+    fn into_offered(self) -> Offered {
+        let Self { mut offered, bytes, .. } = self;
+        offered.bytes = Arc::into_inner(bytes).unwrap_or_default();
+        offered
+    }
+
+    fn end(self, outcome: Result<(), OpError>) -> Ended {
+        let offered = self.into_offered();
+        match outcome {
+            Ok(()) => offered.end(None),
+            Err(error) => offered.end(Some(&|_| error.clone())),
+        }
+    }
+}
+
+impl Bulk {
+    /// Whether a message that may be written as a whole is made known to the NIC in chunks all the same: how long it is then.
+    pub(crate) fn is_for_chunks(&self, by: Rank, token: u64, chunk: usize) -> Option<usize> {
+        let offered = self.offered.lock();
+        let one = offered.get(&token).filter(|one| one.rank() == by && one.matter() == Matter::Message)?;
+        let is_kept = matches!(one.bytes, Buffer::Region(_));
+        Some(one.bytes.len()).filter(|&len| len > chunk && !is_kept)
+    }
+
+    /// The receiver has shown where a part of a message is to be written.
+    ///
+    /// # Errors
+    /// There is no such message; or that is no part of it.
+    pub(crate) fn clear_window(
+        &self,
+        by: Rank,
+        (token, landing): (u64, u64),
+        window: Window,
+        chunk: usize,
+    ) -> Result<(), String> {
+        let mut writings = self.writings.lock();
+        let added = match writings.get_mut(&token).filter(|one| one.rank() == by) {
+            Some(writing) if writing.landing == landing => writing.add(window),
+            Some(_) => Err("it calls a message by two names".into()),
+            None => {
+                let known = self.offered.lock().get(&token).filter(|one| one.rank() == by).map(Offered::matter);
+                match known {
+                    Some(Matter::Message) => {}
+                    // Of one that has ended here, or goes on part by part.
+                    None if window.at > 0 => return Ok(()),
+                    _ => return Err("it wants to have written what was not offered to it".into()),
+                }
+                let Some(offered) = self.take_offered(token, Some(by)) else { return Ok(()) };
+                let mut writing = Writing::of(offered, landing, chunk, (token, &self.ready));
+                let added = writing.add(window);
+                writings.insert(token, writing);
+                self.writings.set_count(writings.len());
+                added
+            }
+        };
+        note(&self.ready, token);
+        added
+    }
+
+    /// The receiver has its NIC take no more, and room for so many bytes. Whether it is a message that is written.
+    pub(super) fn grant_writing(&self, by: Rank, landing: u64, limit: usize) -> bool {
+        let mut writings = self.writings.lock();
+        let found = writings.iter_mut().find(|(_, one)| one.landing == landing && one.rank() == by);
+        let Some((&name, writing)) = found else { return false };
+        writing.limit = writing.limit.max(limit);
+        note(&self.ready, name);
+        true
+    }
+
+    /// Ends what goes to a rank, or to anybody: at once where no chunk is under way, and else when that is over.
+    pub(super) fn fail_writings(&self, rank: Option<Rank>, error: &dyn Fn(Rank) -> OpError) -> Vec<Ended> {
+        let mut writings = self.writings.lock();
+        let gone = writings.extract_if(|_, one| {
+            let is_meant = rank.is_none_or(|rank| rank == one.rank());
+            if is_meant {
+                one.failed = Some(error(one.rank()));
+            }
+            is_meant && (rank.is_none() || one.under_way.none())
+        });
+        let gone: Vec<_> = gone.collect();
+        self.writings.set_count(writings.len());
+        drop(writings);
+        let end = |(_, one): (u64, Writing)| {
+            let error = error(one.rank());
+            one.end(Err(error))
+        };
+        gone.into_iter().map(end).collect()
+    }
+}
+
+impl Pass<'_> {
+    /// Has NICs write what they were asked for.
+    #[cold]
+    pub(crate) fn move_writings(&mut self) {
+        let bulk = &self.device.bulk;
+        let Some(mut writings) = bulk.writings.try_lock() else { return };
+        let mut names = bulk.ready.lock();
+        let ready = std::mem::take(&mut *names);
+        bulk.ready.set_count(0);
+        drop(names);
+        let (mut told, mut over) = (Told::new(), Vec::new());
+        for name in ready {
+            let Some(writing) = writings.get_mut(&name) else { continue };
+            let before = writing.sent;
+            let look = match self.way_to(writing.rank()) {
+                Ok(Some(linked)) => writing.step(self.device, linked, &mut told),
+                Ok(None) => Look::Again,
+                Err(error) => {
+                    writing.failed = Some(error);
+                    writing.look()
+                }
+            };
+            self.moved |= writing.sent > before;
+            match look {
+                Look::Rests => {}
+                Look::Again => note(&bulk.ready, name),
+                Look::Over(outcome) => over.extend(writings.remove(&name).map(|writing| (writing, outcome))),
+                Look::Parts => {
+                    let Some(writing) = writings.remove(&name) else { continue };
+                    let (landing, sent, limit) = (writing.landing, writing.sent, writing.limit);
+                    // With the lock held: whoever looks for it finds it in the one place or in the other.
+                    let mut streams = bulk.streams.lock();
+                    streams.push(Stream::from(writing.into_offered(), landing, (sent, limit)));
+                    bulk.streams.set_count(streams.len());
+                }
+            }
+        }
+        bulk.writings.set_count(writings.len());
+        drop(writings);
+        self.moved |= !told.is_empty() || !over.is_empty();
+        for (rank, message, payload) in told {
+            // On the same link, so behind the bytes.
+            self.device.control(self.inner, rank, message, payload);
+        }
+        for (writing, outcome) in over {
+            let (comp, status) = writing.end(outcome);
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! A buffer that a peer may write to and read from, one chunk after the other.
+//!
+//! Each chunk has a registration of its own, which is what takes time: so a long buffer is not registered whole before its first byte
+//! moves, and of what is on its way no more is pinned than the chunks that are shown.
+
+use super::memory::addresses;
+use super::sys::{Access, MemoryRegion, ProtectionDomain};
+use super::transfers::{PlaceKey, Registrations, kind_of};
+use crate::contract::{ExposedChunks, RemotePlace};
+use crate::mem::Buffer;
+use std::sync::Arc;
+
+/// See the [module](self). Host memory only: of a GPU's allocation one registration is kept.
+#[derive(Debug)]
+pub(super) struct ShownChunks {
+    // Before the memory that they are about. With each, where in the buffer it begins.
+    shown: Vec<(usize, MemoryRegion)>,
+    domain: Arc<ProtectionDomain>,
+    /// Where the buffer begins, and its length.
+    base: usize,
+    len: usize,
+    buffer: Buffer,
+}
+
+impl ShownChunks {
+    /// # Errors
+    /// It is not host memory that can be written and stays where it is. With the buffer.
+    pub(super) fn of(
+        registrations: &Registrations,
+        mut buffer: Buffer,
+    ) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
+        let is_writable = buffer.view_mut().is_some() && buffer.kind().is_host();
+        let Some((base, len)) = addresses(&buffer).filter(|_| is_writable) else {
+            let why = format!(
+                "it is {}, and not host memory that can be written and stays where it is",
+                kind_of(&buffer)
+            );
+            return Err((why, buffer));
+        };
+        let domain = registrations.domain.clone();
+        Ok(Box::new(Self { shown: Vec::new(), domain, base: base.expose_provenance(), len, buffer }))
+    }
+}
+
+impl ExposedChunks for ShownChunks {
+    fn show(&mut self, at: usize, len: usize) -> Result<RemotePlace, String> {
+        if len == 0 || at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(format!("a chunk of {len} bytes at {at} is no part of {} bytes", self.len));
+        }
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let start = std::ptr::with_exposed_provenance_mut(self.base + at);
+        // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration has ended.
+        let memory = unsafe { self.domain.register(start, len, access) }.map_err(|error| error.to_string())?;
+        let key = PlaceKey { rkey: memory.rkey(), read_behind: false };
+        let place = RemotePlace { addr: memory.addr() as u64, key: key.encode() };
+        self.shown.push((at, memory));
+        Ok(place)
+    }
+
+    fn hide(&mut self, at: usize) {
+        self.shown.retain(|(begin, _)| *begin != at);
+    }
+
+    fn take_back(self: Box<Self>) -> Buffer {
+        let Self { shown, buffer, .. } = *self;
+        drop(shown);
+        buffer
+    }
+}
