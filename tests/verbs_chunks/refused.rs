@@ -62,6 +62,8 @@ fn a_receiver_of_longer_chunks_is_written_to_in_those_of_the_sender() {
     for chunks in [[CHUNK, 64 * CHUNK], [CHUNK, 2 * CHUNK], [64 * CHUNK, CHUNK], [2 * CHUNK, CHUNK]] {
         let ground = Ground::with(chunks);
         assert_eq!(arrives(&ground, 1), CHUNKS - 1);
+        let most = ground.counters()[0].to_be_read.most;
+        assert_eq!(most, 2 * chunks[0].min(chunks[1]) as u64, "{chunks:?}");
         for k in 1..=CHUNKS as u64 {
             ground.nics[0].faults().fail_call(Call::RegMr, Which::Nth(k), libc::ENOMEM);
             arrives(&ground, k);

@@ -22,7 +22,7 @@ const PARTS: usize = 32;
 
 /// A message that waits for its receiver to ask for it.
 pub(crate) struct Offered {
-    pub(super) operation: Outstanding,
+    operation: Outstanding,
     /// Its bytes: host memory that stays where it is, or memory of a GPU.
     pub(super) bytes: Buffer,
     /// What it is about.
@@ -70,6 +70,11 @@ enum Handed {
 }
 
 impl Offered {
+    /// A message that waits for its receiver.
+    pub(super) fn message(operation: Outstanding, bytes: Buffer) -> Self {
+        Self { operation, bytes, matter: Matter::Message, is_late: false }
+    }
+
     pub(super) fn rank(&self) -> Rank {
         self.operation.rank
     }
@@ -264,8 +269,7 @@ impl Bulk {
         mapped: Option<Mapped>,
     ) -> Result<Submit, SubmitError> {
         let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes), mapped };
-        let offered =
-            Offered { operation, bytes: std::mem::take(bytes), matter: Matter::Message, is_late: false };
+        let offered = Offered::message(operation, std::mem::take(bytes));
         // First: the answer may come on another thread before this call returns.
         let mut all = self.offered.lock();
         all.insert(offer.token, offered);

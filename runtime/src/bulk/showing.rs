@@ -189,3 +189,78 @@ impl Pass<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::contract::RemotePlace;
+    use std::sync::{Arc, Mutex};
+
+    /// Keeps what is shown, and refuses the chunk that begins at `wall`.
+    struct Shown {
+        at: Arc<Mutex<Vec<usize>>>,
+        wall: usize,
+    }
+
+    impl ExposedChunks for Shown {
+        fn show(&mut self, at: usize, _: usize) -> Result<RemotePlace, String> {
+            if at == self.wall {
+                return Err("a wall".into());
+            }
+            self.at.lock().unwrap().push(at);
+            Ok(RemotePlace { addr: at as u64, key: 0 })
+        }
+
+        fn hide(&mut self, at: usize) {
+            self.at.lock().unwrap().retain(|other| *other != at);
+        }
+
+        fn take_back(self: Box<Self>) -> Buffer {
+            Buffer::Empty
+        }
+    }
+
+    /// A message of 95 bytes, in chunks of ten.
+    fn showing(wall: usize) -> (Showing, Arc<Mutex<Vec<usize>>>) {
+        let at = Arc::new(Mutex::new(Vec::new()));
+        (Showing::new(Box::new(Shown { at: at.clone(), wall }), 1, 10, 95), at)
+    }
+
+    fn next(showing: &mut Showing) -> Option<(usize, usize)> {
+        showing.next().unwrap().map(|window| (window.at, window.len))
+    }
+
+    #[test]
+    fn a_chunk_that_is_written_makes_room_for_the_next_and_the_last_is_what_is_left() {
+        let (mut showing, at) = showing(usize::MAX);
+        assert_eq!([next(&mut showing), next(&mut showing), next(&mut showing)], [Some((0, 10)), Some((10, 10)), None]);
+        assert_eq!(showing.written(20), None, "it was not shown");
+        for chunk in 0..8 {
+            // The later one may be heard of first.
+            assert_eq!(showing.written(10 * (chunk ^ 1)), Some(10));
+            assert_eq!(showing.written(10 * (chunk ^ 1)), None, "it is written already");
+            let end = (20 + 10 * chunk, 10.min(95 - 20 - 10 * chunk.min(7)));
+            assert_eq!(next(&mut showing), Some(end));
+        }
+        assert_eq!((next(&mut showing), at.lock().unwrap().len()), (None, 2));
+    }
+
+    #[test]
+    fn behind_what_a_sender_refuses_nothing_is_shown_and_what_it_has_written_counts() {
+        let (mut showing, at) = showing(usize::MAX);
+        assert!(next(&mut showing).is_some() && next(&mut showing).is_some());
+        assert_eq!(showing.unwritten(20), None, "that was not to be written");
+        assert_eq!(showing.unwritten(13), Some(3));
+        assert_eq!(*at.lock().unwrap(), [0]);
+        assert_eq!((next(&mut showing), showing.written(10), showing.written(0)), (None, None, Some(10)));
+        assert!(at.lock().unwrap().is_empty() && showing.open.is_empty());
+    }
+
+    #[test]
+    fn a_nic_that_refuses_a_chunk_is_asked_for_no_other() {
+        let (mut showing, _) = showing(10);
+        assert!(next(&mut showing).is_some());
+        assert!(showing.next().is_err());
+        assert_eq!((next(&mut showing), showing.written(0), next(&mut showing)), (None, Some(10), None));
+    }
+}

@@ -371,3 +371,67 @@ impl Pass<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chores::Chores;
+    use crate::names::Tag;
+    use carrack_transports::mem::SmallBytes;
+
+    fn place() -> RemotePlace {
+        RemotePlace { addr: 0, key: 0 }
+    }
+
+    /// A message of 100 bytes to rank 1 that is offered under the name 7.
+    fn offered() -> Bulk {
+        let bulk = Bulk::new(10, &Chores::default());
+        let (user_context, deadline) = (UserContext::default(), Deadline::NEVER);
+        let operation =
+            Outstanding { rank: Rank(1), tag: Tag(0), size: 100, user_context, comp: None, deadline };
+        bulk.offered.lock().insert(7, Offered::message(operation, vec![0; 100].into()));
+        bulk
+    }
+
+    #[test]
+    fn windows_come_in_any_order_and_once_and_within_the_message() {
+        let bulk = offered();
+        let clear = |by, landing, (at, len)| {
+            bulk.clear_window(Rank(by), (7, landing), Window { at, len, place: place() }, 10)
+        };
+        assert!(clear(2, 5, (0, 10)).is_err(), "it was not offered to that rank");
+        assert_eq!(clear(2, 5, (10, 10)), Ok(()), "it may be late");
+        assert_eq!((clear(1, 5, (20, 10)), clear(1, 5, (0, 10))), (Ok(()), Ok(())));
+        assert!(clear(1, 6, (10, 10)).is_err(), "it has a name already");
+        for wrong in [(20, 10), (15, 10), (25, 1), (0, 1), (95, 10), (usize::MAX, 2), (40, 0)] {
+            assert!(clear(1, 5, wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!((clear(1, 5, (10, 10)), clear(1, 5, (90, 10))), (Ok(()), Ok(())));
+        let order: Vec<_> = bulk.writings.lock()[&7].windows.iter().map(|window| window.at).collect();
+        assert_eq!(order, [0, 10, 20, 90]);
+        assert!(bulk.offered.lock().is_empty() && bulk.ready.count() > 0);
+    }
+
+    #[test]
+    fn a_receiver_cannot_show_more_windows_than_there_is_room_for() {
+        let bulk = offered();
+        let clear = |at| bulk.clear_window(Rank(1), (7, 5), Window { at, len: 1, place: place() }, 10);
+        assert!((0..WINDOWS).all(|at| clear(at).is_ok()));
+        assert!(clear(WINDOWS).is_err());
+    }
+
+    #[test]
+    fn what_goes_to_a_rank_that_has_gone_ends_when_no_chunk_is_under_way() {
+        let bulk = offered();
+        bulk.clear_window(Rank(1), (7, 5), Window { at: 0, len: 10, place: place() }, 10).unwrap();
+        let under_way = bulk.writings.lock()[&7].under_way.clone();
+        under_way.count.store(1, Ordering::Release);
+        let gone = |rank| bulk.fail_writings(Some(Rank(rank)), &|_| OpError::Closed).len();
+        assert_eq!([gone(2), gone(1)], [0, 0]);
+        let (user_context, buffer) = (UserContext::default(), Buffer::Small(SmallBytes::empty()));
+        let status = Status { rank: Rank(1), tag: Tag(0), size: 10, user_context, buffer, error: None };
+        assert!(under_way.signal(status).is_ok());
+        assert!(matches!(bulk.writings.lock().get_mut(&7).unwrap().look(), Look::Over(Err(OpError::Closed))));
+        assert_eq!([gone(1), gone(1)], [1, 0]);
+    }
+}
