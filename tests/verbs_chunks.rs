@@ -7,6 +7,8 @@ mod support;
 mod endings;
 #[path = "verbs_chunks/ground.rs"]
 mod ground;
+#[path = "verbs_chunks/rails.rs"]
+mod rails;
 #[path = "verbs_chunks/refused.rs"]
 mod refused;
 

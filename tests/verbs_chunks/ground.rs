@@ -41,6 +41,7 @@ impl Kind {
 pub(crate) struct Ground {
     pub(crate) ranks: Vec<Runtime>,
     pub(crate) nics: Vec<Arc<SimulatedNic>>,
+    pub(crate) devices: [usize; 2],
     /// When the links were up.
     begun: [MemoryCounters; 2],
 }
@@ -52,29 +53,41 @@ impl Ground {
 
     /// With chunks of so many bytes on each side.
     pub(crate) fn with(chunks: [usize; 2]) -> Self {
+        Self::over([1, 1], chunks)
+    }
+
+    /// With so many devices on each side.
+    pub(crate) fn over(devices: [usize; 2], chunks: [usize; 2]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let fabric = format!("chunks {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let nic = |_| {
-            let config = Config { fabric: Some(fabric.clone()), ..Config::default() };
+        let nic = |devices| {
+            let config = Config { fabric: Some(fabric.clone()), ..Config::devices(devices) };
             Arc::new(SimulatedNic::new(config).unwrap())
         };
-        let nics: Vec<_> = (0..2).map(nic).collect();
+        let nics: Vec<_> = devices.into_iter().map(nic).collect();
         let start = |(at, bootstrap): (usize, InProcess)| {
             let settings = built(OverSimulatedNic::settings().verbs_chunk(chunks[at]));
-            let options = Options { packet_size: settings.packet_size(), ..Options::default() };
+            let rails = u8::try_from(devices[at]).unwrap();
+            let options = Options { packet_size: settings.packet_size(), rails, ..Options::default() };
             let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
             builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
         };
         let ranks: Vec<_> = InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect();
         connect(&ranks);
         settle(&ranks);
-        let mut ground = Self { ranks, nics, begun: Default::default() };
+        let mut ground = Self { ranks, nics, begun: Default::default(), devices };
         ground.begun = ground.counters();
         ground
     }
 
+    /// Of each rank's first device.
     pub(crate) fn counters(&self) -> [MemoryCounters; 2] {
-        [0, 1].map(|rank: usize| self.nics[rank].memory_counters(0).unwrap())
+        self.counters_of(0)
+    }
+
+    /// Of each rank's device of that number.
+    pub(crate) fn counters_of(&self, device: usize) -> [MemoryCounters; 2] {
+        [0, 1].map(|rank: usize| self.nics[rank].memory_counters(device).unwrap())
     }
 
     /// Bytes of messages that are registered: the first rank's to be read, the second's to be written.

@@ -49,7 +49,7 @@ impl Showing {
     /// # Errors
     /// The NIC refuses it, and is shown no more.
     pub(super) fn next(&mut self) -> Result<Option<Window>, String> {
-        if self.shown >= self.until || self.open.len() >= AT_ONCE {
+        if self.shown >= self.until || self.open.len() >= AT_ONCE * self.exposed.nics() {
             return Ok(None);
         }
         let (at, len) = (self.shown, self.chunk.min(self.until - self.shown));

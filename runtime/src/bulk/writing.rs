@@ -19,10 +19,10 @@ use carrack_transports::contract::{Chunk, OpToken, RemotePlace, Submit, SubmitEr
 use carrack_transports::mem::{Buffer, SmallBytes};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Chunks of a message that are shown, and those that are being written, at a time: one that bytes go to, and one that is made ready.
-/// So no more than these are pinned on either side, however long a message is.
+/// So no more than these are pinned on either side, however long a message is; of each NIC that chunks are dealt out over.
 pub(super) const AT_ONCE: usize = 2;
 
 /// Windows that a receiver may show at a time: more than an honest one does, of whatever version.
@@ -39,6 +39,8 @@ pub(crate) struct Writing {
     sent: usize,
     /// Where the receiver wants what comes then, in the order of the message.
     windows: VecDeque<Window>,
+    /// Of which chunks are under way, and the receiver will be told.
+    apart: Vec<Apart>,
     /// Bytes of a chunk, at most.
     chunk: usize,
     /// Bytes that may come part by part: the receiver's NIC takes no more.
@@ -56,10 +58,16 @@ struct UnderWay {
     name: u64,
     count: AtomicUsize,
     failed: OnceLock<OpError>,
+    /// Those that are over: where their windows begin.
+    over: Mutex<Vec<u64>>,
     ready: Arc<Waiting<Vec<u64>>>,
 }
 
 impl UnderWay {
+    fn over(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn none(&self) -> bool {
         // Acquire: how the last one ended is seen.
         self.count.load(Ordering::Acquire) == 0
@@ -68,13 +76,22 @@ impl UnderWay {
 
 impl Completion for UnderWay {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        if let Some(error) = status.error {
-            let _ = self.failed.set(*error);
+        match status.error {
+            Some(error) => _ = self.failed.set(*error),
+            None => self.over().push(status.user_context.0),
         }
         self.count.fetch_sub(1, Ordering::AcqRel);
         note(&self.ready, self.name);
         Ok(())
     }
+}
+
+/// A window whose bytes no message follows on the same queue pair: its receiver is told when its chunks are over.
+struct Apart {
+    at: usize,
+    chunks: usize,
+    /// Whether there will be no more of them.
+    is_given: bool,
 }
 
 /// Has progress look at a message.
@@ -101,20 +118,19 @@ type Told = Vec<(Rank, Message, SmallBytes)>;
 impl Writing {
     fn of(mut offered: Offered, landing: u64, chunk: usize, (name, ready): (u64, &Arc<Waiting<Vec<u64>>>)) -> Self {
         let bytes = std::mem::take(&mut offered.bytes);
-        // What is kept registered goes whole.
-        let chunk = if matches!(bytes, Buffer::Region(_)) { usize::MAX } else { chunk };
-        let (count, failed, ready) = (AtomicUsize::new(0), OnceLock::new(), ready.clone());
+        let (count, failed, over) = (AtomicUsize::new(0), OnceLock::new(), Mutex::default());
         Self {
             offered,
             bytes: Arc::new(bytes),
             landing,
             sent: 0,
             windows: VecDeque::new(),
+            apart: Vec::new(),
             chunk,
             limit: 0,
             is_refused: false,
             failed: None,
-            under_way: Arc::new(UnderWay { name, count, failed, ready }),
+            under_way: Arc::new(UnderWay { name, count, failed, over, ready: ready.clone() }),
         }
     }
 
@@ -156,12 +172,12 @@ impl Writing {
             && self.under_way.failed.get().is_none()
             && let Some(&Window { at, len, place }) = self.windows.front()
             && at <= self.sent
-            && self.under_way.count.load(Ordering::Acquire) < AT_ONCE
+            && self.under_way.count.load(Ordering::Acquire) < AT_ONCE * linked.link.nics()
         {
             let within = self.sent - at;
             let chunk = Chunk { of: self.bytes.clone(), at: self.sent, len: self.chunk.min(len - within) };
             let to = RemotePlace { addr: place.addr.wrapping_add(within as u64), ..place };
-            match self.write(device, linked, to, &chunk) {
+            match self.write(device, linked, to, &chunk, at) {
                 Ok(true) => {}
                 Ok(false) => return Look::Again,
                 Err(SubmitError::Unregistered(why)) => {
@@ -172,8 +188,6 @@ impl Writing {
                         // Its receiver knows of no chunks. What was written comes once more, behind that.
                         self.sent = 0;
                     }
-                    let message = Message::Unwritten { landing: self.landing };
-                    told.push((self.rank(), message, encode_landing(self.sent as u64)));
                     break;
                 }
                 Err(error) => {
@@ -182,18 +196,40 @@ impl Writing {
                 }
             }
             self.sent += chunk.len;
-            if self.sent == at + len {
+            let is_given = self.sent == at + len;
+            if is_given {
                 self.windows.pop_front();
-                let message = Message::Written { landing: self.landing };
-                told.push((self.rank(), message, encode_landing(at as u64)));
+            }
+            if linked.link.puts_in_order(to) {
+                if is_given {
+                    told.push(self.written(at));
+                }
+                continue;
+            }
+            match self.apart.iter_mut().find(|apart| apart.at == at) {
+                Some(apart) => (apart.chunks, apart.is_given) = (apart.chunks + 1, is_given),
+                None => self.apart.push(Apart { at, chunks: 1, is_given }),
             }
         }
-        self.look()
+        self.look(told)
+    }
+
+    fn written(&self, at: usize) -> (Rank, Message, SmallBytes) {
+        (self.rank(), Message::Written { landing: self.landing }, encode_landing(at as u64))
     }
 
     /// What is left to be done when nothing can be written.
-    fn look(&mut self) -> Look {
-        if !self.under_way.none() {
+    fn look(&mut self, told: &mut Told) -> Look {
+        // First: how the last one ended is looked at afterwards.
+        let has_none = self.under_way.none();
+        for at in std::mem::take(&mut *self.under_way.over()) {
+            if let Some(apart) = self.apart.iter_mut().find(|apart| apart.at as u64 == at) {
+                apart.chunks -= 1;
+            }
+        }
+        let over: Vec<_> = self.apart.extract_if(.., |apart| apart.is_given && apart.chunks == 0).collect();
+        told.extend(over.iter().map(|apart| self.written(apart.at)));
+        if !has_none {
             return Look::Rests;
         }
         if let Some(error) = self.failed.take().or_else(|| self.under_way.failed.get().cloned()) {
@@ -202,8 +238,13 @@ impl Writing {
         if self.sent == self.size() {
             return Look::Over(Ok(()));
         }
-        let has_come_to_an_end = self.is_refused || self.limit > self.sent;
-        if has_come_to_an_end && self.windows.is_empty() { Look::Parts } else { Look::Rests }
+        if self.is_refused {
+            // Only now: what was written by whatever NIC is there.
+            let message = Message::Unwritten { landing: self.landing };
+            told.push((self.rank(), message, encode_landing(self.sent as u64)));
+            return Look::Parts;
+        }
+        if self.limit > self.sent && self.windows.is_empty() { Look::Parts } else { Look::Rests }
     }
 
     /// Has a chunk written. `false`: not now.
@@ -213,10 +254,11 @@ impl Writing {
         linked: &Linked,
         to: RemotePlace,
         chunk: &Chunk,
+        window: usize,
     ) -> Result<bool, SubmitError> {
         let (rank, tag, _) = self.offered.about();
         let comp: Arc<dyn Completion> = self.under_way.clone();
-        let (user_context, deadline) = (UserContext::default(), Deadline::NEVER);
+        let (user_context, deadline) = (UserContext(window as u64), Deadline::NEVER);
         let operation =
             Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
         let Ok(token) = device.outstanding.insert(operation) else { return Ok(false) };
@@ -340,7 +382,7 @@ impl Pass<'_> {
                 Ok(None) => Look::Again,
                 Err(error) => {
                     writing.failed = Some(error);
-                    writing.look()
+                    writing.look(&mut told)
                 }
             };
             self.moved |= writing.sent > before;
@@ -431,7 +473,7 @@ mod tests {
         let (user_context, buffer) = (UserContext::default(), Buffer::Small(SmallBytes::empty()));
         let status = Status { rank: Rank(1), tag: Tag(0), size: 10, user_context, buffer, error: None };
         assert!(under_way.signal(status).is_ok());
-        assert!(matches!(bulk.writings.lock().get_mut(&7).unwrap().look(), Look::Over(Err(OpError::Closed))));
+        assert!(matches!(bulk.writings.lock().get_mut(&7).unwrap().look(&mut Told::new()), Look::Over(Err(OpError::Closed))));
         assert_eq!([gone(1), gone(1)], [1, 0]);
     }
 }

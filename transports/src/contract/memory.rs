@@ -61,6 +61,11 @@ pub trait ExposedChunks: Send + Sync {
     /// Why not, in words; what was shown before stays so.
     fn show(&mut self, at: usize, len: usize) -> Result<RemotePlace, String>;
 
+    /// NICs that chunks are dealt out over at the moment.
+    fn nics(&self) -> usize {
+        1
+    }
+
     /// Ends that of the chunk that begins at `at`. What the peer writes there afterwards breaks its connection.
     fn hide(&mut self, at: usize);
 

@@ -223,6 +223,18 @@ pub trait Link: Send + Sync {
         Err(SubmitError::no_remote_memory())
     }
 
+    /// Whether a message that is submitted after a chunk to that place arrives behind it. Where not, the bytes are there when the
+    /// chunk's completion is given.
+    fn puts_in_order(&self, to: RemotePlace) -> bool {
+        let _ = to;
+        true
+    }
+
+    /// NICs that chunks are dealt out over, at most.
+    fn nics(&self) -> usize {
+        1
+    }
+
     /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].
     fn is_up(&self) -> bool;
 }

@@ -4,18 +4,20 @@
 //! moves, and of what is on its way no more is pinned than the chunks that are shown.
 
 use super::memory::addresses;
-use super::sys::{Access, MemoryRegion, ProtectionDomain};
-use super::transfers::{PlaceKey, Registrations, kind_of};
+use super::rails::Rail;
+use super::sys::{Access, MemoryRegion};
+use super::transfers::{PlaceKey, kind_of};
 use crate::contract::{ExposedChunks, RemotePlace};
 use crate::mem::Buffer;
-use std::sync::Arc;
 
 /// See the [module](self). Host memory only: of a GPU's allocation one registration is kept.
 #[derive(Debug)]
 pub(super) struct ShownChunks {
     // Before the memory that they are about. With each, where in the buffer it begins.
     shown: Vec<(usize, MemoryRegion)>,
-    domain: Arc<ProtectionDomain>,
+    /// The NICs that chunks are dealt out over, the first in front; and which is next.
+    rails: Vec<Rail>,
+    turn: usize,
     /// Where the buffer begins, and its length.
     base: usize,
     len: usize,
@@ -26,7 +28,7 @@ impl ShownChunks {
     /// # Errors
     /// It is not host memory that can be written and stays where it is. With the buffer.
     pub(super) fn of(
-        registrations: &Registrations,
+        rails: Vec<Rail>,
         mut buffer: Buffer,
     ) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
         let is_writable = buffer.view_mut().is_some() && buffer.kind().is_host();
@@ -37,8 +39,21 @@ impl ShownChunks {
             );
             return Err((why, buffer));
         };
-        let domain = registrations.domain.clone();
-        Ok(Box::new(Self { shown: Vec::new(), domain, base: base.expose_provenance(), len, buffer }))
+        let (shown, base) = (Vec::new(), base.expose_provenance());
+        Ok(Box::new(Self { shown, rails, turn: 0, base, len, buffer }))
+    }
+
+    /// The NIC that is next, of those that are connected by now. `None`: there is none at all.
+    fn next(&mut self) -> Option<&Rail> {
+        for _ in 0..self.rails.len() {
+            let at = self.turn % self.rails.len();
+            self.turn = at + 1;
+            // Of the first one's end others will tell.
+            if at == 0 || self.rails[at].is_up() {
+                return self.rails.get(at);
+            }
+        }
+        None
     }
 }
 
@@ -48,13 +63,19 @@ impl ExposedChunks for ShownChunks {
             return Err(format!("a chunk of {len} bytes at {at} is no part of {} bytes", self.len));
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let start = std::ptr::with_exposed_provenance_mut(self.base + at);
+        let base = self.base;
+        let rail = self.next().ok_or("there is no NIC for it")?;
+        let start = std::ptr::with_exposed_provenance_mut(base + at);
         // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration has ended.
-        let memory = unsafe { self.domain.register(start, len, access) }.map_err(|error| error.to_string())?;
-        let key = PlaceKey { rkey: memory.rkey(), read_behind: false };
+        let memory = unsafe { rail.domain.register(start, len, access) }.map_err(|error| error.to_string())?;
+        let key = PlaceKey::of_chunk(memory.rkey(), rail.number);
         let place = RemotePlace { addr: memory.addr() as u64, key: key.encode() };
         self.shown.push((at, memory));
         Ok(place)
+    }
+
+    fn nics(&self) -> usize {
+        self.rails.iter().filter(|rail| rail.number == 0 || rail.is_up()).count()
     }
 
     fn hide(&mut self, at: usize) {

@@ -199,7 +199,7 @@ impl Connection {
 
     /// The device will find it broken off, and end it.
     #[cold]
-    fn break_off(&self, cause: DownCause) -> SubmitError {
+    pub(super) fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
         self.news.store(true, Ordering::Release);
         SubmitError::Down { peer: self.peer, cause }

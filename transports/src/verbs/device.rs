@@ -8,6 +8,7 @@ use super::entries::{Entries, Phase};
 use super::interfaces;
 use super::link::RdmaLink;
 use super::meeting::Strangers;
+use super::rails::{self, Rails};
 use super::receives::Receives;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
@@ -27,12 +28,13 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
 const COMPLETIONS: u64 = 1;
 const ASYNC: u64 = 2;
+const RAIL: u64 = 3;
 pub(super) const CALL: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
@@ -52,6 +54,8 @@ pub(super) struct RdmaDevice {
     epoll: OwnedFd,
     completions: Arc<CompletionChannel>,
     polling: BiasedLock<Polling>,
+    /// This rank's further NICs.
+    pub(super) rails: Rails,
     /// Something has to be looked after at the next poll.
     attention: AtomicBool,
     /// Threads between `arm` and `disarm`.
@@ -99,6 +103,7 @@ impl RdmaDevice {
     pub(super) fn open(
         shared: Arc<Shared>,
         packets: Arc<dyn PacketSource>,
+        rails: Vec<Arc<Self>>,
     ) -> Result<Arc<Self>, Unavailable> {
         let failed = |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
         let verbs = |error: VerbsError| failed("its queues could not be made", error.to_string());
@@ -139,6 +144,10 @@ impl RdmaDevice {
             epoll::add(&set, fd, EventData::new_u64(name), EventFlags::IN)
                 .map_err(|error| system(error.into()))?;
         }
+        for rail in &rails {
+            epoll::add(&set, rail.epoll.as_fd(), EventData::new_u64(RAIL), EventFlags::IN)
+                .map_err(|error| system(error.into()))?;
+        }
         let polling = Polling {
             key,
             entries: Entries::default(),
@@ -168,6 +177,7 @@ impl RdmaDevice {
             epoll: set,
             completions,
             polling: BiasedLock::new(polling),
+            rails: Rails::new(rails),
             attention: AtomicBool::new(true),
             sleepers: AtomicU32::new(0),
             owner: Owner::this_process(),
@@ -203,11 +213,42 @@ impl RdmaDevice {
                 STRANGER => polling.hear_stranger(number),
                 _ if name == COMPLETIONS => self.woken(polling),
                 _ if name == ASYNC => polling.hear_nic(),
+                // All of them are looked at below.
+                _ if name == RAIL => {}
                 _ => polling.accept(),
             }
         }
         // Of another device of this domain, perhaps.
         polling.heed_nic();
+        if !self.rails.devices().is_empty() {
+            self.poll_rails(polling);
+        }
+    }
+
+    /// Looks at this rank's further NICs, at the next poll again if something is under way there.
+    fn poll_rails(&self, polling: &mut Polling) {
+        self.rails.poll(polling);
+        if self.rails.are_busy() {
+            self.look_at_rails();
+        }
+    }
+
+    /// At the next poll.
+    pub(super) fn look_at_rails(&self) {
+        self.attention.store(true, Ordering::Release);
+    }
+
+    /// A link to a peer's device of that address.
+    pub(super) fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<RdmaLink, SubmitError> {
+        let (to, further) = rails::split(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let mut polling = self.polling.lock();
+        if polling.closed {
+            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
+        }
+        let connection = polling.call(&to, peer)?;
+        self.attention.store(true, Ordering::Release);
+        let (device, shared) = (self.me.clone(), polling.shared.clone());
+        Ok(RdmaLink { connection, device, shared, further, ways: OnceLock::new() })
     }
 
     /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.
@@ -376,25 +417,19 @@ fn credit(entries: &mut Entries, owing: &mut Vec<u32>, index: u32) {
 
 impl Device for RdmaDevice {
     fn address(&self) -> AddressBlob {
-        self.address.encode()
+        let further = self.rails.devices().iter().map(|rail| rail.address.encode());
+        rails::join(std::iter::once(self.address.encode()).chain(further).collect())
     }
 
     fn reach(&self, to: &AddressBlob) -> Reach {
-        match Address::decode(to) {
-            Some(to) => self.address.reach(&to),
+        match rails::split(to) {
+            Some((to, _)) => self.address.reach(&to),
             None => Reach::No("its address is not one of this transport's".into()),
         }
     }
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
-        let to = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let mut polling = self.polling.lock();
-        if polling.closed {
-            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
-        }
-        let connection = polling.call(&to, peer)?;
-        self.attention.store(true, Ordering::Release);
-        Ok(Arc::new(RdmaLink { connection, device: self.me.clone(), shared: polling.shared.clone() }))
+        self.link_to(to, peer).map(|link| -> Arc<dyn Link> { Arc::new(link) })
     }
 
     #[inline]
@@ -423,7 +458,7 @@ impl Device for RdmaDevice {
         let asked = polling.queue.request_notification();
         // Receives that were not worth a doorbell may be what the peer waits for.
         polling.receives.post();
-        if asked.is_err() || polling.has_something() {
+        if asked.is_err() || polling.has_something() || !self.rails.arm() {
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
             return Armed::Ready;
         }
@@ -433,6 +468,7 @@ impl Device for RdmaDevice {
     fn disarm(&self) {
         self.attention.store(true, Ordering::Relaxed);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.rails.disarm();
     }
 
     fn close(&self) {
@@ -461,6 +497,9 @@ impl Device for RdmaDevice {
             tracing::warn!(left, "closed, though peers have not taken in all that was sent to them");
         }
         polling.shut();
+        // Behind the first one, so that peers hear of its end first.
+        self.rails.devices().iter().for_each(|rail| rail.close());
+        self.poll_rails(&mut polling);
     }
 }
 

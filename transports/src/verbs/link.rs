@@ -1,21 +1,26 @@
 //! What the runtime holds.
 
+use super::address::Address;
 use super::chunks::ShownChunks;
 use super::connection::Connection;
 use super::device::RdmaDevice;
 use super::domain::Shared;
-use super::transfers::{self, Direction};
+use super::rails::{Rail, Ways, no_such_rail};
+use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
     Chunk, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError,
 };
 use crate::mem::{Buffer, MemRef};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A way to one peer's device.
 pub(super) struct RdmaLink {
     pub(super) connection: Arc<Connection>,
     pub(super) device: Weak<RdmaDevice>,
     pub(super) shared: Arc<Shared>,
+    /// The peer's further NICs, and the ways there once they were needed.
+    pub(super) further: Vec<Address>,
+    pub(super) ways: OnceLock<Ways>,
 }
 
 impl Link for RdmaLink {
@@ -46,11 +51,31 @@ impl Link for RdmaLink {
     }
 
     fn expose_chunks(&self, buffer: Buffer) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
-        ShownChunks::of(&self.shared.registrations, buffer)
+        let further = (1..).zip(self.ways()).map(|(number, link)| Rail::of(number, link));
+        ShownChunks::of(std::iter::once(Rail::of(0, self)).chain(further).collect(), buffer)
     }
 
     fn put_chunk(&self, to: RemotePlace, chunk: &Chunk, token: OpToken) -> Result<Submit, SubmitError> {
-        self.connection.put_chunk(to, (chunk, token), &self.shared.registrations)
+        let rail = PlaceKey::decode(to.key).map_or(0, |key| usize::from(key.rail));
+        if rail == 0 {
+            return self.connection.put_chunk(to, (chunk, token), &self.shared.registrations);
+        }
+        let (Some(link), Some(device)) = (self.ways().get(rail - 1), self.device.upgrade()) else {
+            return Err(no_such_rail(&self.connection));
+        };
+        match device.put_by_rail(link, to, (chunk, token)) {
+            // Without that NIC the peer waits for the chunk in vain.
+            Err(SubmitError::Down { cause, .. }) => Err(self.connection.break_off(cause)),
+            other => other,
+        }
+    }
+
+    fn puts_in_order(&self, to: RemotePlace) -> bool {
+        PlaceKey::decode(to.key).is_none_or(|key| key.rail == 0)
+    }
+
+    fn nics(&self) -> usize {
+        1 + self.device.upgrade().map_or(0, |device| device.rails.devices().len().min(self.further.len()))
     }
 
     fn is_up(&self) -> bool {
@@ -59,6 +84,18 @@ impl Link for RdmaLink {
 }
 
 impl RdmaLink {
+    /// The ways to the peer's further NICs, begun when they are first needed.
+    fn ways(&self) -> &[Self] {
+        if self.further.is_empty() {
+            return &[];
+        }
+        let begin = || match self.device.upgrade() {
+            Some(device) => Ways::begin(&device.rails, &self.further, self.connection.peer),
+            None => Ways::default(),
+        };
+        self.ways.get_or_init(begin).links()
+    }
+
     #[cold]
     fn transfer(
         &self,

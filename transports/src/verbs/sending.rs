@@ -294,7 +294,7 @@ impl Sending {
         registrations: &Registrations,
     ) -> Result<(u32, Option<(u64, u32)>), Unsent> {
         let key = PlaceKey::decode(remote.key);
-        let PlaceKey { rkey, read_behind } =
+        let PlaceKey { rkey, read_behind, .. } =
             key.ok_or_else(|| Unsent::Wrong("it has named a key that is none".into()))?;
         let behind = (read_behind && direction == Direction::Put).then(|| registrations.nowhere());
         Ok((rkey, behind.transpose().map_err(Unsent::Unregistered)?))

@@ -3,6 +3,7 @@
 use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::{Area, addresses};
+use super::rails::MOST as MOST_RAILS;
 use super::sys::{Access, ProtectionDomain, VerbsError};
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
@@ -33,19 +34,25 @@ pub(super) struct PlaceKey {
     /// Memory of a GPU that does not see writes in order: a read behind them is answered only when they have reached it, so
     /// a put is over when that is.
     pub(super) read_behind: bool,
+    /// Which of the owner's NICs knows it: 0 is the first.
+    pub(super) rail: u8,
 }
 
 impl PlaceKey {
     const READ_BEHIND: u64 = 1 << 32;
+    const RAIL: u32 = 33;
+    const RAILS: u64 = (MOST_RAILS as u64 - 1) << Self::RAIL;
 
     pub(super) fn encode(self) -> u64 {
-        u64::from(self.rkey) | if self.read_behind { Self::READ_BEHIND } else { 0 }
+        let behind = if self.read_behind { Self::READ_BEHIND } else { 0 };
+        u64::from(self.rkey) | behind | u64::from(self.rail) << Self::RAIL
     }
 
     /// `None`: no such key is given out.
     pub(super) fn decode(key: u64) -> Option<Self> {
-        let rkey = u32::try_from(key & !Self::READ_BEHIND).ok()?;
-        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0 })
+        let rkey = u32::try_from(key & !(Self::READ_BEHIND | Self::RAILS)).ok()?;
+        let rail = u8::try_from((key & Self::RAILS) >> Self::RAIL).ok()?;
+        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0, rail })
     }
 }
 
@@ -239,7 +246,7 @@ struct Shown {
 impl Shown {
     fn at(&self, read_behind: bool) -> RemotePlace {
         let memory = &self.registration.memory;
-        let key = PlaceKey { rkey: memory.rkey(), read_behind };
+        let key = PlaceKey { rkey: memory.rkey(), read_behind, rail: 0 };
         RemotePlace { addr: memory.addr() as u64, key: key.encode() }
     }
 }
@@ -310,11 +317,11 @@ mod tests {
 
     #[test]
     fn a_key_of_a_place_says_whether_a_read_has_to_follow_and_everything_else_is_none() {
-        for (rkey, read_behind) in [(0, false), (u32::MAX, true), (7, true)] {
-            let key = PlaceKey { rkey, read_behind };
+        for (rkey, read_behind, rail) in [(0, false, 0), (u32::MAX, true, 15), (7, true, 1), (7, false, 8)] {
+            let key = PlaceKey { rkey, read_behind, rail };
             assert_eq!(PlaceKey::decode(key.encode()), Some(key));
         }
-        assert_eq!(PlaceKey::decode(1 << 33), None);
+        assert_eq!(PlaceKey::decode(1 << 37), None);
         assert_eq!(PlaceKey::decode(u64::MAX), None);
     }
 }

@@ -1,0 +1,168 @@
+//! Messages that are dealt out over several NICs of a rank.
+
+use crate::ground::{CHUNK, Ground, Kind};
+use crate::support::sink::Sink;
+use crate::support::{Watchdog, pattern, settle, until_with_errors};
+use carrack::transports::verbs::simulated::{Call, Visibility, Which};
+use carrack::{OpError, Tag};
+
+/// Two ranks of so many devices each, which are all connected: what each of the receiver's devices was written since is told.
+fn connected(devices: [usize; 2]) -> Ground {
+    let ground = Ground::over(devices, [CHUNK, CHUNK]);
+    let last = devices[0].min(devices[1]) - 1;
+    let mut seed = 0;
+    // The first messages may be over before the further connections are up.
+    while ground.counters_of(last)[1].written == 0 {
+        seed += 1;
+        arrives(&ground, seed, 4 * CHUNK);
+        settle(&ground.ranks);
+    }
+    ground
+}
+
+fn arrives(ground: &Ground, seed: u64, size: usize) {
+    let bytes = pattern(seed, size);
+    let status = ground.send((0, Kind::Vec.filled(&bytes)), (1, vec![0; size].into()));
+    assert!(status.bytes() == Some(&bytes[..]), "{size} B");
+}
+
+/// Chunks that each of the receiver's devices was written.
+fn written(ground: &Ground) -> Vec<usize> {
+    let written = |device| ground.counters_of(device)[1].written as usize / CHUNK;
+    (0..ground.devices[0].min(ground.devices[1])).map(written).collect()
+}
+
+#[test]
+fn a_long_message_goes_over_all_nics_and_each_has_two_chunks_at_a_time() {
+    let _watchdog = Watchdog::over("messages over several NICs");
+    for devices in [[2, 2], [4, 4], [3, 2], [2, 4]] {
+        let ground = connected(devices);
+        let before = written(&ground);
+        let chunks = 8 * before.len();
+        arrives(&ground, 99, chunks * CHUNK);
+        for (device, (after, before)) in written(&ground).into_iter().zip(before).enumerate() {
+            assert_eq!(after - before, 8, "device {device} of {devices:?}");
+            let [here, there] = ground.counters_of(device);
+            assert_eq!((here.to_be_read.most, here.to_be_read.now), (2 * CHUNK as u64, 0));
+            assert!(there.to_be_written.most - there.to_be_written.now >= 2 * CHUNK as u64, "{there:?}");
+        }
+        arrives(&ground, 98, 7 * CHUNK + 3);
+    }
+}
+
+#[test]
+fn what_is_no_longer_than_a_chunk_goes_over_the_first_nic_alone() {
+    let _watchdog = Watchdog::over("short messages beside several NICs");
+    let ground = connected([2, 2]);
+    let before = ground.counters_of(1);
+    for (seed, size) in (0..).zip([1, 5000, 40_000, CHUNK]) {
+        arrives(&ground, seed, size);
+    }
+    assert_eq!(ground.counters_of(1), before);
+}
+
+/// The receiver hears of a chunk by its first NIC, which says nothing of the others' writes: those are read behind.
+#[test]
+fn a_chunk_is_told_of_when_it_can_be_seen_whatever_nic_has_written_it() {
+    let _watchdog = Watchdog::over("chunks that are seen late");
+    let ground = connected([3, 3]);
+    ground.nics[1].faults().write_visibility(Visibility::WithCompletion, false);
+    for seed in 0..20 {
+        arrives(&ground, seed, 9 * CHUNK + 5);
+    }
+}
+
+#[test]
+fn whatever_nic_refuses_a_chunk_the_rest_comes_part_by_part() {
+    let _watchdog = Watchdog::over("refusals of several NICs");
+    let ground = connected([2, 2]);
+    for side in [0, 1] {
+        for k in 1..=8 {
+            ground.nics[side].faults().fail_call(Call::RegMr, Which::Nth(k), libc::ENOMEM);
+            arrives(&ground, k, 7 * CHUNK + 5);
+        }
+        ground.nics[side].faults().heal_call(Call::RegMr);
+    }
+    for device in [0, 1] {
+        assert_eq!(ground.counters_of(device)[0].to_be_read.now, 0);
+    }
+}
+
+#[test]
+fn many_messages_both_ways_share_the_nics() {
+    let _watchdog = Watchdog::over("many messages over several NICs");
+    let ground = connected([2, 2]);
+    let mut all = Vec::new();
+    for number in 0..20_u64 {
+        let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 19_973);
+        let bytes = pattern(number, size);
+        let ends = ground.begin((from, bytes.clone().into()), (1 - from, vec![0; size].into()), Some(Tag(number)));
+        all.push((bytes, ends));
+    }
+    for (bytes, (left, came)) in all {
+        assert!(came.one(&ground.ranks).bytes() == Some(&bytes[..]));
+        assert!(left.one(&ground.ranks).error.is_none());
+    }
+}
+
+/// A message of which each of the sender's two NICs has chunks, and does not begin with them.
+fn in_the_midst(ground: &Ground, size: usize) -> (Sink, Sink) {
+    let shown = || ground.counters_of(1)[1].to_be_written.now;
+    let before = shown();
+    let ends = ground.begin((0, pattern(1, size).into()), (1, vec![0; size].into()), None);
+    while shown() < before + CHUNK as u64 {
+        ground.ranks[1].progress().unwrap();
+    }
+    ends
+}
+
+/// Waits until both have ended, which each does once and with its buffer.
+fn both_end(ground: &Ground, ends: [&Sink; 2], size: usize) -> [carrack::Status; 2] {
+    until_with_errors(&ground.ranks, || ends.iter().all(|end| end.count() > 0));
+    let mut steps = 0;
+    until_with_errors(&ground.ranks, || {
+        steps += 1;
+        steps > 300
+    });
+    ends.map(|end| {
+        let mut all = end.take();
+        assert_eq!(all.len(), 1, "{all:?}");
+        let status = all.pop().unwrap();
+        assert_eq!(status.buffer.len(), size);
+        status
+    })
+}
+
+#[test]
+fn a_further_nic_that_fails_in_the_midst_ends_the_message_and_the_connection_with_the_peer() {
+    for lost in [0, 1] {
+        let _watchdog = Watchdog::over("a further NIC that fails");
+        let ground = connected([2, 2]);
+        let size = 12 * CHUNK;
+        let (left, came) = in_the_midst(&ground, size);
+        let held = ground.nics[0].faults().hold_queue_pairs();
+        settle(&ground.ranks);
+        assert!(ground.nics[lost].set_port(1, 1, false));
+        drop(held);
+        for status in both_end(&ground, [&left, &came], size) {
+            assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })), "{status:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_goes_in_the_midst_ends_the_other_ones_message() {
+    for gone in [0, 1] {
+        let _watchdog = Watchdog::over("a rank of several NICs that goes");
+        let mut ground = connected([2, 2]);
+        let size = 12 * CHUNK;
+        let (left, came) = in_the_midst(&ground, size);
+        let held = ground.nics[0].faults().hold_queue_pairs();
+        settle(&ground.ranks);
+        drop(held);
+        drop(ground.ranks.remove(gone));
+        for status in both_end(&ground, [&left, &came], size) {
+            assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. } | OpError::Closed)), "{status:?}");
+        }
+    }
+}
