@@ -68,7 +68,7 @@ impl Ground {
         let start = |(at, bootstrap): (usize, InProcess)| {
             let settings = built(OverSimulatedNic::settings().verbs_chunk(chunks[at]));
             let rails = u8::try_from(devices[at]).unwrap();
-            let options = Options { packet_size: settings.packet_size(), rails, ..Options::default() };
+            let options = Options { packet_size: settings.packet_size(), rails, timeout: 14, ..Options::default() };
             let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
             builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
         };

@@ -3,8 +3,16 @@
 use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, settle, until_with_errors};
-use carrack::transports::verbs::simulated::{Call, Visibility, Which};
-use carrack::{OpError, Tag};
+use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Visibility, Which};
+use carrack::transports::contract::{
+    Batch, Chunk, Device, Domain, DownCause, Identity, OpToken, PeerId, RemotePlace, Submit, SubmitError,
+    Transport,
+};
+use carrack::transports::mem::{Buffer, HostAllocator, PacketPool};
+use carrack::transports::verbs::{Options, Rdma};
+use carrack::{OpError, Rank, Synchronizer, Tag};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Two ranks of so many devices each, which are all connected: what each of the receiver's devices was written since is told.
 fn connected(devices: [usize; 2]) -> Ground {
@@ -165,4 +173,68 @@ fn a_rank_that_goes_in_the_midst_ends_the_other_ones_message() {
             assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. } | OpError::Closed)), "{status:?}");
         }
     }
+}
+
+#[test]
+fn ranks_that_sleep_between_chunks_are_woken_whatever_nic_has_something_to_tell() {
+    let _watchdog = Watchdog::over("sleep over several NICs");
+    let ground = connected([3, 3]);
+    let size = 20 * CHUNK + 7;
+    std::thread::scope(|scope| {
+        for (at, rank) in ground.ranks.iter().enumerate() {
+            scope.spawn(move || {
+                let peer = Rank(1 - at as u32);
+                for seed in 0..10 {
+                    let (came, left) = (Synchronizer::new(1), Synchronizer::new(1));
+                    let mut recv = rank.post_recv(peer, vec![0; size], Tag(seed)).comp(&came).allow_done(false);
+                    assert!(recv.call().unwrap().is_posted());
+                    let send = rank.post_send(peer, pattern(seed, size), Tag(seed)).comp(&left);
+                    assert!(send.allow_done(false).allow_retry(false).call().unwrap().is_posted());
+                    let status = came.wait(rank).unwrap().pop().unwrap();
+                    assert!(status.bytes() == Some(&pattern(seed, size)[..]));
+                    assert!(left.wait(rank).unwrap()[0].error.is_none());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn it_is_said_over_how_many_nics_large_messages_go_and_in_what_chunks() {
+    for (devices, says) in [([3, 2], ", over 2 NICs in turn"), ([1, 4], "in chunks of so many")] {
+        let ground = Ground::over(devices, [CHUNK, CHUNK]);
+        let paths = ground.ranks[0].explain(Duration::from_secs(10)).swap_remove(1);
+        let host = paths.kinds.into_iter().find(|kind| kind.memory == "host").unwrap();
+        assert!(host.way.contains("from 64 KiB on in chunks") && host.way.ends_with(says), "{}", host.way);
+    }
+}
+
+#[test]
+fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
+    let fabric = "chunks by a NIC that is not there".to_owned();
+    let open = |me| {
+        let config = Config { fabric: Some(fabric.clone()), ..Config::devices(2) };
+        let nic = Arc::new(SimulatedNic::new(config).unwrap());
+        let transport = Rdma::over(nic, Options { rails: 2, ..Options::default() });
+        let info = transport.devices().unwrap().remove(0);
+        let domain = transport.open(&info, Identity { me: PeerId(me), ranks: 2, secret: [5; 16] }).unwrap();
+        let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 64))).unwrap();
+        (domain, device)
+    };
+    let sides: [(Arc<dyn Domain>, Arc<dyn Device>); 2] = [open(0), open(1)];
+    let link = sides[0].1.connect(&sides[1].1.address(), PeerId(1)).unwrap();
+    assert_eq!(link.nics(), 2);
+    let mut batch = Batch::new(8);
+    while !link.is_up() {
+        for (_, device) in &sides {
+            device.poll(&mut batch, &mut |batch| drop(batch.drain()));
+        }
+    }
+    let chunk = Chunk { of: Arc::new(Buffer::Vec(vec![1; 100_000])), at: 0, len: CHUNK };
+    let put = |rail: u64| link.put_chunk(RemotePlace { addr: 0, key: 1 | rail << 33 }, &chunk, OpToken(1));
+    // That one is there, and not connected so far.
+    assert!(matches!(put(1), Ok(Submit::Busy(_))));
+    assert!(link.is_up());
+    let Err(SubmitError::Down { cause: DownCause::Protocol(why), .. }) = put(2) else { panic!("it was taken") };
+    assert!(why.contains("NIC 2"), "{why}");
 }

@@ -8,7 +8,7 @@ use super::entries::{Entries, Phase};
 use super::interfaces;
 use super::link::RdmaLink;
 use super::meeting::Strangers;
-use super::rails::{self, Rails};
+use super::rails::{self, Rails, Ways};
 use super::receives::Receives;
 use super::sys::bindings::ibv_wc;
 use super::sys::{CompletionChannel, CompletionQueue, VerbsError};
@@ -28,7 +28,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 const LISTENER: u64 = 0;
@@ -233,6 +233,10 @@ impl RdmaDevice {
         }
     }
 
+    pub(super) fn address_of(&self) -> &Address {
+        &self.address
+    }
+
     /// At the next poll.
     pub(super) fn look_at_rails(&self) {
         self.attention.store(true, Ordering::Release);
@@ -248,7 +252,8 @@ impl RdmaDevice {
         let connection = polling.call(&to, peer)?;
         self.attention.store(true, Ordering::Release);
         let (device, shared) = (self.me.clone(), polling.shared.clone());
-        Ok(RdmaLink { connection, device, shared, further, ways: OnceLock::new() })
+        let ways = Ways::to(further, &self.rails);
+        Ok(RdmaLink { connection, device, shared, ways })
     }
 
     /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.

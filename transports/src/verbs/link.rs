@@ -1,26 +1,24 @@
 //! What the runtime holds.
 
-use super::address::Address;
 use super::chunks::ShownChunks;
 use super::connection::Connection;
 use super::device::RdmaDevice;
 use super::domain::Shared;
-use super::rails::{Rail, Ways, no_such_rail};
+use super::rails::{Rail, Ways};
 use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
-    Chunk, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError,
+    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError,
 };
 use crate::mem::{Buffer, MemRef};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// A way to one peer's device.
 pub(super) struct RdmaLink {
     pub(super) connection: Arc<Connection>,
     pub(super) device: Weak<RdmaDevice>,
     pub(super) shared: Arc<Shared>,
-    /// The peer's further NICs, and the ways there once they were needed.
-    pub(super) further: Vec<Address>,
-    pub(super) ways: OnceLock<Ways>,
+    /// Over further NICs.
+    pub(super) ways: Ways,
 }
 
 impl Link for RdmaLink {
@@ -51,7 +49,11 @@ impl Link for RdmaLink {
     }
 
     fn expose_chunks(&self, buffer: Buffer) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
-        let further = (1..).zip(self.ways()).map(|(number, link)| Rail::of(number, link));
+        let device = self.device.upgrade().filter(|_| self.ways.len() > 0);
+        let further = device.iter().flat_map(|device| {
+            let way = |number| self.ways.get(number, &device.rails, self.connection.peer);
+            (1..=self.ways.len()).filter_map(move |number| Some(Rail::of(number, way(number)?)))
+        });
         ShownChunks::of(std::iter::once(Rail::of(0, self)).chain(further).collect(), buffer)
     }
 
@@ -60,13 +62,9 @@ impl Link for RdmaLink {
         if rail == 0 {
             return self.connection.put_chunk(to, (chunk, token), &self.shared.registrations);
         }
-        let (Some(link), Some(device)) = (self.ways().get(rail - 1), self.device.upgrade()) else {
-            return Err(no_such_rail(&self.connection));
-        };
-        match device.put_by_rail(link, to, (chunk, token)) {
-            // Without that NIC the peer waits for the chunk in vain.
-            Err(SubmitError::Down { cause, .. }) => Err(self.connection.break_off(cause)),
-            other => other,
+        match self.device.upgrade() {
+            Some(device) => device.put_by_rail((&self.ways, rail, &self.connection), to, (chunk, token)),
+            None => Err(SubmitError::Down { peer: self.connection.peer, cause: DownCause::Closed }),
         }
     }
 
@@ -75,7 +73,7 @@ impl Link for RdmaLink {
     }
 
     fn nics(&self) -> usize {
-        1 + self.device.upgrade().map_or(0, |device| device.rails.devices().len().min(self.further.len()))
+        1 + self.ways.len()
     }
 
     fn is_up(&self) -> bool {
@@ -84,18 +82,6 @@ impl Link for RdmaLink {
 }
 
 impl RdmaLink {
-    /// The ways to the peer's further NICs, begun when they are first needed.
-    fn ways(&self) -> &[Self] {
-        if self.further.is_empty() {
-            return &[];
-        }
-        let begin = || match self.device.upgrade() {
-            Some(device) => Ways::begin(&device.rails, &self.further, self.connection.peer),
-            None => Ways::default(),
-        };
-        self.ways.get_or_init(begin).links()
-    }
-
     #[cold]
     fn transfer(
         &self,

@@ -14,7 +14,7 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach, RemotePlace,
     Submit, SubmitError,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const MAGIC: [u8; 4] = *b"CRVR";
@@ -125,9 +125,11 @@ impl Rails {
     }
 }
 
-/// The ways to one peer's further NICs.
-#[derive(Default)]
-pub(super) struct Ways(Vec<RdmaLink>);
+/// The ways from this rank's further NICs to a peer's, one to one.
+pub(super) struct Ways {
+    theirs: Vec<Address>,
+    links: Vec<OnceLock<RdmaLink>>,
+}
 
 /// One of them, as chunks of a buffer are dealt out over it.
 #[derive(Debug)]
@@ -150,37 +152,55 @@ impl Rail {
 }
 
 impl Ways {
-    /// Begins to connect this rank's further NICs with the peer's, one with one.
-    pub(super) fn begin(rails: &Rails, theirs: &[Address], peer: PeerId) -> Self {
-        let connect = |(rail, to): (&Arc<RdmaDevice>, &Address)| {
-            let blob = to.encode();
-            match rail.reach(&blob) {
-                Reach::Yes(_) => {}
-                Reach::No(why) => {
-                    tracing::info!(%peer, why, "one NIC less for large messages");
-                    return None;
-                }
+    /// To NICs of those addresses. None is connected so far.
+    pub(super) fn to(theirs: Vec<Address>, rails: &Rails) -> Self {
+        let reach = |(rail, to): &(&Arc<RdmaDevice>, &Address)| match rail.address_of().reach(to) {
+            Reach::Yes(_) => true,
+            Reach::No(why) => {
+                tracing::info!(why, "a NIC less for large messages");
+                false
             }
-            rail.link_to(&blob, peer)
-                .inspect_err(|why| tracing::info!(%peer, %why, "one NIC less for large messages"))
-                .ok()
         };
-        Self(rails.devices.iter().zip(theirs).map_while(connect).collect())
+        let count = rails.devices.iter().zip(&theirs).take_while(reach).count();
+        Self { theirs, links: (0..count).map(|_| OnceLock::new()).collect() }
     }
 
-    pub(super) fn links(&self) -> &[RdmaLink] {
-        &self.0
+    /// How many there are, or may be.
+    pub(super) fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The way between the NICs of a number, begun when it is first needed. `None`: it cannot be made, at the moment.
+    pub(super) fn get(&self, number: usize, rails: &Rails, peer: PeerId) -> Option<&RdmaLink> {
+        let at = number.checked_sub(1)?;
+        let way = self.links.get(at)?;
+        if way.get().is_none() {
+            let (rail, to) = (rails.devices.get(at)?, self.theirs.get(at)?);
+            match rail.link_to(&to.encode(), peer) {
+                // Another thread's may be there by now: one is as good as the other.
+                Ok(link) => _ = way.set(link),
+                Err(why) => tracing::info!(%peer, %why, "a NIC less for a large message"),
+            }
+        }
+        way.get()
     }
 }
 
 impl RdmaDevice {
-    /// Has a further NIC write a chunk.
+    /// Has the further NIC of a number write a chunk.
     pub(super) fn put_by_rail(
         &self,
-        link: &RdmaLink,
+        (ways, rail, first): (&Ways, usize, &Connection),
         to: RemotePlace,
         what: (&Chunk, OpToken),
     ) -> Result<Submit, SubmitError> {
+        if rail > ways.len() {
+            let cause = DownCause::Protocol(format!("it wants a chunk by NIC {rail}, of {}", ways.len()));
+            return Err(first.break_off(cause));
+        }
+        let Some(link) = ways.get(rail, &self.rails, first.peer) else {
+            return Err(SubmitError::Unregistered("the NIC that it is for cannot be connected".into()));
+        };
         // First: it may be over before this call returns.
         self.rails.under_way.fetch_add(1, Ordering::AcqRel);
         let submitted = link.connection.put_chunk(to, what, &link.shared.registrations);
@@ -190,7 +210,11 @@ impl RdmaDevice {
                 self.rails.under_way.fetch_sub(1, Ordering::AcqRel);
             }
         }
-        submitted
+        match submitted {
+            // Without that NIC the peer waits for the chunk in vain.
+            Err(SubmitError::Down { cause, .. }) => Err(first.break_off(cause)),
+            other => other,
+        }
     }
 }
 
@@ -200,11 +224,6 @@ impl PlaceKey {
         // Messages do not follow on the same queue pair.
         Self { rkey, read_behind: rail > 0, rail }
     }
-}
-
-/// What a peer has named that is not there.
-pub(super) fn no_such_rail(connection: &Connection) -> SubmitError {
-    connection.break_off(DownCause::Protocol("it wants a chunk by a NIC that is not connected".into()))
 }
 
 #[cfg(test)]

@@ -243,6 +243,9 @@ impl Sending {
         (registrations, bounces): (&Registrations, &Bounces),
     ) -> Result<(), Unsent> {
         let (rkey, behind) = Self::named((direction, remote), registrations)?;
+        if PlaceKey::decode(remote.key).is_some_and(|key| key.rail > 0) {
+            return Err(Unsent::Wrong("it has named a key of another NIC's".into()));
+        }
         // Copied sooner than registered. A region is registered already, or will be for the next time.
         let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
         if is_small && !matches!(buffer, Buffer::Region(_)) {
