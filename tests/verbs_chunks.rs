@@ -53,7 +53,11 @@ fn active_messages_arrive_so_too() {
         let status = arrived.one(&ground.ranks);
         assert_eq!((status.bytes(), status.tag), (Some(&bytes[..]), Tag(seed)));
         let status = left.one(&ground.ranks);
-        assert_eq!((status.error.is_none(), status.bytes()), (true, Some(&bytes[..])), "its buffer comes back");
+        assert_eq!(
+            (status.error.is_none(), status.bytes()),
+            (true, Some(&bytes[..])),
+            "its buffer comes back"
+        );
     }
 }
 
@@ -119,7 +123,8 @@ fn many_messages_both_ways_share_a_link() {
     for number in 0..24_u64 {
         let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 9973);
         let bytes = pattern(number, size);
-        let ends = ground.begin((from, bytes.clone().into()), (1 - from, vec![0; size].into()), Some(Tag(number)));
+        let ends =
+            ground.begin((from, bytes.clone().into()), (1 - from, vec![0; size].into()), Some(Tag(number)));
         all.push((bytes, ends));
     }
     for (bytes, (left, came)) in all {

@@ -68,7 +68,8 @@ impl Ground {
         let start = |(at, bootstrap): (usize, InProcess)| {
             let settings = built(OverSimulatedNic::settings().verbs_chunk(chunks[at]));
             let rails = u8::try_from(devices[at]).unwrap();
-            let options = Options { packet_size: settings.packet_size(), rails, timeout: 14, ..Options::default() };
+            let options =
+                Options { packet_size: settings.packet_size(), rails, timeout: 14, ..Options::default() };
             let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
             builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
         };
@@ -127,7 +128,7 @@ impl Ground {
         while !offered() {
             self.ranks[1].progress().unwrap();
         }
-        let held = self.nics[0].faults().hold_queue_pairs();
+        let held = self.nics[0].faults().hold_device(0);
         settle(&self.ranks);
         assert_eq!(self.registered(), [2 * CHUNK as u64; 2], "it is in the midst of it");
         held

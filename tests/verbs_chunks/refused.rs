@@ -51,7 +51,11 @@ fn both_nics_may_refuse_at_once() {
         for there in 2..=CHUNKS {
             ground.nics[0].faults().fail_call(Call::RegMr, Which::Nth(here as u64), libc::ENOMEM);
             ground.nics[1].faults().fail_call(Call::RegMr, Which::Nth(there as u64), libc::ENOMEM);
-            assert_eq!(arrives(&ground, (here * 10 + there) as u64), (here - 1).min(there - 1), "{here} {there}");
+            assert_eq!(
+                arrives(&ground, (here * 10 + there) as u64),
+                (here - 1).min(there - 1),
+                "{here} {there}"
+            );
         }
     }
 }

@@ -107,7 +107,13 @@ impl Arriving {
 
 impl DeviceInner {
     /// Lets the sender's NIC write to the first chunk of a long message's buffer.
-    pub(super) fn expose_chunks(&self, from: Rank, arriving: &mut Arriving, token: u64, chunk: usize) -> Option<Ask> {
+    pub(super) fn expose_chunks(
+        &self,
+        from: Rank,
+        arriving: &mut Arriving,
+        token: u64,
+        chunk: usize,
+    ) -> Option<Ask> {
         let linked = self.known_route(from)?.linked()?;
         let is_put = matches!(arriving.target, Target::Put { .. });
         let buffer = arriving.target.buffer()?;
@@ -157,7 +163,13 @@ impl DeviceInner {
 impl Bulk {
     /// A chunk of a message is written, or from that byte on nothing will be. `Err`: it was not asked for. `Some` when all of it is
     /// here.
-    fn take_chunk(&self, from: Rank, landing: u64, at: u64, is_written: bool) -> Result<Option<Arriving>, String> {
+    fn take_chunk(
+        &self,
+        from: Rank,
+        landing: u64,
+        at: u64,
+        is_written: bool,
+    ) -> Result<Option<Arriving>, String> {
         let unasked = "it has written what it was not asked to, or will not write that";
         let mut all = self.arriving.lock();
         let one = all.get_mut(&landing).filter(|one| one.from == from).ok_or(unasked)?;
@@ -181,7 +193,13 @@ impl Bulk {
 
 impl Pass<'_> {
     /// A chunk of a message is written, or from that byte on nothing will be.
-    pub(super) fn chunk(&mut self, from: Rank, landing: u64, at: u64, is_written: bool) -> Result<(), String> {
+    pub(super) fn chunk(
+        &mut self,
+        from: Rank,
+        landing: u64,
+        at: u64,
+        is_written: bool,
+    ) -> Result<(), String> {
         match self.device.bulk.take_chunk(from, landing, at, is_written)? {
             Some(whole) => self.arrived(whole.from, whole.size, whole.target, whole.lost),
             None => self.device.show_chunks(self.inner, (from, landing)),
@@ -233,7 +251,10 @@ mod tests {
     #[test]
     fn a_chunk_that_is_written_makes_room_for_the_next_and_the_last_is_what_is_left() {
         let (mut showing, at) = showing(usize::MAX);
-        assert_eq!([next(&mut showing), next(&mut showing), next(&mut showing)], [Some((0, 10)), Some((10, 10)), None]);
+        assert_eq!(
+            [next(&mut showing), next(&mut showing), next(&mut showing)],
+            [Some((0, 10)), Some((10, 10)), None]
+        );
         assert_eq!(showing.written(20), None, "it was not shown");
         for chunk in 0..8 {
             // The later one may be heard of first.

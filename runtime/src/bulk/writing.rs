@@ -116,7 +116,12 @@ enum Look {
 type Told = Vec<(Rank, Message, SmallBytes)>;
 
 impl Writing {
-    fn of(mut offered: Offered, landing: u64, chunk: usize, (name, ready): (u64, &Arc<Waiting<Vec<u64>>>)) -> Self {
+    fn of(
+        mut offered: Offered,
+        landing: u64,
+        chunk: usize,
+        (name, ready): (u64, &Arc<Waiting<Vec<u64>>>),
+    ) -> Self {
         let bytes = std::mem::take(&mut offered.bytes);
         let (count, failed, over) = (AtomicUsize::new(0), OnceLock::new(), Mutex::default());
         Self {
@@ -259,8 +264,7 @@ impl Writing {
         let (rank, tag, _) = self.offered.about();
         let comp: Arc<dyn Completion> = self.under_way.clone();
         let (user_context, deadline) = (UserContext(window as u64), Deadline::NEVER);
-        let operation =
-            Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
+        let operation = Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
         let Ok(token) = device.outstanding.insert(operation) else { return Ok(false) };
         // First: it may be over on another thread before this call returns.
         self.under_way.count.fetch_add(1, Ordering::AcqRel);
@@ -313,7 +317,8 @@ impl Bulk {
             Some(writing) if writing.landing == landing => writing.add(window),
             Some(_) => Err("it calls a message by two names".into()),
             None => {
-                let known = self.offered.lock().get(&token).filter(|one| one.rank() == by).map(Offered::matter);
+                let known =
+                    self.offered.lock().get(&token).filter(|one| one.rank() == by).map(Offered::matter);
                 match known {
                     Some(Matter::Message) => {}
                     // Of one that has ended here, or goes on part by part.
@@ -379,7 +384,8 @@ impl Pass<'_> {
             let before = writing.sent;
             let look = match self.way_to(writing.rank()) {
                 Ok(Some(linked)) => writing.step(self.device, linked, &mut told),
-                Ok(None) => Look::Again,
+                Ok(None) if writing.failed.is_none() => Look::Again,
+                Ok(None) => writing.look(&mut told),
                 Err(error) => {
                     writing.failed = Some(error);
                     writing.look(&mut told)
@@ -473,7 +479,10 @@ mod tests {
         let (user_context, buffer) = (UserContext::default(), Buffer::Small(SmallBytes::empty()));
         let status = Status { rank: Rank(1), tag: Tag(0), size: 10, user_context, buffer, error: None };
         assert!(under_way.signal(status).is_ok());
-        assert!(matches!(bulk.writings.lock().get_mut(&7).unwrap().look(&mut Told::new()), Look::Over(Err(OpError::Closed))));
+        assert!(matches!(
+            bulk.writings.lock().get_mut(&7).unwrap().look(&mut Told::new()),
+            Look::Over(Err(OpError::Closed))
+        ));
         assert_eq!([gone(1), gone(1)], [1, 0]);
     }
 }

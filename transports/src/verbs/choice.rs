@@ -160,7 +160,8 @@ mod tests {
             elsewhere,
             device("near2", Some(1), 400_000),
         ];
-        let names = |place| rails(&all, &[1], place).into_iter().map(|at| &all[at].name[..]).collect::<Vec<_>>();
+        let names =
+            |place| rails(&all, &[1], place).into_iter().map(|at| &all[at].name[..]).collect::<Vec<_>>();
         assert_eq!(names(0), ["near0", "near1", "near2"]);
         assert_eq!(names(1), ["near1", "near2", "near0"]);
         assert_eq!(rails(&[], &[], 0), Vec::<usize>::new());

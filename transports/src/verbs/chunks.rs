@@ -13,8 +13,8 @@ use crate::mem::Buffer;
 /// See the [module](self). Host memory only: of a GPU's allocation one registration is kept.
 #[derive(Debug)]
 pub(super) struct ShownChunks {
-    // Before the memory that they are about. With each, where in the buffer it begins.
-    shown: Vec<(usize, MemoryRegion)>,
+    // Before the memory that they are about.
+    shown: Vec<Shown>,
     /// The NICs that chunks are dealt out over, the first in front; and which is next.
     rails: Vec<Rail>,
     turn: usize,
@@ -22,6 +22,14 @@ pub(super) struct ShownChunks {
     base: usize,
     len: usize,
     buffer: Buffer,
+}
+
+#[derive(Debug)]
+struct Shown {
+    /// Where in the buffer it begins.
+    at: usize,
+    rail: u8,
+    _memory: MemoryRegion,
 }
 
 impl ShownChunks {
@@ -43,17 +51,18 @@ impl ShownChunks {
         Ok(Box::new(Self { shown, rails, turn: 0, base, len, buffer }))
     }
 
-    /// The NIC that is next, of those that are connected by now. `None`: there is none at all.
+    /// The NIC for the next chunk, of those that are connected by now: the one that has the fewest, and of several each in its turn. `None`:
+    /// there is none at all.
     fn next(&mut self) -> Option<&Rail> {
-        for _ in 0..self.rails.len() {
-            let at = self.turn % self.rails.len();
-            self.turn = at + 1;
-            // Of the first one's end others will tell.
-            if at == 0 || self.rails[at].is_up() {
-                return self.rails.get(at);
-            }
-        }
-        None
+        let count = self.rails.len();
+        let load = |&at: &usize| {
+            let number = self.rails[at].number;
+            let shown = self.shown.iter().filter(|chunk| chunk.rail == number).count();
+            (shown, (at + count - self.turn) % count)
+        };
+        let at = (0..count).filter(|&at| self.rails[at].is_usable()).min_by_key(load)?;
+        self.turn = (at + 1) % count;
+        self.rails.get(at)
     }
 }
 
@@ -67,19 +76,21 @@ impl ExposedChunks for ShownChunks {
         let rail = self.next().ok_or("there is no NIC for it")?;
         let start = std::ptr::with_exposed_provenance_mut(base + at);
         // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration has ended.
-        let memory = unsafe { rail.domain.register(start, len, access) }.map_err(|error| error.to_string())?;
+        let memory =
+            unsafe { rail.domain.register(start, len, access) }.map_err(|error| error.to_string())?;
         let key = PlaceKey::of_chunk(memory.rkey(), rail.number);
         let place = RemotePlace { addr: memory.addr() as u64, key: key.encode() };
-        self.shown.push((at, memory));
+        let shown = Shown { at, rail: rail.number, _memory: memory };
+        self.shown.push(shown);
         Ok(place)
     }
 
     fn nics(&self) -> usize {
-        self.rails.iter().filter(|rail| rail.number == 0 || rail.is_up()).count()
+        self.rails.iter().filter(|rail| rail.is_usable()).count()
     }
 
     fn hide(&mut self, at: usize) {
-        self.shown.retain(|(begin, _)| *begin != at);
+        self.shown.retain(|chunk| chunk.at != at);
     }
 
     fn take_back(self: Box<Self>) -> Buffer {

@@ -7,7 +7,8 @@ use super::domain::Shared;
 use super::rails::{Rail, Ways};
 use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
-    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError,
+    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit,
+    SubmitError,
 };
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};

@@ -14,8 +14,8 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach, RemotePlace,
     Submit, SubmitError,
 };
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const MAGIC: [u8; 4] = *b"CRVR";
 
@@ -146,8 +146,9 @@ impl Rail {
         Self { number: u8::try_from(number).unwrap_or(0), domain, connection: link.connection.clone() }
     }
 
-    pub(super) fn is_up(&self) -> bool {
-        self.connection.is_up()
+    /// Whether it is connected. Of the first one's end others tell.
+    pub(super) fn is_usable(&self) -> bool {
+        self.number == 0 || self.connection.is_up()
     }
 }
 

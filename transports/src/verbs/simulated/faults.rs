@@ -121,7 +121,7 @@ pub struct Faults {
     held_completions: AtomicU64,
     completion_delay: AtomicU64,
     held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
-    all_held: AtomicU64,
+    held_devices: Mutex<Vec<u64>>,
     scatter: AtomicU64,
     losses: AtomicU64,
     dice: AtomicU64,
@@ -141,7 +141,7 @@ impl Faults {
             held_completions: AtomicU64::new(0),
             completion_delay: AtomicU64::new(0),
             held_queues: Mutex::default(),
-            all_held: AtomicU64::new(0),
+            held_devices: Mutex::default(),
             scatter: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             dice: AtomicU64::new(0x2545_f491_4f6c_dd1d),
@@ -209,11 +209,12 @@ impl Faults {
         Held { faults: Arc::clone(self), what: Standing::Completions }
     }
 
-    /// No queue pair sends a request before the guard is dropped. What peers send comes in.
+    /// No queue pair of a device sends a request before the guard is dropped. What peers send comes in. The device is named by its
+    /// number in the list of devices.
     #[must_use = "queue pairs go on when the guard is dropped"]
-    pub fn hold_queue_pairs(self: &Arc<Self>) -> Held {
-        self.all_held.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), what: Standing::QueuePairs }
+    pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
+        lock(&self.held_devices).push(device as u64);
+        Held { faults: Arc::clone(self), what: Standing::Device(device as u64) }
     }
 
     /// Completions show so much later than they would.
@@ -280,7 +281,7 @@ impl Faults {
     }
 
     pub(super) fn holds_queue(&self, device: usize, number: QueueNumber) -> bool {
-        self.all_held.load(Ordering::SeqCst) > 0
+        lock(&self.held_devices).contains(&(device as u64))
             || lock(&self.held_queues).contains(&(device as u64, number))
     }
 
@@ -324,22 +325,25 @@ enum Standing {
     Completions,
     /// One, of a device.
     QueuePair((u64, QueueNumber)),
-    /// All.
-    QueuePairs,
+    /// All of a device.
+    Device(u64),
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let counted = match &self.what {
+        match &self.what {
             Standing::QueuePair(queue) => {
                 lock(&self.faults.held_queues).remove(queue);
-                None
             }
-            Standing::Completions => Some(&self.faults.held_completions),
-            Standing::QueuePairs => Some(&self.faults.all_held),
-        };
-        if let Some(count) = counted {
-            count.fetch_sub(1, Ordering::SeqCst);
+            Standing::Device(device) => {
+                let mut held = lock(&self.faults.held_devices);
+                if let Some(at) = held.iter().position(|other| other == device) {
+                    held.swap_remove(at);
+                }
+            }
+            Standing::Completions => {
+                self.faults.held_completions.fetch_sub(1, Ordering::SeqCst);
+            }
         }
         self.faults.bell.ring();
     }
