@@ -1,7 +1,7 @@
 //! Two ranks in this process, each with a simulated NIC of its own, and small chunks.
 
 use crate::support::sink::Sink;
-use crate::support::{Job, OverSimulatedNic, built, connect, posted, settle};
+use crate::support::{Job, OverSimulatedNic, built, connect, posted, settle, until};
 use carrack::bootstrap::InProcess;
 use carrack::region::Region;
 use carrack::transports::verbs::simulated::{Config, Held, MemoryCounters, SimulatedNic};
@@ -129,8 +129,10 @@ impl Ground {
             self.ranks[1].progress().unwrap();
         }
         let held = self.nics[0].faults().hold_device(0);
+        until(&self.ranks, || self.registered() == [2 * CHUNK as u64; 2]);
+        // And it stays so.
         settle(&self.ranks);
-        assert_eq!(self.registered(), [2 * CHUNK as u64; 2], "it is in the midst of it");
+        assert_eq!(self.registered(), [2 * CHUNK as u64; 2]);
         held
     }
 

@@ -2,7 +2,7 @@
 
 use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;
-use crate::support::{Watchdog, pattern, settle, until_with_errors};
+use crate::support::{Watchdog, pattern, settle, until, until_with_errors};
 use carrack::transports::contract::{
     Batch, Chunk, Device, Domain, DownCause, Identity, OpToken, PeerId, RemotePlace, Submit, SubmitError,
     Transport,
@@ -71,11 +71,13 @@ fn a_chunk_of_a_slow_nic_is_told_of_when_it_is_written_and_the_others_carry_the_
     let (before, words) = (written(&ground), ground.counters_of(1)[1].to_be_written.now);
     let held = ground.nics[0].faults().hold_device(1);
     let (left, came) = ground.begin((0, bytes.clone().into()), (1, vec![0; size].into()), None);
+    let the_rest_is_there = [before[0] + 10, before[1]];
+    until(&ground.ranks, || written(&ground) == the_rest_is_there);
     settle(&ground.ranks);
     assert_eq!((left.count(), came.count()), (0, 0));
     let waiting = ground.counters_of(1)[1].to_be_written.now - words;
     assert_eq!(waiting, 2 * CHUNK as u64, "two chunks are shown to it all the time");
-    assert_eq!(written(&ground), [before[0] + 10, before[1]]);
+    assert_eq!(written(&ground), the_rest_is_there);
     drop(held);
     assert!(came.one(&ground.ranks).bytes() == Some(&bytes[..]));
     assert!(left.one(&ground.ranks).error.is_none());
