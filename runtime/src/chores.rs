@@ -29,6 +29,8 @@ pub(crate) enum Chore {
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
+    /// Large messages that the NIC writes chunk by chunk, and of which something is over, or may be begun.
+    Writings = 1 << 16,
     /// Of the whole runtime: deadlines.
     Deadlines = 1 << 7,
     /// Of the whole runtime: futures to be polled again.

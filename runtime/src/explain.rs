@@ -86,9 +86,6 @@ impl Runtime {
 
     /// How messages travel that are too long for a packet.
     fn explain_large(&self, device: &DeviceInner, rank: Rank) -> String {
-        if !self.settings().kernel_copy().is_allowed() {
-            return "offered and sent packet by packet beyond (CARRACK_KERNEL_COPY=off)".into();
-        }
         let route = device.route(rank);
         let linked = route.and_then(|route| match route.linked() {
             Some(linked) => Some(linked),
@@ -96,6 +93,19 @@ impl Runtime {
         });
         match linked {
             None => "offered beyond".into(),
+            Some(linked) if linked.caps.remote_memory => {
+                let (least, chunk) = (WRITTEN >> 10, self.settings().verbs_chunk() >> 10);
+                let over = match linked.link.nics() {
+                    1 => String::new(),
+                    nics => format!(", over {nics} NICs in turn"),
+                };
+                format!(
+                    "offered beyond, from {least} KiB on written by the NIC, and from {chunk} KiB on in chunks of so many{over}"
+                )
+            }
+            Some(_) if !self.settings().kernel_copy().is_allowed() => {
+                "offered and sent packet by packet beyond (CARRACK_KERNEL_COPY=off)".into()
+            }
             Some(linked) if linked.peer_memory().is_some() => {
                 "offered and copied by the kernel beyond".into()
             }

@@ -289,6 +289,7 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
     verbs::Options {
         device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
         place,
+        rails: byte(settings.verbs_rails()),
         gid_index: settings.verbs_gid().map(byte),
         traffic_class: byte(settings.verbs_traffic_class()),
         service_level: byte(settings.verbs_service_level()),

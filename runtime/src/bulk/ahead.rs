@@ -20,10 +20,10 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// For bytes that no CPU may touch. `None`: some CPU may, or nobody has an engine for them.
-    pub(super) fn of(bytes: &Buffer) -> Option<Box<Self>> {
+    /// For bytes that no CPU may touch, from the `first` on. `None`: some CPU may, or nobody has an engine for them.
+    pub(super) fn of(bytes: &Buffer, first: usize) -> Option<Box<Self>> {
         let gpu = bytes.view().place().gpu()?.clone();
-        Some(Box::new(Self { gpu, begun: 0, copying: None, ready: VecDeque::new(), sent: 0 }))
+        Some(Box::new(Self { gpu, begun: first, copying: None, ready: VecDeque::new(), sent: 0 }))
     }
 
     /// Looks whether the engine is done with a block, and gives it the next one of the first `limit` bytes. While it is at

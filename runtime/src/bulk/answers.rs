@@ -2,8 +2,8 @@
 
 use super::Target;
 use super::wire::{
-    HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing, decode_place, decode_writable,
-    encode_place,
+    HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place, decode_window,
+    decode_writable, encode_place,
 };
 use super::words::Change;
 use crate::collective::Note;
@@ -114,9 +114,18 @@ impl Pass<'_> {
         match message {
             Message::Part { landing, offset } => self.part(from, landing, offset, payload),
             Message::Clear { token } => {
-                let bulk = &self.device.bulk;
+                let (bulk, chunk) = (&self.device.bulk, self.inner.settings.verbs_chunk());
+                if let Some((landing, window)) = decode_window(small) {
+                    return bulk.clear_window(from, (token, landing), window, chunk);
+                }
                 let known = match decode_writable(small) {
-                    Some((landing, place)) => bulk.clear_to_write(from, token, landing, place),
+                    Some((landing, place)) => match bulk.is_for_chunks(from, token, chunk) {
+                        Some(len) => {
+                            let window = Window { at: 0, len, place };
+                            return bulk.clear_window(from, (token, landing), window, chunk);
+                        }
+                        None => bulk.clear_to_write(from, token, landing, place),
+                    },
                     None => {
                         let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
                         bulk.clear(from, token, landing, limit)
@@ -124,8 +133,18 @@ impl Pass<'_> {
                 };
                 if known { Ok(()) } else { Err(unknown()) }
             }
-            Message::Written { landing } => self.written(from, landing),
-            Message::Unwritten { landing } => self.unwritten(from, landing),
+            Message::Written { landing } | Message::Unwritten { landing } => {
+                let is_written = matches!(message, Message::Written { .. });
+                let at = decode_landing(small).ok_or("it does not say what it has written")?;
+                if self.device.bulk.shows_chunks(landing) {
+                    return self.chunk(from, landing, at, is_written);
+                }
+                match is_written {
+                    _ if at != 0 => Err("it has written what it was not asked to".into()),
+                    true => self.written(from, landing),
+                    false => self.unwritten(from, landing),
+                }
+            }
             Message::Where { region } => {
                 self.tell_where(from, region);
                 Ok(())

@@ -2,7 +2,7 @@
 
 use super::incoming::{Arriving, Target};
 use super::staging::Staging;
-use super::wire::{Request, encode_clear, encode_landing, encode_writable};
+use super::wire::{Request, Window, encode_clear, encode_landing, encode_window, encode_writable};
 use super::{Bulk, Ended};
 use crate::device::DeviceInner;
 use crate::error::OpError;
@@ -18,6 +18,8 @@ pub(super) enum Ask {
     Offered(u64),
     /// Those of an offer, to be written by the sender's NIC.
     Written(u64, RemotePlace),
+    /// Those of an offer, of which the sender's NIC is to write the first chunk.
+    Window(u64, Window),
     /// Those of a region.
     Region(Message, Request),
 }
@@ -95,6 +97,11 @@ impl DeviceInner {
     ) {
         let landing = self.bulk.name();
         let mut arriving = Arriving::new(from, size, target);
+        let chunk = runtime.settings.verbs_chunk();
+        if let Some(ask) = self.expose_chunks(from, &mut arriving, token, chunk) {
+            self.await_parts(runtime, landing, arriving, ask);
+            return self.show_chunks(runtime, (from, landing));
+        }
         let ask = match self.expose(from, &mut arriving) {
             Some(place) => Ask::Written(token, place),
             None => Ask::Offered(token),
@@ -149,6 +156,9 @@ impl DeviceInner {
             Ask::Written(token, place) => {
                 let payload = encode_writable(landing, place);
                 self.control(runtime, from, Message::Clear { token }, payload);
+            }
+            Ask::Window(token, window) => {
+                self.control(runtime, from, Message::Clear { token }, encode_window(landing, window));
             }
             Ask::Region(message, request) => {
                 let request = Request { second: limit.unwrap_or(0), ..request };

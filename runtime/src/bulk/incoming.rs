@@ -3,6 +3,7 @@
 use super::granting::Ask;
 use super::inflow::Inflow;
 use super::pull::Pull;
+use super::showing::Showing;
 use super::wire::{Offer, Verdict};
 use super::{Bulk, Ended};
 use crate::comp::{Completion, Status};
@@ -56,6 +57,8 @@ pub(crate) struct Arriving {
     ends_with: Option<Box<OpError>>,
     /// Its buffer, while its sender's NIC may write to it.
     pub(super) exposed: Option<Box<dyn Exposed>>,
+    /// The same, chunk by chunk.
+    pub(super) showing: Option<Box<Showing>>,
 }
 
 impl Arriving {
@@ -73,6 +76,7 @@ impl Arriving {
             lost: None,
             ends_with: None,
             exposed: None,
+            showing: None,
         }
     }
 
@@ -111,8 +115,11 @@ impl Arriving {
 
     /// Takes its buffer back from its sender's NIC, if that had it. Whether it had.
     pub(super) fn take_back(&mut self) -> bool {
-        let Some(exposed) = self.exposed.take() else { return false };
-        let back = exposed.take_back();
+        let back = match (self.exposed.take(), self.showing.take()) {
+            (Some(exposed), _) => exposed.take_back(),
+            (None, Some(showing)) => showing.take_back(),
+            (None, None) => return false,
+        };
         if let Some(buffer) = self.target.buffer() {
             *buffer = back;
         }
@@ -269,7 +276,7 @@ impl Bulk {
         let mut all = self.arriving.lock();
         let arriving = all.get_mut(&landing).filter(|one| one.from == from);
         let arriving = arriving.ok_or("it sent a part of a message that it was not asked for")?;
-        if arriving.exposed.is_some() {
+        if arriving.exposed.is_some() || arriving.showing.is_some() {
             return Err("it sent a part of a message that it is to write".into());
         }
         let len = part.len();

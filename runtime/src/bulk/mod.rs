@@ -21,6 +21,18 @@
 //!   unwritten (landing) ─────────────►  has the parts sent, as many as it has room for
 //! ```
 //!
+//! What is longer than a chunk, and not in a GPU's memory, goes so chunk by chunk (see `showing` and `writing`):
+//!
+//! ```text
+//!   ◄── clear (token, landing, chunk, where to)     two at a time
+//!   the NIC writes the chunk
+//!   written (landing, chunk) ────────►  shows the next
+//!                                       or, from where this NIC does not reach the sender's bytes:
+//!   unwritten (landing, from where) ─►  has the rest sent as parts
+//!                                       or, from where the receiver's NIC takes no more:
+//!   ◄───────── grant (landing, all of it)
+//! ```
+//!
 //! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of such):
 //!
 //! ```text
@@ -53,10 +65,12 @@ mod outgoing;
 mod pending;
 mod pull;
 mod share;
+mod showing;
 mod staging;
 mod through;
 pub(crate) mod wire;
 mod words;
+mod writing;
 mod written;
 
 pub(crate) use flush::Flush;
@@ -68,6 +82,7 @@ pub(crate) use share::Shares;
 pub(crate) use staging::{BLOCK, Block, Staging, Way};
 pub(crate) use through::Moving;
 pub(crate) use words::Words;
+use writing::Writing;
 pub(crate) use written::WRITTEN;
 
 use crate::chores::{Chore, Chores, Waiting};
@@ -81,13 +96,17 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device's large messages. Whoever needs two of the locks takes that of `streams` or `helps` before
-/// that of `offered`.
+/// A device's large messages. Whoever needs two of the locks takes that of `writings` before that of `streams`, and that of
+/// `streams` or `helps` before that of `offered`; that of `ready` last.
 pub(crate) struct Bulk {
     /// Sent, and not asked for yet.
     offered: Waiting<ByName<Offered>>,
     /// Asked for: they go out part by part.
     streams: Waiting<Vec<Stream>>,
+    /// Asked for: the NIC writes them, chunk by chunk.
+    writings: Waiting<ByName<Writing>>,
+    /// Which of them are to be looked at.
+    ready: Arc<Waiting<Vec<u64>>>,
     /// On their way here, part by part.
     arriving: Waiting<ByName<Arriving>>,
     /// Which of them an engine has to put down.
@@ -137,6 +156,8 @@ impl Bulk {
         Self {
             offered: Waiting::new(),
             streams: Waiting::for_progress(chores, Chore::Streams),
+            writings: Waiting::new(),
+            ready: Arc::new(Waiting::for_progress(chores, Chore::Writings)),
             arriving: Waiting::new(),
             inflows: Waiting::for_progress(chores, Chore::Inflows),
             pulls: Waiting::for_progress(chores, Chore::Pulls),
@@ -156,7 +177,8 @@ impl Bulk {
     /// Whether as much waits for peers as may.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.offered.count() + self.streams.count() + self.arriving.count() >= self.limit
+        let outgoing = self.offered.count() + self.streams.count() + self.writings.count();
+        outgoing + self.arriving.count() >= self.limit
     }
 
     /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends when they are done; if it is
@@ -172,6 +194,7 @@ impl Bulk {
         ended.extend(offered.extract_if(|_, one| concerns(one.rank())).map(|(_, one)| one.end(Some(error))));
         self.offered.set_count(offered.len());
         drop((streams, offered));
+        ended.extend(self.fail_writings(rank, error));
         let mut arriving = self.arriving.lock();
         let gone = |one: &mut Arriving| {
             let is_meant = concerns(one.from);

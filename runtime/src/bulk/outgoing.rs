@@ -2,7 +2,7 @@
 
 use super::ahead::Ahead;
 use super::staging::Staging;
-use super::wire::{Mapped, Offer, Request, Verdict, word};
+use super::wire::{Mapped, Offer, Request, Verdict, encode_landing, word};
 use super::{Bulk, Ended};
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
@@ -14,7 +14,7 @@ use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Header, Op, OpToken, RemotePlace, Submit, SubmitError};
-use carrack_transports::mem::{Buffer, MemRef, PacketSource, SmallBytes};
+use carrack_transports::mem::{Buffer, MemRef, PacketSource};
 use std::sync::Arc;
 
 /// Parts that one call of progress sends of one message, before others have their turn.
@@ -24,7 +24,7 @@ const PARTS: usize = 32;
 pub(crate) struct Offered {
     operation: Outstanding,
     /// Its bytes: host memory that stays where it is, or memory of a GPU.
-    bytes: Buffer,
+    pub(super) bytes: Buffer,
     /// What it is about.
     matter: Matter,
     /// Its operation has ended without it: the bytes stay for the peer.
@@ -70,6 +70,11 @@ enum Handed {
 }
 
 impl Offered {
+    /// A message that waits for its receiver.
+    pub(super) fn message(operation: Outstanding, bytes: Buffer) -> Self {
+        Self { operation, bytes, matter: Matter::Message, is_late: false }
+    }
+
     pub(super) fn rank(&self) -> Rank {
         self.operation.rank
     }
@@ -89,7 +94,7 @@ impl Offered {
     }
 
     /// Ends the operation, if it has not been over in time. Its bytes stay: the peer may still read them.
-    fn expire(&mut self, now: Deadline, left: &Deadlines) -> Option<Ended> {
+    pub(super) fn expire(&mut self, now: Deadline, left: &Deadlines) -> Option<Ended> {
         let operation = &mut self.operation;
         if !operation.deadline.has_passed(now) {
             left.note(operation.deadline);
@@ -153,8 +158,13 @@ impl Stream {
     }
 
     fn of(offered: Offered, landing: u64, limit: usize) -> Self {
-        let ahead = Ahead::of(&offered.bytes);
-        Self { offered, landing, sent: 0, limit, ahead, failed: None, place: None }
+        Self::from(offered, landing, (0, limit))
+    }
+
+    /// The rest of a message, behind what was written.
+    pub(super) fn from(offered: Offered, landing: u64, (sent, limit): (usize, usize)) -> Self {
+        let ahead = Ahead::of(&offered.bytes, sent);
+        Self { offered, landing, sent, limit: limit.max(sent), ahead, failed: None, place: None }
     }
 
     /// Whether its receiver waits for more than it was sent.
@@ -259,8 +269,7 @@ impl Bulk {
         mapped: Option<Mapped>,
     ) -> Result<Submit, SubmitError> {
         let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes), mapped };
-        let offered =
-            Offered { operation, bytes: std::mem::take(bytes), matter: Matter::Message, is_late: false };
+        let offered = Offered::message(operation, std::mem::take(bytes));
         // First: the answer may come on another thread before this call returns.
         let mut all = self.offered.lock();
         all.insert(offer.token, offered);
@@ -282,6 +291,7 @@ impl Bulk {
         let mut ended: Vec<_> =
             self.offered.lock().values_mut().filter_map(|one| one.expire(now, left)).collect();
         ended.extend(self.streams.lock().iter_mut().filter_map(|one| one.offered.expire(now, left)));
+        ended.extend(self.writings.lock().values_mut().filter_map(|one| one.offered.expire(now, left)));
         ended
     }
 
@@ -296,7 +306,7 @@ impl Bulk {
         true
     }
 
-    fn take_offered(&self, token: u64, by: Option<Rank>) -> Option<Offered> {
+    pub(super) fn take_offered(&self, token: u64, by: Option<Rank>) -> Option<Offered> {
         let mut all = self.offered.lock();
         all.get(&token).filter(|one| by.is_none_or(|by| by == one.rank()))?;
         let offered = all.remove(&token);
@@ -326,6 +336,9 @@ impl Bulk {
 
     /// The receiver has room for more. What it has room for may be over here already: its source has failed.
     pub(crate) fn grant(&self, by: Rank, landing: u64, limit: usize) {
+        if self.grant_writing(by, landing, limit) {
+            return;
+        }
         let mut streams = self.streams.lock();
         if let Some(stream) = streams.iter_mut().find(|one| one.landing == landing && one.rank() == by) {
             stream.limit = stream.limit.max(limit);
@@ -437,15 +450,15 @@ impl Pass<'_> {
                         match stream.hand_over(self.device, linked, place) {
                             Handed::Over => {
                                 moved = true;
-                                told.push((rank, Message::Written { landing }));
+                                told.push((rank, Message::Written { landing }, encode_landing(0)));
                                 streams.remove(at);
                                 continue;
                             }
                             Handed::NotYet => None,
                             Handed::Refused => {
                                 stream.place = None;
-                                stream.ahead = Ahead::of(&stream.offered.bytes);
-                                told.push((rank, Message::Unwritten { landing }));
+                                stream.ahead = Ahead::of(&stream.offered.bytes, 0);
+                                told.push((rank, Message::Unwritten { landing }, encode_landing(0)));
                                 continue;
                             }
                             Handed::Failed(error) => Some(Err(error)),
@@ -487,9 +500,9 @@ impl Pass<'_> {
         }
         bulk.streams.set_count(streams.len());
         drop(streams);
-        for (rank, message) in told {
+        for (rank, message, payload) in told {
             // On the same link, so behind the bytes.
-            self.device.control(self.inner, rank, message, SmallBytes::empty());
+            self.device.control(self.inner, rank, message, payload);
         }
         self.moved |= moved || !ended.is_empty();
         for (stream, outcome) in ended {
@@ -512,7 +525,7 @@ impl Pass<'_> {
 
 impl<'a> Pass<'a> {
     /// The link to a rank, made if need be: who only answers may have had none so far. `None`: it is not up yet.
-    fn way_to(&self, rank: Rank) -> Result<Option<&'a Linked>, OpError> {
+    pub(super) fn way_to(&self, rank: Rank) -> Result<Option<&'a Linked>, OpError> {
         let device = self.device;
         let Some(route) = device.route(rank) else { return Ok(None) };
         match route.linked() {

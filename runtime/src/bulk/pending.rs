@@ -10,6 +10,7 @@ impl Bulk {
     pub(crate) fn is_idle(&self) -> bool {
         self.offered.is_empty()
             && self.streams.is_empty()
+            && self.writings.is_empty()
             && self.arriving.is_empty()
             && self.pulls.is_empty()
             && self.flushes.is_empty()
@@ -28,6 +29,11 @@ impl Bulk {
         for stream in self.streams.lock().iter() {
             let (rank, tag, size) = stream.about();
             let waits_for = format!("room at the peer, {} B are sent", stream.sent());
+            list(PendingOp { what: "message on its way out", rank, tag, size, waits_for });
+        }
+        for one in self.writings.lock().values() {
+            let (rank, tag, size) = one.offered.about();
+            let waits_for = format!("the NIC or its receiver's, {} B are given to it", one.sent());
             list(PendingOp { what: "message on its way out", rank, tag, size, waits_for });
         }
         for one in self.arriving.lock().values() {

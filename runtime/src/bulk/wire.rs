@@ -235,6 +235,29 @@ pub(crate) fn decode_writable(bytes: &[u8]) -> Option<(u64, RemotePlace)> {
     read(bytes).map(|[landing, addr, key]| (landing, RemotePlace { addr, key }))
 }
 
+/// A part of a message that its sender's NIC is to write, and where to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Window {
+    /// Where in the message it begins, in bytes.
+    pub(crate) at: usize,
+    /// Its bytes.
+    pub(crate) len: usize,
+    /// Where the receiver's NIC finds it.
+    pub(crate) place: RemotePlace,
+}
+
+/// A clearance to write a part of it.
+pub(crate) fn encode_window(landing: u64, window: Window) -> SmallBytes {
+    let Window { at, len, place } = window;
+    words([landing, at as u64, len as u64, place.addr, place.key])
+}
+
+pub(crate) fn decode_window(bytes: &[u8]) -> Option<(u64, Window)> {
+    let [landing, at, len, addr, key] = read(bytes)?;
+    let fits = |number: u64| usize::try_from(number).ok();
+    Some((landing, Window { at: fits(at)?, len: fits(len)?, place: RemotePlace { addr, key } }))
+}
+
 pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(u64, usize)> {
     let (landing, limit) = match read(bytes) {
         Some([landing, limit]) => (landing, limit),
@@ -267,6 +290,9 @@ mod tests {
             prop_assert_eq!(decode_landing(encode_landing(token).as_slice()), Some(token));
             prop_assert_eq!(decode_clear(encode_clear(token, None).as_slice()), Some((token, usize::MAX)));
             prop_assert_eq!(decode_clear(encode_clear(token, Some(size)).as_slice()), Some((token, size as usize)));
+            let window = Window { at: size as usize, len: addr as usize, place: RemotePlace { addr: token, key: !size } };
+            prop_assert_eq!(decode_window(encode_window(token, window).as_slice()), Some((token, window)));
+            prop_assert_eq!(decode_window(&other).is_some(), other.len() == 40);
             prop_assert_eq!(decode_clear(&other).is_some(), other.len() == 8 || other.len() == 16);
             prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24 || other.len() == 32);
             prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);

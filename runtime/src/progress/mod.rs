@@ -275,6 +275,9 @@ impl Pass<'_> {
         if chores.has(Chore::Streams) {
             self.move_streams();
         }
+        if chores.has(Chore::Writings) {
+            self.move_writings();
+        }
         if chores.has(Chore::Inflows) {
             self.move_inflows();
         }

@@ -30,9 +30,9 @@ pub(crate) enum Message {
     Clear { token: u64 },
     /// There is room for more of what was asked for.
     Grant { landing: u64 },
-    /// What was cleared for being written is written.
+    /// What was cleared for being written is written, all of it or a part.
     Written { landing: u64 },
-    /// It cannot be written: it comes part by part, when there is room.
+    /// It cannot be written, or not the rest of it: that comes part by part, when there is room.
     Unwritten { landing: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },

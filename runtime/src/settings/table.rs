@@ -33,6 +33,10 @@ settings! {
     verbs_device: String, seen as &str,
         "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1 or mlx5_0,mlx5_1"), String::from("auto");
 
+    /// RDMA devices that large messages of a rank are dealt out over, at most: of those that are named, or are as fast and as near.
+    verbs_rails: usize,
+        "CARRACK_VERBS_RAILS", Count::of("devices", 1, 16), 1;
+
     /// Index of the port's GID; auto: by its type and address family.
     verbs_gid: Option<usize>,
         "CARRACK_VERBS_GID", Auto::or("a GID", 0, 255), None;
@@ -64,6 +68,10 @@ settings! {
     /// Receives that a device posts to its NIC; half of its packets at most.
     verbs_receives: usize,
         "CARRACK_VERBS_RECEIVES", Count::of("receives", 8, 32 << 10), 256;
+
+    /// Bytes of a large message's memory that are made known to a NIC at a time; what a NIC knows already goes whole.
+    verbs_chunk: usize,
+        "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
 
     /// Whether the kernel copies large messages from process to process, where it allows that.
     kernel_copy: KernelCopyChoice,

@@ -52,6 +52,38 @@ pub trait Exposed: Send + Sync {
     fn take_back(self: Box<Self>) -> Buffer;
 }
 
+/// A buffer of which one peer's NIC may reach one chunk after the other, until it is taken back: so that a long one is made known to
+/// the NIC while its first bytes are on their way.
+pub trait ExposedChunks: Send + Sync {
+    /// Lets the peer write to and read from `len` bytes, from the buffer's byte `at` on.
+    ///
+    /// # Errors
+    /// Why not, in words; what was shown before stays so.
+    fn show(&mut self, at: usize, len: usize) -> Result<RemotePlace, String>;
+
+    /// NICs that chunks are dealt out over at the moment.
+    fn nics(&self) -> usize {
+        1
+    }
+
+    /// Ends that of the chunk that begins at `at`. What the peer writes there afterwards breaks its connection.
+    fn hide(&mut self, at: usize);
+
+    /// Ends it for all that is shown, and gives the buffer back.
+    fn take_back(self: Box<Self>) -> Buffer;
+}
+
+/// Part of a buffer that is read by several operations at once: whoever made it has it for itself again when they are over.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// All of it.
+    pub of: Arc<Buffer>,
+    /// Where in it the chunk begins, in bytes.
+    pub at: usize,
+    /// Bytes of the chunk.
+    pub len: usize,
+}
+
 /// A peer's region, mapped here: loads, stores and engines reach it as they reach this rank's own.
 #[derive(Clone, Debug)]
 pub struct Imported {

@@ -52,7 +52,7 @@ pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
-pub use memory::{Exported, Exposed, Imported, WireKey};
+pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
@@ -210,6 +210,36 @@ pub trait Link: Send + Sync {
     /// Why not, with the buffer.
     fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
         Err(("this transport reaches no memory by itself".into(), buffer))
+    }
+
+    /// Lets the peer write to and read from a buffer of this rank, chunk by chunk: none to begin with.
+    ///
+    /// # Errors
+    /// Why not, with the buffer.
+    fn expose_chunks(&self, buffer: Buffer) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
+        Err(("this transport reaches no memory by itself".into(), buffer))
+    }
+
+    /// [`Op::Put`] of a part of a buffer: `Posted` or `Busy`. The completion brings no buffer; before it is given, the link has let
+    /// go of its share.
+    ///
+    /// # Errors
+    /// As of [`submit`](Self::submit).
+    fn put_chunk(&self, to: RemotePlace, chunk: &Chunk, token: OpToken) -> Result<Submit, SubmitError> {
+        let _ = (to, chunk, token);
+        Err(SubmitError::no_remote_memory())
+    }
+
+    /// Whether a message that is submitted after a chunk to that place arrives behind it. Where not, the bytes are there when the
+    /// chunk's completion is given.
+    fn puts_in_order(&self, to: RemotePlace) -> bool {
+        let _ = to;
+        true
+    }
+
+    /// NICs that chunks are dealt out over, at most.
+    fn nics(&self) -> usize {
+        1
     }
 
     /// Whether the peer has answered, so that operations are no longer [`Busy::Connecting`].

@@ -11,30 +11,47 @@ use std::cmp::Reverse;
 use std::fs;
 use std::net::IpAddr;
 
-/// The device that the user names: one, or several of which each rank of a node takes another one.
+/// The devices that the user names, as a rank takes them: of several, each rank of a node has another one in front.
 ///
 /// # Errors
 /// What is wrong with what he has written.
-pub(super) fn named(text: &str, place: u32) -> Result<Wish, String> {
-    let wishes: Vec<_> = text.split(',').map(|name| Wish::read(name.trim())).collect::<Result<_, _>>()?;
+pub(super) fn named(text: &str, place: u32) -> Result<Vec<Wish>, String> {
+    let mut wishes: Vec<_> = text.split(',').map(|name| Wish::read(name.trim())).collect::<Result<_, _>>()?;
     let turn = place as usize % wishes.len().max(1);
-    wishes.into_iter().nth(turn).ok_or_else(|| "no device is named".to_owned())
+    wishes.rotate_left(turn);
+    Ok(wishes)
+}
+
+/// The devices that a rank's large messages are dealt out over, by their places in `seen`: the one that it takes, and those that are as
+/// fast, as near, and of the same network.
+pub(super) fn rails(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
+    let order = order(seen, near, place);
+    let Some(&first) = order.first() else { return order };
+    let mut rails: Vec<_> = (0..seen.len()).filter(|&at| is_alike(seen, near, at, first)).collect();
+    let turn = rails.iter().position(|&at| at == first).unwrap_or(0);
+    rails.rotate_left(turn);
+    rails
+}
+
+/// By what a device is preferred to others: the least is the best.
+fn merit(seen: &Seen, near: &[u32]) -> (bool, bool, Reverse<u32>, bool) {
+    let is_far = seen.numa.is_some_and(|node| !near.is_empty() && !near.contains(&node));
+    let rate = seen.best_port().map_or(0, |port| port.rate);
+    (seen.best_port().is_none(), seen.simulated.is_some(), Reverse(rate), is_far)
+}
+
+fn is_alike(seen: &[Seen], near: &[u32], one: usize, other: usize) -> bool {
+    let (one, other) = (&seen[one], &seen[other]);
+    merit(one, near) == merit(other, near) && network(one) == network(other)
 }
 
 /// The order in which a rank would take these devices, by their places in `seen`. `near` are the NUMA nodes of the CPUs that it may
 /// run on.
 pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let mut order: Vec<_> = (0..seen.len()).collect();
-    let is_far = |seen: &Seen| seen.numa.is_some_and(|node| !near.is_empty() && !near.contains(&node));
-    let merit = |at: usize| {
-        let seen = &seen[at];
-        let rate = seen.best_port().map_or(0, |port| port.rate);
-        (seen.best_port().is_none(), seen.simulated.is_some(), Reverse(rate), is_far(seen))
-    };
-    order.sort_by_key(|&at| merit(at));
+    order.sort_by_key(|&at| merit(&seen[at], near));
     let Some(&best) = order.first() else { return order };
-    let alike = |at: usize| merit(at) == merit(best) && network(&seen[at]) == network(&seen[best]);
-    let equals: Vec<_> = order.iter().copied().filter(|&at| alike(at)).collect();
+    let equals: Vec<_> = order.iter().copied().filter(|&at| is_alike(seen, near, at, best)).collect();
     let first = equals[place as usize % equals.len()];
     order.retain(|&at| at != first);
     order.insert(0, first);
@@ -99,11 +116,13 @@ mod tests {
 
     #[test]
     fn of_several_devices_that_are_named_each_rank_takes_the_next() {
-        let taken = |place| named("mlx5_0, mlx5_1:2", place).unwrap();
+        let taken = |place| named("mlx5_0, mlx5_1:2", place).unwrap().swap_remove(0);
         assert_eq!(taken(0), Wish { device: "mlx5_0".into(), port: None });
         assert_eq!(taken(1), Wish { device: "mlx5_1".into(), port: Some(2) });
         assert_eq!(taken(2), taken(0));
-        assert_eq!(named("mlx5_0", 7).unwrap().device, "mlx5_0");
+        assert_eq!(named("mlx5_0", 7).unwrap(), [Wish { device: "mlx5_0".into(), port: None }]);
+        let all = named("a,b,c", 1).unwrap().into_iter().map(|wish| wish.device);
+        assert_eq!(all.collect::<Vec<_>>(), ["b", "c", "a"], "the others are further NICs");
         for wrong in ["", "mlx5_0,", ",", "mlx5_0,mlx5_1:x"] {
             assert!(named(wrong, 0).is_err(), "{wrong:?}");
         }
@@ -126,6 +145,27 @@ mod tests {
         let mut places = order(&all, &[1], 1);
         places.sort_unstable();
         assert_eq!(places, [0, 1, 2, 3], "each is there once");
+    }
+
+    #[test]
+    fn large_messages_go_over_those_that_are_as_fast_and_as_near_the_ranks_own_in_front() {
+        let mut elsewhere = device("elsewhere", Some(1), 400_000);
+        elsewhere.ports[0].gids[0].gid = [1; 16];
+        let all = [
+            device("far", Some(0), 400_000),
+            device("near0", Some(1), 400_000),
+            down(device("down", Some(1), 400_000)),
+            device("near1", Some(1), 400_000),
+            device("slow", Some(1), 100_000),
+            elsewhere,
+            device("near2", Some(1), 400_000),
+        ];
+        let names =
+            |place| rails(&all, &[1], place).into_iter().map(|at| &all[at].name[..]).collect::<Vec<_>>();
+        assert_eq!(names(0), ["near0", "near1", "near2"]);
+        assert_eq!(names(1), ["near1", "near2", "near0"]);
+        assert_eq!(rails(&[], &[], 0), Vec::<usize>::new());
+        assert_eq!(names(0)[0], all[order(&all, &[1], 0)[0]].name);
     }
 
     #[test]

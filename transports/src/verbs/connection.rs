@@ -8,7 +8,7 @@ use super::signs::Signs;
 use super::sys::QueuePair;
 use super::transfers::{Direction, Over, Registrations};
 use super::wire::End;
-use crate::contract::{Busy, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
+use crate::contract::{Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
 use crate::mem::{Buffer, MemRef};
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
@@ -175,6 +175,25 @@ impl Connection {
         self.told(begun.map(|()| Submit::Posted))
     }
 
+    /// Begins to write a part of a buffer to the peer's memory.
+    #[cold]
+    pub(super) fn put_chunk(
+        &self,
+        to: RemotePlace,
+        what: (&Chunk, OpToken),
+        registrations: &Registrations,
+    ) -> Result<Submit, SubmitError> {
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        if !self.is_up() {
+            return self.not_up();
+        }
+        let begun = sending.put_chunk(to, what, self.completed.load(Ordering::Acquire), registrations);
+        self.told(begun.map(|()| Submit::Posted))
+    }
+
     /// The operations on memory that are over. `None`: another thread is sending, ask again.
     pub(super) fn ended(&self) -> Option<Vec<Over>> {
         let mut sending = self.sending.try_lock()?;
@@ -196,7 +215,7 @@ impl Connection {
 
     /// The device will find it broken off, and end it.
     #[cold]
-    fn break_off(&self, cause: DownCause) -> SubmitError {
+    pub(super) fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
         self.signs.tell_news();
         SubmitError::Down { peer: self.peer, cause }

@@ -9,6 +9,7 @@ use super::interfaces;
 use super::link::RdmaLink;
 use super::meeting::Strangers;
 use super::partings::Partings;
+use super::rails::{self, Rails, Ways};
 use super::receives::Receives;
 use super::signs::Signs;
 use super::sys::bindings::ibv_wc;
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 const LISTENER: u64 = 0;
 const COMPLETIONS: u64 = 1;
 const ASYNC: u64 = 2;
+const RAIL: u64 = 3;
 pub(super) const CALL: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
@@ -55,6 +57,8 @@ pub(super) struct RdmaDevice {
     epoll: OwnedFd,
     completions: Arc<CompletionChannel>,
     polling: BiasedLock<Polling>,
+    /// This rank's further NICs.
+    pub(super) rails: Rails,
     /// Something has to be looked after at the next poll.
     attention: AtomicBool,
     signs: Arc<Signs>,
@@ -104,6 +108,7 @@ impl RdmaDevice {
     pub(super) fn open(
         shared: Arc<Shared>,
         packets: Arc<dyn PacketSource>,
+        rails: Vec<Arc<Self>>,
     ) -> Result<Arc<Self>, Unavailable> {
         let failed = |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
         let verbs = |error: VerbsError| failed("its queues could not be made", error.to_string());
@@ -145,6 +150,10 @@ impl RdmaDevice {
                 .map_err(|error| system(error.into()))?;
         }
         let signs = Arc::new(Signs::new());
+        for rail in &rails {
+            epoll::add(&set, rail.epoll.as_fd(), EventData::new_u64(RAIL), EventFlags::IN)
+                .map_err(|error| system(error.into()))?;
+        }
         let polling = Polling {
             key,
             entries: Entries::default(),
@@ -175,6 +184,7 @@ impl RdmaDevice {
             epoll: set,
             completions,
             polling: BiasedLock::new(polling),
+            rails: Rails::new(rails),
             attention: AtomicBool::new(true),
             signs,
             owner: Owner::this_process(),
@@ -210,11 +220,47 @@ impl RdmaDevice {
                 STRANGER => polling.hear_stranger(number),
                 _ if name == COMPLETIONS => self.woken(polling),
                 _ if name == ASYNC => polling.hear_nic(),
+                // All of them are looked at below.
+                _ if name == RAIL => {}
                 _ => polling.accept(),
             }
         }
         // Of another device of this domain, perhaps.
         polling.heed_nic();
+        if !self.rails.devices().is_empty() {
+            self.poll_rails(polling);
+        }
+    }
+
+    /// Looks at this rank's further NICs, at the next poll again if something is under way there.
+    fn poll_rails(&self, polling: &mut Polling) {
+        self.rails.poll(polling);
+        if self.rails.are_busy() {
+            self.look_at_rails();
+        }
+    }
+
+    pub(super) fn address_of(&self) -> &Address {
+        &self.address
+    }
+
+    /// At the next poll.
+    pub(super) fn look_at_rails(&self) {
+        self.attention.store(true, Ordering::Release);
+    }
+
+    /// A link to a peer's device of that address.
+    pub(super) fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<RdmaLink, SubmitError> {
+        let (to, further) = rails::split(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let mut polling = self.polling.lock();
+        if polling.closed {
+            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
+        }
+        let connection = polling.call(&to, peer)?;
+        self.attention.store(true, Ordering::Release);
+        let (device, shared) = (self.me.clone(), polling.shared.clone());
+        let ways = Ways::to(further, &self.rails);
+        Ok(RdmaLink { connection, device, shared, ways })
     }
 
     /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.
@@ -409,25 +455,19 @@ fn credit(entries: &mut Entries, owing: &mut Vec<u32>, index: u32) {
 
 impl Device for RdmaDevice {
     fn address(&self) -> AddressBlob {
-        self.address.encode()
+        let further = self.rails.devices().iter().map(|rail| rail.address.encode());
+        rails::join(std::iter::once(self.address.encode()).chain(further).collect())
     }
 
     fn reach(&self, to: &AddressBlob) -> Reach {
-        match Address::decode(to) {
-            Some(to) => self.address.reach(&to),
+        match rails::split(to) {
+            Some((to, _)) => self.address.reach(&to),
             None => Reach::No("its address is not one of this transport's".into()),
         }
     }
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
-        let to = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let mut polling = self.polling.lock();
-        if polling.closed {
-            return Err(SubmitError::Down { peer, cause: DownCause::Closed });
-        }
-        let connection = polling.call(&to, peer)?;
-        self.attention.store(true, Ordering::Release);
-        Ok(Arc::new(RdmaLink { connection, device: self.me.clone(), shared: polling.shared.clone() }))
+        self.link_to(to, peer).map(|link| -> Arc<dyn Link> { Arc::new(link) })
     }
 
     #[inline]
@@ -456,7 +496,7 @@ impl Device for RdmaDevice {
         let asked = polling.queue.request_notification();
         // Receives that were not worth a doorbell may be what the peer waits for.
         polling.receives.post();
-        if asked.is_err() || polling.has_something() {
+        if asked.is_err() || polling.has_something() || !self.rails.arm() {
             self.signs.gathered.wake();
             return Armed::Ready;
         }
@@ -466,6 +506,7 @@ impl Device for RdmaDevice {
     fn disarm(&self) {
         self.attention.store(true, Ordering::Relaxed);
         self.signs.gathered.wake();
+        self.rails.disarm();
     }
 
     fn close(&self) {
@@ -494,6 +535,9 @@ impl Device for RdmaDevice {
             tracing::warn!(left, "closed, though peers have not taken in all that was sent to them");
         }
         polling.shut();
+        // Behind the first one, so that peers hear of its end first.
+        self.rails.devices().iter().for_each(|rail| rail.close());
+        self.poll_rails(&mut polling);
     }
 }
 

@@ -11,7 +11,7 @@ use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsErr
 use super::transfers::Registrations;
 use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
 use crate::gpu::Gpu;
-use crate::mem::{PacketSource, SmallBytes};
+use crate::mem::{HostAllocator, PacketPool, PacketSource, SmallBytes};
 use crate::shm::handshake::Place;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +47,9 @@ impl<T: Clone> Told<T> {
         news
     }
 }
+/// Receives of a further NIC, and packets for them.
+const RAIL_RECEIVES: u32 = 8;
+const RAIL_PACKETS: usize = 16;
 
 /// What the devices of a domain share.
 pub(super) struct Shared {
@@ -113,31 +116,37 @@ impl Shared {
 /// See the [module](self).
 pub(super) struct RdmaDomain {
     shared: Arc<Shared>,
+    /// Further ports, which large messages are dealt out over as well.
+    rails: Vec<Arc<Shared>>,
     caps: Caps,
 }
 
 impl RdmaDomain {
+    /// Opens the first of the `devices`, unless the options name others, and as many of the further ones as the options allow.
     pub(super) fn open(
-        (verbs, name, is_simulated): (&Arc<Verbs>, &'static str, bool),
-        device: &str,
+        source: (&Arc<Verbs>, &'static str, bool),
+        devices: &[String],
         options: Options,
         identity: Identity,
     ) -> Result<Self, Unavailable> {
-        let unavailable = |why: String| Unavailable::new(name, why);
+        let unavailable = |why: String| Unavailable::new(source.1, why);
         options.check().map_err(unavailable)?;
-        let failed = |error: VerbsError| unavailable(error.to_string());
-        let wish = match &options.device {
+        let wishes = match &options.device {
             Some(names) => choice::named(names, options.place).map_err(unavailable)?,
-            None => Wish { device: device.to_owned(), port: None },
+            None => devices.iter().map(|name| Wish { device: name.clone(), port: None }).collect(),
         };
-        let context = Context::open(verbs, &wish.device).map_err(failed)?;
-        let (port, kind) = port(&context, &wish, &options).map_err(unavailable)?;
-        let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
-        let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
-        let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
-        let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
-        let is_routed = kind == GidKind::RoceV2 && !is_link_local;
-        let place = Place::here().map_err(unavailable)?;
+        let mut wishes = wishes.into_iter().take(options.rails.into());
+        let first = wishes.next().ok_or_else(|| unavailable("no device is named".into()))?;
+        let shared = Shared::open(source, &first, options.clone(), identity.clone())?;
+        let further = Options { receives: RAIL_RECEIVES, ..options.clone() };
+        let rail = |wish: Wish| match Shared::open(source, &wish, further.clone(), identity.clone()) {
+            Ok(shared) => Some(Arc::new(shared)),
+            Err(why) => {
+                tracing::warn!(device = wish.device, %why, "one NIC less for large messages");
+                None
+            }
+        };
+        let rails = wishes.filter_map(rail).collect();
         let caps = Caps {
             am_inline: SmallBytes::MAX,
             am_copied: options.packet_size,
@@ -147,7 +156,29 @@ impl RdmaDomain {
             remote_memory: true,
             orders_on_events: false,
         };
-        let shared = Shared {
+        Ok(Self { shared: Arc::new(shared), rails, caps })
+    }
+}
+
+impl Shared {
+    /// Opens a port.
+    fn open(
+        (verbs, name, is_simulated): (&Arc<Verbs>, &'static str, bool),
+        wish: &Wish,
+        options: Options,
+        identity: Identity,
+    ) -> Result<Self, Unavailable> {
+        let unavailable = |why: String| Unavailable::new(name, why);
+        let failed = |error: VerbsError| unavailable(error.to_string());
+        let context = Context::open(verbs, &wish.device).map_err(failed)?;
+        let (port, kind) = port(&context, wish, &options).map_err(unavailable)?;
+        let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
+        let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
+        let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
+        let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
+        let is_routed = kind == GidKind::RoceV2 && !is_link_local;
+        let place = Place::here().map_err(unavailable)?;
+        Ok(Self {
             name,
             context,
             registrations: Registrations::new(protection.clone()),
@@ -158,8 +189,7 @@ impl RdmaDomain {
             boot: place.boot,
             is_routed,
             told: Mutex::new(Told::new()),
-        };
-        Ok(Self { shared: Arc::new(shared), caps })
+        })
     }
 }
 
@@ -223,7 +253,7 @@ impl Domain for RdmaDomain {
     }
 
     fn look_after(&self) {
-        self.shared.registrations.look_after();
+        std::iter::once(&self.shared).chain(&self.rails).for_each(|one| one.registrations.look_after());
     }
 
     fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {
@@ -242,7 +272,13 @@ impl Domain for RdmaDomain {
             let (room, most) = (packets.packet_size(), self.shared.options.packet_size);
             return Err(unavailable(format!("packets of {room} bytes have no room for messages of {most}")));
         }
-        RdmaDevice::open(self.shared.clone(), packets).map(|device| -> Arc<dyn Device> { device })
+        let mut rails = Vec::new();
+        for shared in &self.rails {
+            // Nothing but the end of a connection is received there.
+            let packets = PacketPool::new(Arc::new(HostAllocator), shared.options.packet_size, RAIL_PACKETS);
+            rails.push(RdmaDevice::open(shared.clone(), Arc::new(packets), Vec::new())?);
+        }
+        RdmaDevice::open(self.shared.clone(), packets, rails).map(|device| -> Arc<dyn Device> { device })
     }
 }
 

@@ -1,10 +1,15 @@
 //! What the runtime holds.
 
+use super::chunks::ShownChunks;
 use super::connection::Connection;
 use super::device::RdmaDevice;
 use super::domain::Shared;
-use super::transfers::{self, Direction};
-use crate::contract::{Exposed, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
+use super::rails::{Rail, Ways};
+use super::transfers::{self, Direction, PlaceKey};
+use crate::contract::{
+    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit,
+    SubmitError,
+};
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};
 
@@ -13,6 +18,8 @@ pub(super) struct RdmaLink {
     pub(super) connection: Arc<Connection>,
     pub(super) device: Weak<RdmaDevice>,
     pub(super) shared: Arc<Shared>,
+    /// Over further NICs.
+    pub(super) ways: Ways,
 }
 
 impl Link for RdmaLink {
@@ -43,6 +50,34 @@ impl Link for RdmaLink {
 
     fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
         transfers::expose(&self.shared.registrations, buffer)
+    }
+
+    fn expose_chunks(&self, buffer: Buffer) -> Result<Box<dyn ExposedChunks>, (String, Buffer)> {
+        let device = self.device.upgrade().filter(|_| self.ways.len() > 0);
+        let further = device.iter().flat_map(|device| {
+            let way = |number| self.ways.get(number, &device.rails, self.connection.peer);
+            (1..=self.ways.len()).filter_map(move |number| Some(Rail::of(number, way(number)?)))
+        });
+        ShownChunks::of(std::iter::once(Rail::of(0, self)).chain(further).collect(), buffer)
+    }
+
+    fn put_chunk(&self, to: RemotePlace, chunk: &Chunk, token: OpToken) -> Result<Submit, SubmitError> {
+        let rail = PlaceKey::decode(to.key).map_or(0, |key| usize::from(key.rail));
+        if rail == 0 {
+            return self.connection.put_chunk(to, (chunk, token), &self.shared.registrations);
+        }
+        match self.device.upgrade() {
+            Some(device) => device.put_by_rail((&self.ways, rail, &self.connection), to, (chunk, token)),
+            None => Err(SubmitError::Down { peer: self.connection.peer, cause: DownCause::Closed }),
+        }
+    }
+
+    fn puts_in_order(&self, to: RemotePlace) -> bool {
+        PlaceKey::decode(to.key).is_none_or(|key| key.rail == 0)
+    }
+
+    fn nics(&self) -> usize {
+        1 + self.ways.len()
     }
 
     fn is_up(&self) -> bool {

@@ -482,6 +482,15 @@ impl Polling {
         }
     }
 
+    /// All connections to a rank have come to an end.
+    pub(super) fn end_all_of(&mut self, peer: PeerId, cause: &DownCause) {
+        for index in self.entries.numbers() {
+            if self.entries.get(index).is_some_and(|entry| entry.connection.peer == peer) {
+                self.end(index, cause.clone());
+            }
+        }
+    }
+
     /// The completion queue was found empty: of connections that were forsaken nothing comes any more.
     #[cold]
     pub(super) fn part(&mut self) {

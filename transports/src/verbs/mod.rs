@@ -25,6 +25,8 @@
 //! | `entries` | all of a device's |
 //! | `meeting` | how connections come about, and how they end |
 //! | `partings` | queue pairs that stay until their last receive has come back |
+//! | `chunks` | a buffer that a peer may write to, one chunk after the other |
+//! | `rails` | several NICs of one rank |
 //! | `completions` | what a completion means |
 //! | `device` | the completion queue, and whatever has to be looked after |
 //! | `link` | what the runtime holds |
@@ -35,6 +37,7 @@ pub mod address;
 mod bounces;
 pub mod channel;
 mod choice;
+mod chunks;
 mod completions;
 mod connection;
 mod device;
@@ -49,6 +52,7 @@ pub mod options;
 mod partings;
 pub mod port;
 mod queue_pairs;
+mod rails;
 mod receives;
 mod sending;
 mod signs;
@@ -127,12 +131,9 @@ impl Rdma {
     }
 }
 
-impl Transport for Rdma {
-    fn name(&self) -> &'static str {
-        if self.is_simulated() { SIMULATED } else { NAME }
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+impl Rdma {
+    /// The devices that answer, and those that do not.
+    fn survey(&self) -> Result<(Vec<Seen>, Vec<DeviceInfo>), Unavailable> {
         let verbs = self.verbs()?;
         let names =
             Context::list(&verbs).map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
@@ -143,6 +144,29 @@ impl Transport for Rdma {
                 Err(why) => silent.push(DeviceInfo { name: name.to_string(), note: why.to_string() }),
             }
         }
+        Ok((seen, silent))
+    }
+
+    /// A device, and those beside it that large messages may be dealt out over.
+    fn rails(&self, first: &str) -> Result<Vec<String>, Unavailable> {
+        let mut rails = vec![first.to_owned()];
+        if self.options.rails > 1 && self.options.device.is_none() {
+            let (seen, _) = self.survey()?;
+            let alike = choice::rails(&seen, &choice::nodes_of_this_thread(), self.options.place);
+            let others = alike.into_iter().map(|at| seen[at].name.clone()).filter(|name| name != first);
+            rails.extend(others);
+        }
+        Ok(rails)
+    }
+}
+
+impl Transport for Rdma {
+    fn name(&self) -> &'static str {
+        if self.is_simulated() { SIMULATED } else { NAME }
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
+        let (seen, silent) = self.survey()?;
         let order = choice::order(&seen, &choice::nodes_of_this_thread(), self.options.place);
         let known = order.into_iter().map(|at| &seen[at]);
         let known = known.map(|seen| DeviceInfo { name: seen.name.clone(), note: seen.to_string() });
@@ -152,8 +176,9 @@ impl Transport for Rdma {
     fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
         let verbs = self.verbs()?;
         let (name, options) = (self.name(), self.options.clone());
+        let devices = self.rails(&device.name)?;
         let domain =
-            domain::RdmaDomain::open((&verbs, name, self.is_simulated()), &device.name, options, identity)?;
+            domain::RdmaDomain::open((&verbs, name, self.is_simulated()), &devices, options, identity)?;
         Ok(Arc::new(domain))
     }
 }

@@ -10,6 +10,8 @@ pub struct Options {
     pub device: Option<String>,
     /// Number of this rank among those of its node, from 0: by it they share devices out.
     pub place: u32,
+    /// NICs that large messages are dealt out over, at most, 1 to 16: of those that are named, or of those that are as fast and as near.
+    pub rails: u8,
     /// Which GID of the port; without, it is chosen by its type and address family.
     pub gid_index: Option<u8>,
     /// Traffic class of RoCE and of InfiniBand's global routes, 0 to 255.
@@ -37,6 +39,7 @@ impl Default for Options {
         Self {
             device: None,
             place: 0,
+            rails: 1,
             gid_index: None,
             traffic_class: 0,
             service_level: 0,
@@ -58,6 +61,7 @@ impl Options {
     /// The first that is not, in words.
     pub fn check(&self) -> Result<(), String> {
         let limits = [
+            ("number of rails", u32::from(self.rails), 1, 16),
             ("service level", u32::from(self.service_level), 0, 15),
             ("time-out", u32::from(self.timeout), 1, 31),
             ("number of retries", u32::from(self.retries), 0, 7),

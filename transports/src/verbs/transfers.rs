@@ -3,11 +3,13 @@
 use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::{Area, addresses};
+use super::rails::MOST as MOST_RAILS;
 use super::sys::{Access, ProtectionDomain, VerbsError};
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
 use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, WeakRegion};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Bytes of one request, at most: what every device takes.
@@ -32,19 +34,25 @@ pub(super) struct PlaceKey {
     /// Memory of a GPU that does not see writes in order: a read behind them is answered only when they have reached it, so
     /// a put is over when that is.
     pub(super) read_behind: bool,
+    /// Which of the owner's NICs knows it: 0 is the first.
+    pub(super) rail: u8,
 }
 
 impl PlaceKey {
     const READ_BEHIND: u64 = 1 << 32;
+    const RAIL: u32 = 33;
+    const RAILS: u64 = (MOST_RAILS as u64 - 1) << Self::RAIL;
 
     pub(super) fn encode(self) -> u64 {
-        u64::from(self.rkey) | if self.read_behind { Self::READ_BEHIND } else { 0 }
+        let behind = if self.read_behind { Self::READ_BEHIND } else { 0 };
+        u64::from(self.rkey) | behind | u64::from(self.rail) << Self::RAIL
     }
 
     /// `None`: no such key is given out.
     pub(super) fn decode(key: u64) -> Option<Self> {
-        let rkey = u32::try_from(key & !Self::READ_BEHIND).ok()?;
-        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0 })
+        let rkey = u32::try_from(key & !(Self::READ_BEHIND | Self::RAILS)).ok()?;
+        let rail = u8::try_from((key & Self::RAILS) >> Self::RAIL).ok()?;
+        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0, rail })
     }
 }
 
@@ -96,6 +104,8 @@ pub(super) enum Via {
     Bounce(Bounce, Direction),
     /// Where they are.
     Registration(Arc<Registered>, Direction),
+    /// A part of a buffer that others have, too. The registration before the memory that it is about.
+    Shared(Arc<Registered>, Arc<Buffer>),
 }
 
 impl Transfer {
@@ -115,6 +125,8 @@ impl Transfer {
                 bounces.give_back(bounce);
             }
             Via::Registration(registered, Direction::Get) => flush = registered.flush.clone(),
+            // In this order, and before anybody is told.
+            Via::Shared(registered, share) => drop((registered, share)),
             Via::Registration(_, Direction::Put) | Via::Inline => {}
         }
         Over { token, buffer, flush }
@@ -134,7 +146,7 @@ impl Transfer {
 /// other buffers last for one operation, since nobody tells when such memory is freed.
 #[derive(Debug)]
 pub(super) struct Registrations {
-    domain: Arc<ProtectionDomain>,
+    pub(super) domain: Arc<ProtectionDomain>,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
     /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have no rights in it.
@@ -160,16 +172,24 @@ impl Registrations {
         area.as_ref().map(|area| (area.addr(0), area.key())).map_err(VerbsError::to_string)
     }
 
-    /// The registration in which a buffer lies.
+    /// The registration in which a part of a buffer lies.
     ///
     /// # Errors
-    /// It is no memory that stays where it is; or the NIC refuses it.
-    pub(super) fn of(&self, buffer: &Buffer, direction: Direction) -> Result<Arc<Registered>, String> {
+    /// It is no memory that stays where it is; or it has no such part; or the NIC refuses it.
+    pub(super) fn of(
+        &self,
+        (buffer, part): (&Buffer, Range<usize>),
+        direction: Direction,
+    ) -> Result<Arc<Registered>, String> {
         let told = |error: VerbsError| error.to_string();
-        let Some((at, len)) = addresses(buffer) else {
+        let Some((base, whole)) = addresses(buffer) else {
             return Err(format!("it is {}, and not memory that stays where it is", kind_of(buffer)));
         };
+        if part.is_empty() || part.end > whole {
+            return Err(format!("it has {whole} bytes, and no part {part:?}"));
+        }
         let Buffer::Region(slice) = buffer else {
+            let (at, len) = (base.wrapping_add(part.start), part.len());
             // What is only read may be memory that cannot be written.
             let access = match direction {
                 Direction::Put => Access::LOCAL_READ,
@@ -226,7 +246,7 @@ struct Shown {
 impl Shown {
     fn at(&self, read_behind: bool) -> RemotePlace {
         let memory = &self.registration.memory;
-        let key = PlaceKey { rkey: memory.rkey(), read_behind };
+        let key = PlaceKey { rkey: memory.rkey(), read_behind, rail: 0 };
         RemotePlace { addr: memory.addr() as u64, key: key.encode() }
     }
 }
@@ -284,7 +304,7 @@ pub(super) fn expose(
     }
 }
 
-fn kind_of(buffer: &Buffer) -> String {
+pub(super) fn kind_of(buffer: &Buffer) -> String {
     match buffer {
         Buffer::Small(_) | Buffer::Empty => "a few bytes in place".into(),
         buffer => format!("{} memory", buffer.kind()),
@@ -297,11 +317,11 @@ mod tests {
 
     #[test]
     fn a_key_of_a_place_says_whether_a_read_has_to_follow_and_everything_else_is_none() {
-        for (rkey, read_behind) in [(0, false), (u32::MAX, true), (7, true)] {
-            let key = PlaceKey { rkey, read_behind };
+        for (rkey, read_behind, rail) in [(0, false, 0), (u32::MAX, true, 15), (7, true, 1), (7, false, 8)] {
+            let key = PlaceKey { rkey, read_behind, rail };
             assert_eq!(PlaceKey::decode(key.encode()), Some(key));
         }
-        assert_eq!(PlaceKey::decode(1 << 33), None);
+        assert_eq!(PlaceKey::decode(1 << 37), None);
         assert_eq!(PlaceKey::decode(u64::MAX), None);
     }
 }

@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"CRVB");
 /// Grows with every change to the messages, or to what connections carry.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Longest message in bytes, its length not counted.
 pub const MAX_MESSAGE: usize = 256;

@@ -275,6 +275,7 @@ impl Device {
             Visibility::AtOnce => Visibility::AtOnce,
             _ => self.faults.visibility(of_a_gpu()),
         };
+        self.regions.note_written(bytes.len());
         if until == Visibility::AtOnce {
             return self.regions.write(domain, at, Access::REMOTE_WRITE, &bytes);
         }

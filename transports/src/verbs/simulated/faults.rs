@@ -123,6 +123,7 @@ pub struct Faults {
     held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
     held_receives: AtomicU64,
     silent_ends: AtomicBool,
+    held_devices: Mutex<Vec<u64>>,
     scatter: AtomicU64,
     losses: AtomicU64,
     dice: AtomicU64,
@@ -144,6 +145,7 @@ impl Faults {
             held_queues: Mutex::default(),
             held_receives: AtomicU64::new(0),
             silent_ends: AtomicBool::new(false),
+            held_devices: Mutex::default(),
             scatter: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             dice: AtomicU64::new(0x2545_f491_4f6c_dd1d),
@@ -208,7 +210,15 @@ impl Faults {
     #[must_use = "completions show when the guard is dropped"]
     pub fn hold_completions(self: &Arc<Self>) -> Held {
         self.held_completions.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), what: What::Completions }
+        Held { faults: Arc::clone(self), what: Standing::Completions }
+    }
+
+    /// No queue pair of a device sends a request before the guard is dropped. What peers send comes in. The device is named by its
+    /// number in the list of devices.
+    #[must_use = "queue pairs go on when the guard is dropped"]
+    pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
+        lock(&self.held_devices).push(device as u64);
+        Held { faults: Arc::clone(self), what: Standing::Device(device as u64) }
     }
 
     /// Completions show so much later than they would.
@@ -222,7 +232,7 @@ impl Faults {
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));
         lock(&self.held_queues).insert(queue);
-        Held { faults: Arc::clone(self), what: What::Queue(queue) }
+        Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
     }
 
     /// A queue pair that fails was just taking a message in: it has a receive of its shared queue, which comes back when the guard is
@@ -231,7 +241,7 @@ impl Faults {
     #[must_use = "receives come back when the guard is dropped"]
     pub fn hold_last_receives(self: &Arc<Self>) -> Held {
         self.held_receives.fetch_add(1, Ordering::SeqCst);
-        Held { faults: Arc::clone(self), what: What::LastReceives }
+        Held { faults: Arc::clone(self), what: Standing::LastReceives }
     }
 
     /// Whether queue pairs fail without telling of their last receive, as some drivers have them.
@@ -289,7 +299,8 @@ impl Faults {
     }
 
     pub(super) fn holds_queue(&self, device: usize, number: QueueNumber) -> bool {
-        lock(&self.held_queues).contains(&(device as u64, number))
+        lock(&self.held_devices).contains(&(device as u64))
+            || lock(&self.held_queues).contains(&(device as u64, number))
     }
 
     pub(super) fn holds_last_receives(&self) -> bool {
@@ -331,27 +342,36 @@ impl Faults {
 #[derive(Debug)]
 pub struct Held {
     faults: Arc<Faults>,
-    what: What,
+    what: Standing,
 }
 
+/// What stands still.
 #[derive(Debug)]
-enum What {
+enum Standing {
     Completions,
-    /// A queue pair of a device.
-    Queue((u64, QueueNumber)),
+    /// One, of a device.
+    QueuePair((u64, QueueNumber)),
+    /// All of a device.
+    Device(u64),
     LastReceives,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        match self.what {
-            What::Queue(queue) => {
-                lock(&self.faults.held_queues).remove(&queue);
+        match &self.what {
+            Standing::QueuePair(queue) => {
+                lock(&self.faults.held_queues).remove(queue);
             }
-            What::Completions => {
+            Standing::Device(device) => {
+                let mut held = lock(&self.faults.held_devices);
+                if let Some(at) = held.iter().position(|other| other == device) {
+                    held.swap_remove(at);
+                }
+            }
+            Standing::Completions => {
                 self.faults.held_completions.fetch_sub(1, Ordering::SeqCst);
             }
-            What::LastReceives => {
+            Standing::LastReceives => {
                 self.faults.held_receives.fetch_sub(1, Ordering::SeqCst);
             }
         }

@@ -148,11 +148,68 @@ pub(super) struct Regions {
     next: std::sync::Mutex<u32>,
     limit: usize,
     gpus: Vec<Arc<dyn Driver>>,
+    counted: std::sync::Mutex<MemoryCounters>,
+}
+
+/// What a simulated device's memory has come to: see [`SimulatedNic::memory_counters`](super::SimulatedNic::memory_counters).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct MemoryCounters {
+    /// Registrations so far.
+    pub registrations: u64,
+    /// Bytes that are registered to be read by its own rank's requests, and for nothing else.
+    pub to_be_read: Registered,
+    /// Bytes that are registered to be written by peers.
+    pub to_be_written: Registered,
+    /// Bytes that peers have written.
+    pub written: u64,
+}
+
+/// Bytes that are registered, each as often as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Registered {
+    /// At the moment.
+    pub now: u64,
+    /// At most, at a time.
+    pub most: u64,
+}
+
+impl Registered {
+    fn add(&mut self, bytes: u64) {
+        self.now += bytes;
+        self.most = self.most.max(self.now);
+    }
+}
+
+impl MemoryCounters {
+    /// What counts a registration for such a purpose, if anything does.
+    fn of(&mut self, access: Access) -> Option<&mut Registered> {
+        match access {
+            access if access.allows(Access::REMOTE_WRITE) => Some(&mut self.to_be_written),
+            Access::NONE => Some(&mut self.to_be_read),
+            _ => None,
+        }
+    }
 }
 
 impl Regions {
     pub(super) fn new(limit: u32, gpus: Vec<Arc<dyn Driver>>) -> Self {
-        Self { by_key: RwLock::default(), next: std::sync::Mutex::new(1), limit: limit as usize, gpus }
+        Self {
+            by_key: RwLock::default(),
+            next: std::sync::Mutex::new(1),
+            limit: limit as usize,
+            gpus,
+            counted: std::sync::Mutex::default(),
+        }
+    }
+
+    /// A peer has written so many bytes.
+    pub(super) fn note_written(&self, bytes: usize) {
+        lock(&self.counted).written += bytes as u64;
+    }
+
+    pub(super) fn counters(&self) -> MemoryCounters {
+        *lock(&self.counted)
     }
 
     /// Registers `len` bytes at `addr`, which those who use the key call `iova`.
@@ -203,7 +260,12 @@ impl Regions {
 
     /// Ends a registration; nobody is at its memory afterwards. Whether there was one.
     pub(super) fn deregister(&self, key: u32) -> bool {
-        self.by_key.write().unwrap_or_else(PoisonError::into_inner).remove(&key).is_some()
+        let gone = self.by_key.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        let Some(gone) = gone else { return false };
+        if let Some(bytes) = lock(&self.counted).of(gone.access) {
+            bytes.now -= gone.len;
+        }
+        true
     }
 
     fn gpu_memory(&self, addr: usize, len: usize) -> Result<Option<Memory>, Errno> {
@@ -238,6 +300,11 @@ impl Regions {
                 break key;
             }
         };
+        let mut counted = lock(&self.counted);
+        counted.registrations += 1;
+        if let Some(bytes) = counted.of(registration.access) {
+            bytes.add(registration.len);
+        }
         by_key.insert(key, registration);
         Ok(key)
     }

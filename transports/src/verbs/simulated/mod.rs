@@ -51,6 +51,7 @@ mod wire;
 
 pub use config::{Config, FABRIC_VARIABLE, Limits, LinkLayer};
 pub use faults::{Call, Faults, Held, Visibility, Which};
+pub use memory::{MemoryCounters, Registered};
 
 use super::sys::{Verbs, VerbsError};
 use abi::DeviceList;
@@ -153,6 +154,11 @@ impl SimulatedNic {
     /// Lets all that was written be seen: what the flush of a GPU whose memory it lies in does to a NIC's writes.
     pub fn flush(&self) {
         self.devices.iter().for_each(|device| device.settle_writes(Visibility::WithRead));
+    }
+
+    /// What a device's memory has come to so far, of all that have it open. Devices count from 0.
+    pub fn memory_counters(&self, device: usize) -> Option<MemoryCounters> {
+        self.devices.get(device).map(|device| device.regions.counters())
     }
 
     /// Takes a device out of the machine: all contexts are told, calls fail with EIO, and nothing that was under way ends.

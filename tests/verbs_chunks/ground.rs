@@ -1,0 +1,148 @@
+//! Two ranks in this process, each with a simulated NIC of its own, and small chunks.
+
+use crate::support::sink::Sink;
+use crate::support::{Job, OverSimulatedNic, built, connect, posted, settle, until};
+use carrack::bootstrap::InProcess;
+use carrack::region::Region;
+use carrack::transports::verbs::simulated::{Config, Held, MemoryCounters, SimulatedNic};
+use carrack::transports::verbs::{Options, Rdma};
+use carrack::{Buffer, Rank, Runtime, Status, Tag};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Bytes of a chunk.
+pub(crate) const CHUNK: usize = 64 << 10;
+
+/// Whose memory a message is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Vec,
+    Bytes,
+    Region,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Vec, Self::Bytes, Self::Region];
+
+    pub(crate) fn filled(self, bytes: &[u8]) -> Buffer {
+        match self {
+            Self::Vec => bytes.to_vec().into(),
+            Self::Bytes => Buffer::Bytes(bytes.to_vec().into()),
+            Self::Region => {
+                let region = Region::host(bytes.len() + 13);
+                let slice = region.slice(13, bytes.len()).unwrap();
+                slice.write(bytes).unwrap();
+                slice.into()
+            }
+        }
+    }
+}
+
+pub(crate) struct Ground {
+    pub(crate) ranks: Vec<Runtime>,
+    pub(crate) nics: Vec<Arc<SimulatedNic>>,
+    pub(crate) devices: [usize; 2],
+    /// When the links were up.
+    begun: [MemoryCounters; 2],
+}
+
+impl Ground {
+    pub(crate) fn new() -> Self {
+        Self::with([CHUNK, CHUNK])
+    }
+
+    /// With chunks of so many bytes on each side.
+    pub(crate) fn with(chunks: [usize; 2]) -> Self {
+        Self::over([1, 1], chunks)
+    }
+
+    /// With so many devices on each side.
+    pub(crate) fn over(devices: [usize; 2], chunks: [usize; 2]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let fabric = format!("chunks {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let nic = |devices| {
+            let config = Config { fabric: Some(fabric.clone()), ..Config::devices(devices) };
+            Arc::new(SimulatedNic::new(config).unwrap())
+        };
+        let nics: Vec<_> = devices.into_iter().map(nic).collect();
+        let start = |(at, bootstrap): (usize, InProcess)| {
+            let settings = built(OverSimulatedNic::settings().verbs_chunk(chunks[at]));
+            let rails = u8::try_from(devices[at]).unwrap();
+            let options =
+                Options { packet_size: settings.packet_size(), rails, timeout: 14, ..Options::default() };
+            let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
+            builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
+        };
+        let ranks: Vec<_> = InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect();
+        connect(&ranks);
+        settle(&ranks);
+        let mut ground = Self { ranks, nics, begun: Default::default(), devices };
+        ground.begun = ground.counters();
+        ground
+    }
+
+    /// Of each rank's first device.
+    pub(crate) fn counters(&self) -> [MemoryCounters; 2] {
+        self.counters_of(0)
+    }
+
+    /// Of each rank's device of that number.
+    pub(crate) fn counters_of(&self, device: usize) -> [MemoryCounters; 2] {
+        [0, 1].map(|rank: usize| self.nics[rank].memory_counters(device).unwrap())
+    }
+
+    /// Bytes of messages that are registered: the first rank's to be read, the second's to be written.
+    pub(crate) fn registered(&self) -> [u64; 2] {
+        let [first, second] = self.counters();
+        // Beside them peers may write some words.
+        [first.to_be_read.now, second.to_be_written.now - self.begun[1].to_be_written.now]
+    }
+
+    /// Whole chunks that a rank's peer has written to it since.
+    pub(crate) fn chunks_written(&self, rank: usize, since: &[MemoryCounters; 2]) -> usize {
+        // Beside them some words that say what was taken in.
+        (self.counters()[rank].written - since[rank].written) as usize / CHUNK
+    }
+
+    /// Begins to send from one rank to another.
+    pub(crate) fn begin(
+        &self,
+        (from, source): (usize, Buffer),
+        (to, target): (usize, Buffer),
+        tag: Option<Tag>,
+    ) -> (Sink, Sink) {
+        let (left, came) = (Sink::keeping(), Sink::keeping());
+        let rank = |at: usize| Rank(u32::try_from(at).unwrap());
+        let tag = tag.unwrap_or(Tag(5));
+        let mut recv = self.ranks[to].post_recv(rank(from), target, tag).comp(&came).allow_done(false);
+        assert!(recv.call().unwrap().is_posted());
+        let mut send = self.ranks[from].post_send(rank(to), source, tag).comp(&left).allow_done(false);
+        assert!(posted(&self.ranks, || send.call()).is_posted());
+        (left, came)
+    }
+
+    /// Lets the first rank's message go on until two of its chunks are with its NIC, which does not begin with them.
+    pub(crate) fn stop_in_the_midst(&self) -> Held {
+        // Its offer is out; what it is asked for comes in all the same.
+        let offered = || self.counters()[1].to_be_written.now > self.begun[1].to_be_written.now;
+        while !offered() {
+            self.ranks[1].progress().unwrap();
+        }
+        let held = self.nics[0].faults().hold_device(0);
+        until(&self.ranks, || self.registered() == [2 * CHUNK as u64; 2]);
+        // And it stays so.
+        settle(&self.ranks);
+        assert_eq!(self.registered(), [2 * CHUNK as u64; 2]);
+        held
+    }
+
+    /// Sends from one rank to another, and waits for both ends: the receive's.
+    #[track_caller]
+    pub(crate) fn send(&self, from: (usize, Buffer), to: (usize, Buffer)) -> Status {
+        let (left, came) = self.begin(from, to, None);
+        let (left, came) = (left.one(&self.ranks), came.one(&self.ranks));
+        assert!(left.error.is_none(), "{left:?}");
+        assert!(came.error.is_none(), "{came:?}");
+        came
+    }
+}

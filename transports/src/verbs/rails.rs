@@ -1,0 +1,264 @@
+//! Several NICs of one rank: chunks of large messages are dealt out over them, and everything else goes by the first.
+//!
+//! Each further one is a device of its own, with connections of its own, which are made when a message is first dealt out. Over them go
+//! writes, and behind each of those a read: so what its sender hears to be over is in the peer's memory, and the peer need not look at
+//! its further NICs for that. They are looked at when there is something under way on them, and else now and then.
+
+use super::address::Address;
+use super::connection::Connection;
+use super::device::{Polling, RdmaDevice};
+use super::link::RdmaLink;
+use super::sys::ProtectionDomain;
+use super::transfers::PlaceKey;
+use crate::contract::{
+    AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach, RemotePlace,
+    Submit, SubmitError,
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+const MAGIC: [u8; 4] = *b"CRVR";
+
+/// Events that are looked at together.
+const TOGETHER: usize = 16;
+
+/// NICs that a rank deals a message out over, at most: as many as keys have room for the number of.
+pub(super) const MOST: usize = 16;
+
+/// Addresses of a rank's NICs as one, the first one's in front. One alone is itself.
+pub(super) fn join(mut all: Vec<AddressBlob>) -> AddressBlob {
+    if all.len() == 1
+        && let Some(only) = all.pop()
+    {
+        return only;
+    }
+    let mut bytes = MAGIC.to_vec();
+    for AddressBlob(one) in all.iter().take(MOST) {
+        bytes.extend(u16::try_from(one.len()).unwrap_or(u16::MAX).to_le_bytes());
+        bytes.extend(one);
+    }
+    AddressBlob(bytes)
+}
+
+/// The address of a rank's first NIC, and those of its others. `None`: it is no address.
+pub(super) fn split(blob: &AddressBlob) -> Option<(Address, Vec<Address>)> {
+    let Some(mut rest) = blob.0.strip_prefix(&MAGIC) else {
+        return Address::decode(blob).map(|first| (first, Vec::new()));
+    };
+    let mut all = Vec::new();
+    while let Some((len, behind)) = rest.split_first_chunk::<2>() {
+        let (one, behind) = behind.split_at_checked(u16::from_le_bytes(*len).into())?;
+        all.push(Address::decode(&AddressBlob(one.to_vec()))?);
+        rest = behind;
+    }
+    if !rest.is_empty() || all.is_empty() || all.len() > MOST {
+        return None;
+    }
+    let first = all.remove(0);
+    Some((first, all))
+}
+
+/// The further NICs of a device.
+pub(super) struct Rails {
+    devices: Box<[Arc<RdmaDevice>]>,
+    /// Chunks that they have.
+    under_way: AtomicUsize,
+    /// What they have to tell.
+    batch: Mutex<Batch>,
+}
+
+impl Rails {
+    pub(super) fn new(devices: Vec<Arc<RdmaDevice>>) -> Self {
+        let room = if devices.is_empty() { 0 } else { TOGETHER };
+        Self { devices: devices.into(), under_way: AtomicUsize::new(0), batch: Mutex::new(Batch::new(room)) }
+    }
+
+    pub(super) fn devices(&self) -> &[Arc<RdmaDevice>] {
+        &self.devices
+    }
+
+    /// Whether they have to be looked at again soon.
+    pub(super) fn are_busy(&self) -> bool {
+        self.under_way.load(Ordering::Acquire) > 0
+    }
+
+    /// Takes in what has happened on them.
+    #[cold]
+    pub(super) fn poll(&self, polling: &mut Polling) {
+        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        for rail in &self.devices {
+            // Whether a chunk has failed, of whose connection the end comes next.
+            let mut has_failed = false;
+            while rail.poll(&mut batch, &mut |_| {}) == Polled::Some {
+                for event in batch.drain() {
+                    match event {
+                        Event::Completion { ref outcome, .. } => {
+                            self.under_way.fetch_sub(1, Ordering::AcqRel);
+                            has_failed |= outcome.is_err();
+                            polling.pending.push_back(event);
+                        }
+                        // What was under way there is lost, and nobody knows which of it has arrived.
+                        Event::PeerDown { peer, cause } if std::mem::take(&mut has_failed) => {
+                            polling.end_all_of(peer, &cause);
+                        }
+                        // One that nothing was under way on is not used any more, and that is all. Messages come by the first NIC.
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has them wake whoever sleeps. Whether they will.
+    pub(super) fn arm(&self) -> bool {
+        for (count, rail) in self.devices.iter().enumerate() {
+            if matches!(rail.arm(), Armed::Ready) {
+                self.devices.iter().take(count).for_each(|rail| rail.disarm());
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(super) fn disarm(&self) {
+        self.devices.iter().for_each(|rail| rail.disarm());
+    }
+}
+
+/// The ways from this rank's further NICs to a peer's, one to one.
+pub(super) struct Ways {
+    theirs: Vec<Address>,
+    links: Vec<OnceLock<RdmaLink>>,
+}
+
+/// One of them, as chunks of a buffer are dealt out over it.
+#[derive(Debug)]
+pub(super) struct Rail {
+    /// 0 is the first NIC.
+    pub(super) number: u8,
+    pub(super) domain: Arc<ProtectionDomain>,
+    connection: Arc<Connection>,
+}
+
+impl Rail {
+    pub(super) fn of(number: usize, link: &RdmaLink) -> Self {
+        let domain = link.shared.registrations.domain.clone();
+        Self { number: u8::try_from(number).unwrap_or(0), domain, connection: link.connection.clone() }
+    }
+
+    /// Whether it is connected. Of the first one's end others tell.
+    pub(super) fn is_usable(&self) -> bool {
+        self.number == 0 || self.connection.is_up()
+    }
+}
+
+impl Ways {
+    /// To NICs of those addresses. None is connected so far.
+    pub(super) fn to(theirs: Vec<Address>, rails: &Rails) -> Self {
+        let reach = |(rail, to): &(&Arc<RdmaDevice>, &Address)| match rail.address_of().reach(to) {
+            Reach::Yes(_) => true,
+            Reach::No(why) => {
+                tracing::info!(why, "a NIC less for large messages");
+                false
+            }
+        };
+        let count = rails.devices.iter().zip(&theirs).take_while(reach).count();
+        Self { theirs, links: (0..count).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// How many there are, or may be.
+    pub(super) fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The way between the NICs of a number, begun when it is first needed. `None`: it cannot be made, at the moment.
+    pub(super) fn get(&self, number: usize, rails: &Rails, peer: PeerId) -> Option<&RdmaLink> {
+        let at = number.checked_sub(1)?;
+        let way = self.links.get(at)?;
+        if way.get().is_none() {
+            let (rail, to) = (rails.devices.get(at)?, self.theirs.get(at)?);
+            match rail.link_to(&to.encode(), peer) {
+                // Another thread's may be there by now: one is as good as the other.
+                Ok(link) => _ = way.set(link),
+                Err(why) => tracing::info!(%peer, %why, "a NIC less for a large message"),
+            }
+        }
+        way.get()
+    }
+}
+
+impl RdmaDevice {
+    /// Has the further NIC of a number write a chunk.
+    pub(super) fn put_by_rail(
+        &self,
+        (ways, rail, first): (&Ways, usize, &Connection),
+        to: RemotePlace,
+        what: (&Chunk, OpToken),
+    ) -> Result<Submit, SubmitError> {
+        if rail > ways.len() {
+            let cause = DownCause::Protocol(format!("it wants a chunk by NIC {rail}, of {}", ways.len()));
+            return Err(first.break_off(cause));
+        }
+        let Some(link) = ways.get(rail, &self.rails, first.peer) else {
+            return Err(SubmitError::Unregistered("the NIC that it is for cannot be connected".into()));
+        };
+        // First: it may be over before this call returns.
+        self.rails.under_way.fetch_add(1, Ordering::AcqRel);
+        let submitted = link.connection.put_chunk(to, what, &link.shared.registrations);
+        match submitted {
+            Ok(Submit::Posted) => self.look_at_rails(),
+            _ => {
+                self.rails.under_way.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        match submitted {
+            // Without that NIC the peer waits for the chunk in vain.
+            Err(SubmitError::Down { cause, .. }) => Err(first.break_off(cause)),
+            other => other,
+        }
+    }
+}
+
+impl PlaceKey {
+    /// Of a chunk that a NIC of that number is to write.
+    pub(super) fn of_chunk(rkey: u32, rail: u8) -> Self {
+        // Messages do not follow on the same queue pair.
+        Self { rkey, read_behind: rail > 0, rail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::address::{DeviceKey, Fabric, Host};
+    use proptest::prelude::*;
+
+    fn address(number: u8) -> Address {
+        let hosts = vec![Host::of("10.0.0.1".parse().unwrap())];
+        let (fabric, gid) = (Fabric::InfiniBand, [3; 16]);
+        Address { key: DeviceKey([number; 16]), fabric, boot: [1; 16], gid, tcp_port: 4711, hosts }
+    }
+
+    #[test]
+    fn addresses_of_several_nics_come_apart_again_and_one_alone_is_itself() {
+        assert_eq!(join(vec![address(1).encode()]), address(1).encode());
+        assert_eq!(split(&address(1).encode()), Some((address(1), vec![])));
+        let all = join((1..5).map(|number| address(number).encode()).collect());
+        assert_eq!(split(&all), Some((address(1), (2..5).map(address).collect())));
+        assert_eq!(split(&AddressBlob(MAGIC.to_vec())), None);
+        for end in 5..all.0.len() {
+            let short = split(&AddressBlob(all.0[..end].to_vec()));
+            assert!(short.is_none_or(|(_, others)| others.len() < 3), "{end}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_was_published_is_addresses_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let mut like = join(vec![address(1).encode(), address(2).encode()]).0;
+            like.truncate(bytes.len());
+            like.extend(&bytes);
+            let _ = (split(&AddressBlob(bytes)), split(&AddressBlob(like)));
+        }
+    }
+}
