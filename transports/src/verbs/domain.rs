@@ -6,12 +6,12 @@ use super::device::RdmaDevice;
 use super::options::Options;
 use super::port::{Wish, choose_gid};
 use super::queue_pairs::Port;
-use super::sys::bindings::{IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE};
+use super::sys::bindings::{IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
-use super::transfers::Registrations;
-use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
+use super::transfers::{self, Registrations};
+use crate::contract::{Caps, Device, Domain, Exposed, Identity, Unavailable};
 use crate::gpu::Gpu;
-use crate::mem::{PacketSource, SmallBytes};
+use crate::mem::{PacketSource, Region, SmallBytes};
 use crate::shm::handshake::Place;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -165,6 +165,7 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
             gid_index: gid.index.0,
             interface: gid.ifindex,
             reads: (byte(attr.max_qp_rd_atom), byte(attr.max_qp_init_rd_atom)),
+            atomics: atomics(&attr),
             most_completions: count(attr.max_cqe),
             most_receives: count(attr.max_srq_wr),
             most_queue_pairs: count(attr.max_qp),
@@ -184,6 +185,18 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
     Err(format!("no port is active: {down}see `ip link` and `rdma link`"))
 }
 
+/// Whether a device does atomic operations, as a responder and as a requester.
+fn atomics(attr: &ibv_device_attr) -> Result<(), String> {
+    if attr.atomic_cap == IBV_ATOMIC_NONE {
+        return Err("the NIC does no atomic operations (its atomic_cap is IBV_ATOMIC_NONE)".into());
+    }
+    // Both directions: its queue pair is also joined to those of others, and to itself.
+    match attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom) {
+        ..1 => Err("the NIC's queue pairs have no room for atomic operations (max_qp_rd_atom is 0)".into()),
+        _ => Ok(()),
+    }
+}
+
 impl Domain for RdmaDomain {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -191,6 +204,12 @@ impl Domain for RdmaDomain {
 
     fn look_after(&self) {
         self.shared.registrations.look_after();
+    }
+
+    fn expose_words(&self, region: &Region) -> Result<Box<dyn Exposed>, String> {
+        let device = self.shared.context.name();
+        self.shared.port.atomics.clone().map_err(|why| format!("{device}: {why}"))?;
+        transfers::expose_words(&self.shared.registrations, region).map_err(|why| format!("{device}: {why}"))
     }
 
     fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {

@@ -4,7 +4,9 @@ use super::connection::Connection;
 use super::device::RdmaDevice;
 use super::domain::Shared;
 use super::transfers::{self, Direction};
-use crate::contract::{Exposed, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
+use crate::contract::{
+    Exposed, Header, Link, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange,
+};
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};
 
@@ -23,6 +25,7 @@ impl Link for RdmaLink {
             Op::AmOwned { header, buffer, .. } => self.copied(header, buffer.view()),
             Op::Put { to, buffer, token } => self.transfer((Direction::Put, to), (buffer, token)),
             Op::Get { from, buffer, token } => self.transfer((Direction::Get, from), (buffer, token)),
+            Op::Atomic { word, change, token } => self.atomic((word, change), token),
         }
     }
 
@@ -55,6 +58,14 @@ impl RdmaLink {
         what: (&mut Buffer, OpToken),
     ) -> Result<Submit, SubmitError> {
         self.connection.transfer(way, what, &self.shared.registrations)
+    }
+
+    #[cold]
+    fn atomic(&self, what: (RemotePlace, WordChange), token: OpToken) -> Result<Submit, SubmitError> {
+        match &self.shared.port.atomics {
+            Ok(()) => self.connection.atomic(what, token),
+            Err(why) => Err(SubmitError::Unregistered(format!("{}: {why}", self.shared.context.name()))),
+        }
     }
 
     #[inline]

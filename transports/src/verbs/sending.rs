@@ -1,5 +1,7 @@
 //! Work requests of one queue pair, what they hold, and when it is free again.
 
+mod words;
+
 use super::bounces::{Bounce, Bounces, Filled, HEADER};
 use super::memory::{Words, addresses};
 use super::sys::bindings::{
@@ -243,7 +245,7 @@ impl Sending {
         (registrations, bounces): (&Registrations, &Bounces),
     ) -> Result<(), Unsent> {
         let key = PlaceKey::decode(remote.key);
-        let PlaceKey { rkey, read_behind } =
+        let PlaceKey { rkey, read_behind, .. } =
             key.ok_or_else(|| Unsent::Wrong("it has named a key that is none".into()))?;
         let behind = (read_behind && direction == Direction::Put).then(|| registrations.nowhere());
         let behind = behind.transpose().map_err(Unsent::Unregistered)?;

@@ -6,7 +6,7 @@ use super::memory::{Area, addresses};
 use super::sys::{Access, ProtectionDomain, VerbsError};
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
-use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, WeakRegion};
+use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, Region, WeakRegion};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -32,19 +32,23 @@ pub(super) struct PlaceKey {
     /// Memory of a GPU that does not see writes in order: a read behind them is answered only when they have reached it, so
     /// a put is over when that is.
     pub(super) read_behind: bool,
+    /// Words are there, and this NIC is their agent.
+    pub(super) words: bool,
 }
 
 impl PlaceKey {
     const READ_BEHIND: u64 = 1 << 32;
+    const WORDS: u64 = 1 << 33;
 
     pub(super) fn encode(self) -> u64 {
-        u64::from(self.rkey) | if self.read_behind { Self::READ_BEHIND } else { 0 }
+        let bit = |is_set, bit| if is_set { bit } else { 0 };
+        u64::from(self.rkey) | bit(self.read_behind, Self::READ_BEHIND) | bit(self.words, Self::WORDS)
     }
 
     /// `None`: no such key is given out.
     pub(super) fn decode(key: u64) -> Option<Self> {
-        let rkey = u32::try_from(key & !Self::READ_BEHIND).ok()?;
-        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0 })
+        let rkey = u32::try_from(key & !(Self::READ_BEHIND | Self::WORDS)).ok()?;
+        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0, words: key & Self::WORDS != 0 })
     }
 }
 
@@ -94,6 +98,8 @@ pub(super) enum Via {
     Inline,
     /// They lie in a copy; a get's are copied back when it is over.
     Bounce(Bounce, Direction),
+    /// A word that was changed: what it held lies there.
+    Word(Bounce),
     /// Where they are.
     Registration(Arc<Registered>, Direction),
 }
@@ -114,6 +120,17 @@ impl Transfer {
                 }
                 bounces.give_back(bounce);
             }
+            Via::Word(bounce) => {
+                bounces.copy_out(&bounce, &mut buffer);
+                if let Buffer::Small(bytes) = &mut buffer
+                    && let Ok(word) = bytes.as_mut_slice().try_into()
+                {
+                    // The NIC has put it down as the machine has its numbers.
+                    let word: &mut [u8; 8] = word;
+                    *word = u64::from_ne_bytes(*word).to_le_bytes();
+                }
+                bounces.give_back(bounce);
+            }
             Via::Registration(registered, Direction::Get) => flush = registered.flush.clone(),
             Via::Registration(_, Direction::Put) | Via::Inline => {}
         }
@@ -123,7 +140,7 @@ impl Transfer {
     /// It has come to nothing.
     pub(super) fn fail(self, bounces: &Bounces) -> (OpToken, Buffer) {
         let Self { token, via, buffer } = self;
-        if let Via::Bounce(bounce, _) = via {
+        if let Via::Bounce(bounce, _) | Via::Word(bounce) = via {
             bounces.give_back(bounce);
         }
         (token, buffer)
@@ -221,12 +238,14 @@ struct Shown {
     // Before the memory that it is about.
     registration: Registered,
     buffer: Buffer,
+    /// Whether atomic operations are done there.
+    words: bool,
 }
 
 impl Shown {
     fn at(&self, read_behind: bool) -> RemotePlace {
         let memory = &self.registration.memory;
-        let key = PlaceKey { rkey: memory.rkey(), read_behind };
+        let key = PlaceKey { rkey: memory.rkey(), read_behind, words: self.words };
         RemotePlace { addr: memory.addr() as u64, key: key.encode() }
     }
 }
@@ -245,7 +264,7 @@ impl Exposed for Shown {
     }
 
     fn take_back(self: Box<Self>) -> Buffer {
-        let Self { registration, buffer } = *self;
+        let Self { registration, buffer, .. } = *self;
         drop(registration);
         buffer
     }
@@ -279,9 +298,31 @@ pub(super) fn expose(
         }
     };
     match registered {
-        Ok(registration) => Ok(Box::new(Shown { registration, buffer })),
+        Ok(registration) => Ok(Box::new(Shown { registration, buffer, words: false })),
         Err(why) => Err((why, buffer)),
     }
+}
+
+/// Lets peers, and this rank itself, do atomic operations on the words of a region of host memory, and reach it else.
+///
+/// # Errors
+/// It is memory of a GPU; or the NIC refuses it.
+pub(super) fn expose_words(
+    registrations: &Registrations,
+    region: &Region,
+) -> Result<Box<dyn Exposed>, String> {
+    let buffer = Buffer::Region(region.whole());
+    let Some((at, len)) = addresses(&buffer).filter(|_| region.kind().is_host()) else {
+        let kind = region.kind();
+        return Err(format!(
+            "{kind} memory: a NIC does atomic operations on words of host memory only, and there has to be one"
+        ));
+    };
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    // SAFETY: the region is kept, through the buffer, until the registration has ended; it hands out no references.
+    let registered = unsafe { registrations.domain.register(at, len, access) };
+    let registration = registered.map_err(|error| error.to_string())?.into();
+    Ok(Box::new(Shown { registration, buffer, words: true }))
 }
 
 fn kind_of(buffer: &Buffer) -> String {
@@ -296,12 +337,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_a_place_says_whether_a_read_has_to_follow_and_everything_else_is_none() {
-        for (rkey, read_behind) in [(0, false), (u32::MAX, true), (7, true)] {
-            let key = PlaceKey { rkey, read_behind };
+    fn a_key_of_a_place_says_what_may_and_has_to_be_done_there_and_everything_else_is_none() {
+        for (rkey, read_behind, words) in [(0, false, false), (u32::MAX, true, false), (7, true, true), (8, false, true)] {
+            let key = PlaceKey { rkey, read_behind, words };
             assert_eq!(PlaceKey::decode(key.encode()), Some(key));
         }
-        assert_eq!(PlaceKey::decode(1 << 33), None);
+        assert_eq!(PlaceKey::decode(1 << 34), None);
         assert_eq!(PlaceKey::decode(u64::MAX), None);
     }
 }

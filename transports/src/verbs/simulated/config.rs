@@ -37,6 +37,8 @@ pub struct Limits {
     pub protection_domains: u32,
     /// Reads and atomic operations of a queue pair that may be under way, in each direction.
     pub reads: u8,
+    /// Whether it does atomic operations: where it does, among those of one device alone (`IBV_ATOMIC_HCA`).
+    pub atomics: bool,
     /// Bytes of a message.
     pub message: u32,
 }
@@ -56,6 +58,7 @@ impl Default for Limits {
             memory_regions: 1 << 24,
             protection_domains: 1 << 23,
             reads: 16,
+            atomics: true,
             message: 1 << 30,
         }
     }

@@ -322,10 +322,14 @@ impl Regions {
             }
             if place.is_host() {
                 // SAFETY: eight aligned bytes of a registration, as in `write`; those who use them while a NIC does
-                // atomic operations on them use atomic ones, too.
+                // atomic operations on them use atomic loads and stores, too.
                 let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
-                let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
-                return Ok(changed.unwrap_or_else(|old| old));
+                // A load and a store, as over PCIe: operations of one NIC's are atomic among each other, since one thread does
+                // them, and not with a CPU's, which is given its chance to come between them.
+                let old = word.load(Ordering::SeqCst);
+                std::thread::yield_now();
+                word.store(change(old), Ordering::SeqCst);
+                return Ok(old);
             }
             let mut bytes = [0; 8];
             // SAFETY: as in `read`. One thread does all operations of this process's NICs, one at a time.

@@ -253,7 +253,8 @@ pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
     let reads = c_int::from(limits.reads);
     (answer.max_qp_rd_atom, answer.max_qp_init_rd_atom) = (reads, reads);
     answer.max_res_rd_atom = c_int::MAX;
-    answer.atomic_cap = if limits.reads > 0 { ibv::IBV_ATOMIC_HCA } else { ibv::IBV_ATOMIC_NONE };
+    let does_atomics = limits.atomics && limits.reads > 0;
+    answer.atomic_cap = if does_atomics { ibv::IBV_ATOMIC_HCA } else { ibv::IBV_ATOMIC_NONE };
     answer.max_ah = c_int::MAX;
     answer.max_srq = int(limits.shared_receive_queues);
     (answer.max_srq_wr, answer.max_srq_sge) = (int(limits.shared_receives), int(limits.pieces));
