@@ -24,7 +24,7 @@ use std::sync::Arc;
 impl Pass<'_> {
     /// Tells a rank where a region is, for its NIC.
     fn tell_where(&self, from: Rank, region: u64) {
-        let route = self.device.known_route(from);
+        let route = self.device.route(from);
         if let (Some(route), Some(nic)) = (route, self.inner.regions.nic_of_words(region)) {
             route.shows_words(nic);
         }

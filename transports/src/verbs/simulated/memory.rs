@@ -325,9 +325,11 @@ impl Regions {
                 // atomic operations on them use atomic loads and stores, too.
                 let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
                 // A load and a store, as over PCIe: operations of one NIC's are atomic among each other, since one thread does
-                // them, and not with a CPU's, which is given its chance to come between them.
+                // them, and not with a CPU's, which is given its chance to come between them, now and then.
                 let old = word.load(Ordering::SeqCst);
-                std::thread::yield_now();
+                if old.is_multiple_of(16) {
+                    std::thread::yield_now();
+                }
                 word.store(change(old), Ordering::SeqCst);
                 return Ok(old);
             }
