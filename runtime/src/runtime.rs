@@ -298,6 +298,9 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
         send_depth: count(settings.verbs_depth()),
         receives: count(settings.verbs_receives()),
         packet_size: settings.packet_size(),
+        on_demand: settings.verbs_odp().is_on(),
+        relaxed: settings.verbs_relaxed_ordering().is_on(),
+        thread_domains: count(settings.verbs_thread_domains()),
         ..verbs::Options::default()
     }
 }

@@ -8,7 +8,9 @@ use super::port::{Wish, choose_gid};
 use super::queue_pairs::Port;
 use super::sys::bindings::{IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
+use super::thread_domains::ThreadDomains;
 use super::transfers::{self, Registrations};
+use super::wishes::Wishes;
 use crate::contract::{Caps, Device, Domain, Exposed, Identity, Unavailable};
 use crate::gpu::Gpu;
 use crate::mem::{PacketSource, Region, SmallBytes};
@@ -23,6 +25,7 @@ pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) context: Arc<Context>,
     pub(super) protection: Arc<ProtectionDomain>,
+    pub(super) thread_domains: ThreadDomains,
     pub(super) registrations: Registrations,
     pub(super) port: Port,
     pub(super) options: Options,
@@ -102,6 +105,10 @@ impl RdmaDomain {
         let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
         let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
         let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
+        let (wishes, why_not) = Wishes::of(&options, &context.extended_attr().map_err(failed)?.odp_caps);
+        if let Some(why) = why_not {
+            tracing::warn!(device = %context.name(), "{why}");
+        }
         let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
         let is_routed = kind == GidKind::RoceV2 && !is_link_local;
         let place = Place::here().map_err(unavailable)?;
@@ -117,8 +124,9 @@ impl RdmaDomain {
         let shared = Shared {
             name,
             context,
-            registrations: Registrations::new(protection.clone()),
+            registrations: Registrations::new(protection.clone(), wishes),
             protection,
+            thread_domains: ThreadDomains::new(options.thread_domains),
             port,
             options,
             identity,

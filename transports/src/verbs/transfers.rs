@@ -3,7 +3,8 @@
 use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::{Area, addresses};
-use super::sys::{Access, ProtectionDomain, VerbsError};
+use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use super::wishes::Wishes;
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
 use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, Region, WeakRegion};
@@ -29,7 +30,7 @@ pub(super) enum Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PlaceKey {
     pub(super) rkey: u32,
-    /// Memory of a GPU that does not see writes in order: a read behind them is answered only when they have reached it, so
+    /// Memory where writes are not seen in order, of a GPU or by the wish of its owner: a read behind them is answered only when they have reached it, so
     /// a put is over when that is.
     pub(super) read_behind: bool,
     /// Words are there, and this NIC is their agent.
@@ -152,6 +153,7 @@ impl Transfer {
 #[derive(Debug)]
 pub(super) struct Registrations {
     domain: Arc<ProtectionDomain>,
+    wishes: Wishes,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
     /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have no rights in it.
@@ -159,13 +161,29 @@ pub(super) struct Registrations {
 }
 
 impl Registrations {
-    pub(super) fn new(domain: Arc<ProtectionDomain>) -> Self {
+    pub(super) fn new(domain: Arc<ProtectionDomain>, wishes: Wishes) -> Self {
         Self {
+            wishes,
             gpus: GpuMemory::new(domain.clone()),
             domain,
             kept: Mutex::default(),
             nowhere: OnceLock::new(),
         }
+    }
+
+    /// Registers users' host memory.
+    ///
+    /// # Safety
+    /// As of [`ProtectionDomain::register`].
+    unsafe fn register(
+        &self,
+        (at, len): (*mut u8, usize),
+        kind: MemKind,
+        access: Access,
+    ) -> Result<MemoryRegion, String> {
+        // SAFETY: passed on.
+        let registered = unsafe { self.domain.register(at, len, self.wishes.access(access, kind)) };
+        registered.map_err(|error| error.to_string())
     }
 
     /// A place for a byte that nobody looks at, and its key.
@@ -182,7 +200,6 @@ impl Registrations {
     /// # Errors
     /// It is no memory that stays where it is; or the NIC refuses it.
     pub(super) fn of(&self, buffer: &Buffer, direction: Direction) -> Result<Arc<Registered>, String> {
-        let told = |error: VerbsError| error.to_string();
         let Some((at, len)) = addresses(buffer) else {
             return Err(format!("it is {}, and not memory that stays where it is", kind_of(buffer)));
         };
@@ -193,9 +210,8 @@ impl Registrations {
                 Direction::Get => Access::LOCAL_WRITE,
             };
             // SAFETY: whoever asks keeps the buffer at least as long as the registration.
-            return unsafe { self.domain.register(at, len, access) }
-                .map(|memory| Arc::new(memory.into()))
-                .map_err(told);
+            return unsafe { self.register((at, len), buffer.kind(), access) }
+                .map(|memory| Arc::new(memory.into()));
         };
         let root = slice.region().root();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +230,7 @@ impl Registrations {
             match root.kind().is_host() {
                 true => {
                     let at = root.addr() as *mut u8;
-                    self.domain.register(at, root.len(), Access::LOCAL_WRITE).map(Into::into).map_err(told)
+                    self.register((at, root.len()), root.kind(), Access::LOCAL_WRITE).map(Into::into)
                 }
                 false => self.gpus.register(root, (root.addr(), root.len()), Access::LOCAL_WRITE),
             }
@@ -240,6 +256,8 @@ struct Shown {
     buffer: Buffer,
     /// Whether atomic operations are done there.
     words: bool,
+    /// Whether it is written in any order: then a peer that does not say when it has written has to read behind that.
+    relaxed: bool,
 }
 
 impl Shown {
@@ -252,7 +270,7 @@ impl Shown {
 
 impl Exposed for Shown {
     fn place(&self) -> RemotePlace {
-        self.at(self.registration.flush.is_some())
+        self.at(self.registration.flush.is_some() || self.relaxed)
     }
 
     fn place_of_message(&self) -> RemotePlace {
@@ -285,6 +303,7 @@ pub(super) fn expose(
     };
     // Of a GPU's memory no more than the buffer, too: who knows the key reaches all that is registered under it.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let relaxed = buffer.view().place().is_host() && registrations.wishes.relaxes(access);
     // SAFETY: the buffer is kept, and not looked at, until the registration has ended.
     let registered = unsafe {
         match &buffer {
@@ -292,13 +311,12 @@ pub(super) fn expose(
                 registrations.gpus.register(slice.region(), (at.addr(), len), access)
             }
             _ => {
-                let registered = registrations.domain.register(at, len, access);
-                registered.map(Into::into).map_err(|error| error.to_string())
+                registrations.register((at, len), buffer.kind(), access).map(Into::into)
             }
         }
     };
     match registered {
-        Ok(registration) => Ok(Box::new(Shown { registration, buffer, words: false })),
+        Ok(registration) => Ok(Box::new(Shown { registration, buffer, words: false, relaxed })),
         Err(why) => Err((why, buffer)),
     }
 }
@@ -320,9 +338,8 @@ pub(super) fn expose_words(
     };
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     // SAFETY: the region is kept, through the buffer, until the registration has ended; it hands out no references.
-    let registered = unsafe { registrations.domain.register(at, len, access) };
-    let registration = registered.map_err(|error| error.to_string())?.into();
-    Ok(Box::new(Shown { registration, buffer, words: true }))
+    let registration = unsafe { registrations.register((at, len), region.kind(), access) }?.into();
+    Ok(Box::new(Shown { registration, buffer, words: true, relaxed: false }))
 }
 
 fn kind_of(buffer: &Buffer) -> String {

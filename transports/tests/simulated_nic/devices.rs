@@ -95,6 +95,9 @@ fn limits_are_kept_to() {
         protection_domains: 2,
         reads: 1,
         atomics: true,
+        on_demand: false,
+        locked: 5000,
+        thread_domains: 1,
         message: 1000,
     };
     let nic = SimulatedNic::new(Config { limits, ..Config::default() }).unwrap();
