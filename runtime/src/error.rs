@@ -168,6 +168,11 @@ pub enum PostError {
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]
     Stale(Rank),
+    /// The name is of another job's region: it was kept from an earlier run, or has come from a rank that is none of this job.
+    #[error(
+        "the region is not one of {0} in this job: its name (Rmr) was made in another job; have its owner send the one that get_rmr gives now"
+    )]
+    OtherJob(Rank),
     /// An atomic operation cannot be done there.
     #[error(transparent)]
     Atomic(AtomicError),

@@ -105,7 +105,9 @@ impl<K> Post<'_, K> {
         {
             return Err(other_path(rank, transport, required, why));
         }
-        let Some(imported) = imported else { return Ok(None) };
+        let Some(imported) = imported else {
+            return if rmr.is_of(self.runtime.0.job) { Ok(None) } else { Err(PostError::OtherJob(rank)) };
+        };
         let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
         let room = region.len() as u64;
         if at.checked_add(len).is_none_or(|end| end > room) {

@@ -24,6 +24,9 @@ impl Post<'_, Atomic<'_>> {
     ) -> Result<Begun, PostError> {
         let Atomic { place, operation, has_waited } = &self.kind;
         let (_, route) = self.check_place(place, 8)?;
+        if !place.rmr.is_of(self.runtime.0.job) {
+            return Err(PostError::OtherJob(self.rank));
+        }
         self.check_path(transport)?;
         let device = self.device_inner();
         let remote = self.known_of(place);

@@ -91,6 +91,7 @@ impl Runtime {
 
     /// What other ranks need to reach a registered region: plain bytes, in the end.
     pub fn get_rmr(&self, mr: &Mr) -> Rmr {
-        Rmr::new(mr.rank, (mr.index, mr.generation), mr.region.len() as u64, mr.keys.named(), mr.nic)
+        let number = (mr.index, mr.generation);
+        Rmr::new((self.0.job, mr.rank), number, mr.region.len() as u64, mr.keys.named(), mr.nic)
     }
 }

@@ -5,6 +5,7 @@ use super::{Region, RegionSlice};
 use crate::chores::Chores;
 use crate::error::RegisterError;
 use carrack_transports::contract::{Exported, Exposed, WireKey};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,8 @@ pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
     /// Those that NICs of others reach.
     pub(super) told: AllTold,
+    /// Where generations begin: so a number that an earlier runtime of this rank has given out is none of this one's.
+    first: u32,
     /// How many have a NIC for the agent of their words. Written with the lock of the slots.
     by_nic: AtomicUsize,
 }
@@ -94,7 +97,8 @@ pub(crate) enum Refusal {
 
 impl Regions {
     pub(crate) fn new(chores: &Chores) -> Self {
-        Self { slots: Mutex::default(), told: AllTold::new(chores), by_nic: AtomicUsize::new(0) }
+        let first = RandomState::new().build_hasher().finish() as u32;
+        Self { slots: Mutex::default(), told: AllTold::new(chores), first, by_nic: AtomicUsize::new(0) }
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -117,7 +121,7 @@ impl Regions {
         let at = slots.iter().position(|slot| slot.region.is_none()).unwrap_or(slots.len());
         let index = u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
         if at == slots.len() {
-            slots.push(Slot::default());
+            slots.push(Slot { generation: self.first, region: None });
         }
         let slot = &mut slots[at];
         slot.generation = slot.generation.wrapping_add(1);
