@@ -5,7 +5,8 @@ use crate::support::{Job, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
 use carrack::region::AtomicError;
 use carrack::{
-    AtomicAgent, Mr, OpError, Outcome, Path, PostError, Rank, RegisterError, Rmr, Runtime, Status, Synchronizer, Tag,
+    AtomicAgent, Mr, OpError, Outcome, Path, PostError, Rank, RegisterError, Rmr, Runtime, Status,
+    Synchronizer, Tag,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -223,7 +224,8 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
     let part = rmr.slice(4, 40).unwrap();
     for (rmr, offset, at) in [(&rmr, 4, 4), (&rmr, 9, 9), (&part, 0, 4), (&part, 8, 12)] {
         let sink = Sink::keeping();
-        let outcome = posted_or_refused(&ranks, || zero.post_fetch_add(Rank(1), rmr, offset, 1).comp(&sink).call());
+        let outcome =
+            posted_or_refused(&ranks, || zero.post_fetch_add(Rank(1), rmr, offset, 1).comp(&sink).call());
         let error = match outcome {
             Err(PostError::Atomic(error)) => error,
             other => panic!("{other:?}"),

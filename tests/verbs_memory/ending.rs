@@ -34,8 +34,12 @@ impl Tally {
                 assert!(bytes.iter().all(|byte| *byte < filling), "a get has brought what nobody put there");
                 self.succeeded.fetch_add(1, Ordering::Relaxed);
             }
-            None => drop(self.succeeded.fetch_add(1, Ordering::Relaxed)),
-            Some(OpError::Stale(Rank(1))) => drop(self.stale.fetch_add(1, Ordering::Relaxed)),
+            None => {
+                self.succeeded.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(OpError::Stale(Rank(1))) => {
+                self.stale.fetch_add(1, Ordering::Relaxed);
+            }
             Some(other) => panic!("{other}"),
         }
     }

@@ -1,7 +1,7 @@
 //! Pages on demand, writes in any order, thread domains: where the NIC has them, and where not.
 
 use crate::support::sink::{Sink, Sort};
-use crate::support::{Watchdog, connect, pattern, posted, settle, until};
+use crate::support::{Watchdog, connect, pattern, posted, settle, step, until};
 use crate::{nics, ranks};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
@@ -65,7 +65,10 @@ fn memory_that_is_paged_on_demand_is_not_locked() {
         let words = ranks[1].registration(&region).atomics(AtomicAgent::Nic).register();
         let refused = words.as_ref().err().map(ToString::to_string);
         assert_eq!(refused.is_none(), by_nic, "{refused:?}");
-        assert!(refused.is_none_or(|why| why.contains("sim0") && why.contains("lock")), "what to do is not told");
+        assert!(
+            refused.is_none_or(|why| why.contains("sim0") && why.contains("lock")),
+            "what to do is not told"
+        );
     }
 }
 
@@ -121,7 +124,7 @@ fn queue_pairs_have_thread_domains_as_far_as_there_are_some_and_are_never_posted
                     for number in 0..EACH {
                         let to = Rank(u32::try_from((thread + number) % 3).unwrap());
                         while ranks[0].post_am(to, &number.to_le_bytes(), name).call().unwrap().is_retry() {
-                            ranks.iter().for_each(|rank| drop(rank.progress().map(|_| ())));
+                            step(ranks);
                         }
                     }
                 });
@@ -132,6 +135,7 @@ fn queue_pairs_have_thread_domains_as_far_as_there_are_some_and_are_never_posted
         assert_eq!(nics[0].thread_domains(0), 0, "they end with their connections");
     }
     // An old library has none.
-    let ranks = ranks(&nics([Config { extended: false, ..Config::default() }, has(100)]), &Options::default());
+    let ranks =
+        ranks(&nics([Config { extended: false, ..Config::default() }, has(100)]), &Options::default());
     connect(&ranks);
 }

@@ -1,8 +1,8 @@
 //! Names of regions that are none of this job's, or of nobody any more: each is a clear error, and no NIC hears of it.
 
-use crate::support::sink::Sink;
 use crate::support::folder::Folder;
 use crate::support::ranks::scratch;
+use crate::support::sink::Sink;
 use crate::support::{Watchdog, built, connect, posted, settle, until};
 use crate::{nics, ranks, settings};
 use carrack::buffer::Region;
@@ -27,7 +27,9 @@ fn refusals(ranks: &[Runtime], rmr: &Rmr) -> [String; 3] {
         let sink = Sink::keeping();
         loop {
             match call(&sink) {
-                Ok(Outcome::Retry(_)) => drop(zero.progress().unwrap().then_some(String::new())),
+                Ok(Outcome::Retry(_)) => {
+                    zero.progress().unwrap();
+                }
                 Ok(Outcome::Posted) => return sink.one(ranks).ok().unwrap_err().to_string(),
                 Ok(Outcome::Done(status)) => panic!("{status:?}"),
                 Err(error) => return error.to_string(),

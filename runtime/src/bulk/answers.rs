@@ -1,11 +1,11 @@
 //! What progress does about the messages that large ones need.
 
-use super::{Flush, Target};
 use super::wire::{
     HelpWanted, Offer, Request, Verdict, decode_clear, decode_landing, decode_place, decode_writable,
     encode_place,
 };
 use super::words::Change;
+use super::{Flush, Target};
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::deadline::Deadline;

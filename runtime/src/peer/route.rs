@@ -223,7 +223,8 @@ impl Route {
         let Some((at, lane)) = device.lanes.iter().enumerate().find(|(_, lane)| lane.transport == transport)
         else {
             let refused = device.refused.iter().chain(&runtime.unavailable);
-            let reason = refused.filter(|why| why.transport == transport).map(|why| why.reason.clone()).next();
+            let reason =
+                refused.filter(|why| why.transport == transport).map(|why| why.reason.clone()).next();
             return Err(why_not(reason.unwrap_or_else(|| "this rank has no such transport".into())));
         };
         if self.words_over.get_or_init(|| lane.transport) != &transport {

@@ -145,7 +145,8 @@ impl Post<'_, Get<'_>> {
         let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let mut buffer = given.take().unwrap_or_default();
         let slot = &mut buffer;
-        let outcome = self.give(&*linked.link, size, comp, move |token| Op::Get { from, buffer: slot, token });
+        let outcome =
+            self.give(&*linked.link, size, comp, move |token| Op::Get { from, buffer: slot, token });
         drop(known);
         if !matches!(outcome, Ok(Given::UnderWay)) {
             *given = Some(buffer);

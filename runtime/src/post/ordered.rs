@@ -304,7 +304,11 @@ impl Later {
                 (outcome, What::Get(left, remote))
             }
             What::Atomic(operation, remote) => {
-                let mut post = said.post(&runtime, device, Atomic { place: remote.place(), operation, has_waited: true });
+                let mut post = said.post(
+                    &runtime,
+                    device,
+                    Atomic { place: remote.place(), operation, has_waited: true },
+                );
                 (Atomic::post(&mut post), What::Atomic(operation, remote))
             }
             What::Flush => {

@@ -69,7 +69,8 @@ impl Post<'_, Atomic<'_>> {
     fn check_path(&self, transport: &str) -> Result<(), PostError> {
         match self.required.map(Path::name) {
             Some(required) if required != transport => {
-                let chosen = self.runtime.0.domains.iter().map(|(name, _)| *name).find(|name| *name == transport);
+                let chosen =
+                    self.runtime.0.domains.iter().map(|(name, _)| *name).find(|name| *name == transport);
                 let why = "the agent of the words is their owner's NIC".into();
                 let chosen = chosen.unwrap_or("a transport that this rank does not have");
                 Err(PostError::Path { rank: self.rank, chosen, required, why })

@@ -61,7 +61,11 @@ impl Rmr {
         nic: Option<&str>,
     ) -> Self {
         let number = u64::from(generation) << 32 | u64::from(index);
-        Self { region: Arc::new(Named::new((Some(job), owner), number, keys, nic.map(str::to_owned))), offset: 0, len }
+        Self {
+            region: Arc::new(Named::new((Some(job), owner), number, keys, nic.map(str::to_owned))),
+            offset: 0,
+            len,
+        }
     }
 
     /// Whose memory it is.

@@ -54,8 +54,8 @@ mod survey;
 pub mod sys;
 mod thread_domains;
 mod transfers;
-mod wishes;
 pub mod wire;
+mod wishes;
 mod wr_id;
 
 pub use options::Options;

@@ -310,9 +310,7 @@ pub(super) fn expose(
             Buffer::Region(slice) if !slice.kind().is_host() => {
                 registrations.gpus.register(slice.region(), (at.addr(), len), access)
             }
-            _ => {
-                registrations.register((at, len), buffer.kind(), access).map(Into::into)
-            }
+            _ => registrations.register((at, len), buffer.kind(), access).map(Into::into),
         }
     };
     match registered {
@@ -355,7 +353,9 @@ mod tests {
 
     #[test]
     fn a_key_of_a_place_says_what_may_and_has_to_be_done_there_and_everything_else_is_none() {
-        for (rkey, read_behind, words) in [(0, false, false), (u32::MAX, true, false), (7, true, true), (8, false, true)] {
+        for (rkey, read_behind, words) in
+            [(0, false, false), (u32::MAX, true, false), (7, true, true), (8, false, true)]
+        {
             let key = PlaceKey { rkey, read_behind, words };
             assert_eq!(PlaceKey::decode(key.encode()), Some(key));
         }

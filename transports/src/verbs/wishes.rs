@@ -45,7 +45,8 @@ impl Wishes {
     pub(super) fn access(self, access: Access, kind: MemKind) -> Access {
         let has_words = access.contains(Access::REMOTE_ATOMIC);
         // Pinned memory is locked as it is; and pages that a GPU's driver has given out are not the kernel's to bring back.
-        let on_demand = kind == MemKind::Host && if has_words { self.on_demand_words } else { self.on_demand };
+        let on_demand =
+            kind == MemKind::Host && if has_words { self.on_demand_words } else { self.on_demand };
         let flag = |is_set, flag| if is_set { flag } else { Access::LOCAL_READ };
         access | flag(on_demand, Access::ON_DEMAND) | flag(self.relaxes(access), Access::RELAXED_ORDERING)
     }
@@ -91,6 +92,9 @@ mod tests {
         let wanted = Options { relaxed: true, ..Options::default() };
         let (wishes, why) = Wishes::of(&wanted, &caps(0, 0));
         let asks = |access| wishes.access(access, MemKind::Host).contains(Access::RELAXED_ORDERING);
-        assert_eq!((asks(SHOWN), asks(Access::LOCAL_WRITE), asks(SHOWN | WORDS), why), (true, true, false, None));
+        assert_eq!(
+            (asks(SHOWN), asks(Access::LOCAL_WRITE), asks(SHOWN | WORDS), why),
+            (true, true, false, None)
+        );
     }
 }

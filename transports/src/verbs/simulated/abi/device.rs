@@ -8,8 +8,8 @@ use super::super::lock;
 use super::super::queue_pair::MTU;
 use super::{free, known, make, minus_one, number, pointer};
 use crate::verbs::sys::bindings::{
-    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_query_device_ex_input, ibv_fork_status, ibv_gid, ibv_gid_entry,
-    ibv_port_attr, verbs_context,
+    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
 };
 use rustix::io::Errno;
 use std::ffi::{c_char, c_int};

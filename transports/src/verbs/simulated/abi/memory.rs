@@ -64,7 +64,8 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(result.and_then(|()| device.new_domain()).map(|number| {
         adopt(parent);
         let users = AtomicUsize::new(0);
-        let known = KnownDomain { device: Arc::clone(device), number, users, parent: null_mut(), thread: None };
+        let known =
+            KnownDomain { device: Arc::clone(device), number, users, parent: null_mut(), thread: None };
         make(ibv_pd { context, handle: number.0 }, known)
     }))
 }
@@ -128,7 +129,8 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         adopt(above);
         whose.users.fetch_add(1, Ordering::SeqCst);
         let users = AtomicUsize::new(0);
-        let known = KnownDomain { device: Arc::clone(&whose.device), number: whose.number, users, parent, thread };
+        let known =
+            KnownDomain { device: Arc::clone(&whose.device), number: whose.number, users, parent, thread };
         make(ibv_pd { context, handle: whose.number.0 }, known)
     }))
 }

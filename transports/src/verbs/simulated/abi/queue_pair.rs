@@ -160,7 +160,8 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         (structure.send_cq, structure.recv_cq, structure.srq) = (wanted.send_cq, wanted.recv_cq, wanted.srq);
         (structure.qp_num, structure.handle) = (pair.number.0, pair.number.0);
         (structure.state, structure.qp_type) = (ibv::IBV_QPS_RESET, wanted.qp_type);
-        let qp = make(structure, KnownPair { pair: Arc::clone(&pair), thread: domain.thread.clone(), cap: *cap });
+        let qp =
+            make(structure, KnownPair { pair: Arc::clone(&pair), thread: domain.thread.clone(), cap: *cap });
         pair.handle.store(qp.expose_provenance(), Ordering::SeqCst);
         Ok(qp)
     };
