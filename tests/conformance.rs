@@ -7,6 +7,7 @@
 //! | `allowed` | which outcomes callers allow × operation × completion × room, in all combinations |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
+//! | `nic_words` | atomic operations on words whose agent is a NIC |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `buffers` | lists, packets filled in place, bytes on loan |
 //! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
@@ -50,6 +51,8 @@ mod matrix;
 mod memory;
 #[path = "conformance/names.rs"]
 mod names;
+#[path = "conformance/nic_words.rs"]
+mod nic_words;
 #[path = "conformance/order.rs"]
 mod order;
 #[path = "conformance/outcomes.rs"]

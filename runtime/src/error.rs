@@ -168,6 +168,11 @@ pub enum PostError {
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]
     Stale(Rank),
+    /// The name is of another job's region: it was kept from an earlier run, or has come from a rank that is none of this job.
+    #[error(
+        "the region is not one of {0} in this job: its name (Rmr) was made in another job; have its owner send the one that get_rmr gives now"
+    )]
+    OtherJob(Rank),
     /// An atomic operation cannot be done there.
     #[error(transparent)]
     Atomic(AtomicError),
@@ -202,6 +207,21 @@ pub enum RegisterError {
     /// The memory is not what it was said to be, or cannot be registered.
     #[error(transparent)]
     Raw(#[from] RawError),
+    /// No NIC of this rank's can do the atomic operations on the region's words.
+    #[error(
+        "no NIC can do the atomic operations on this region's words: {0}; register it without that wish (AtomicAgent::Owner), and its owner does them"
+    )]
+    NoAtomics(String),
+    /// The words of a part of it have another agent.
+    #[error(
+        "a part of the {len} bytes at {addr:#x} is registered, and the atomic operations on its words are not done by whom this registration names: a word has one agent, so end that registration first, or name the same AtomicAgent"
+    )]
+    OtherAgent {
+        /// Where the region begins.
+        addr: usize,
+        /// Its bytes.
+        len: usize,
+    },
     /// The system refused.
     #[error("{len} bytes of shared memory cannot be had: {why}")]
     System {

@@ -92,5 +92,5 @@ pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use peer::PeerState;
 pub use pending::{Pending, PendingOp};
 pub use post::{Operation, Outcome, Path, RetryReason};
-pub use region::{Mr, Rmr, StillInUse};
+pub use region::{AtomicAgent, Mr, Registration, Rmr, StillInUse};
 pub use runtime::{Runtime, RuntimeBuilder};

@@ -46,6 +46,8 @@ pub(crate) struct Inner {
     owner: Owner,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
+    /// Tells names of this job from those of others.
+    pub(crate) job: u64,
     pub(crate) settings: Settings,
     pub(crate) drivers: Vec<Arc<dyn Driver>>,
     pub(crate) domains: Vec<(&'static str, Arc<dyn Domain>)>,
@@ -161,6 +163,7 @@ impl RuntimeBuilder {
             owner: Owner::this_process(),
             rank: Rank(rank),
             size,
+            job: bootstrap.job().tag(),
             drivers,
             domains,
             unavailable,
@@ -299,6 +302,9 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
         send_depth: count(settings.verbs_depth()),
         receives: count(settings.verbs_receives()),
         packet_size: settings.packet_size(),
+        on_demand: settings.verbs_odp().is_on(),
+        relaxed: settings.verbs_relaxed_ordering().is_on(),
+        thread_domains: count(settings.verbs_thread_domains()),
         ..verbs::Options::default()
     }
 }

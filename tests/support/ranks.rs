@@ -32,7 +32,7 @@ pub fn listing(folder: &str) -> BTreeSet<String> {
 }
 
 /// Where tests put what they need for a while: where `carrack selftest` says, else below target/.
-fn scratch() -> PathBuf {
+pub fn scratch() -> PathBuf {
     std::env::var_os("TEST_SCRATCH").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
 }
 

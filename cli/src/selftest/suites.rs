@@ -57,6 +57,8 @@ const SUITES: &[Suite] = &[
     suite("verbs_faults", On::Nothing, false, 20),
     suite("verbs_chunks", On::Nothing, true, 10),
     suite("verbs_gpu", On::Nothing, true, 10),
+    suite("nic_words", On::Nothing, true, 5),
+    suite("verbs_memory", On::Nothing, true, 5),
     suite("verbs_hostile", On::Nothing, false, 10),
     suite("verbs_instructions", On::Nothing, false, 5),
     suite("launcher", On::Nothing, false, 10),

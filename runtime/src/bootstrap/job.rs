@@ -6,6 +6,7 @@ use std::fmt;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::{Digest, Sha256};
 
 use super::error::BootstrapError;
 
@@ -40,6 +41,13 @@ impl JobId {
     /// The identity with these bytes, as it came from the launcher.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
+    }
+
+    /// A number by which names of one job's things are told from those of another's, for who is mistaken, not who is hostile. It may
+    /// be sent to anybody: of the secret it says nothing that can be computed.
+    pub(crate) fn tag(&self) -> u64 {
+        let hash = Sha256::new().chain_update(b"carrack: a job's tag").chain_update(self.0).finalize();
+        hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
     /// The secret itself. Send it to nobody but a rank of the job, and do not log it.

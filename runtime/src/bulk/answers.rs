@@ -1,13 +1,15 @@
 //! What progress does about the messages that large ones need.
 
-use super::Target;
 use super::wire::{
     HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place, decode_window,
     decode_writable, encode_place,
 };
 use super::words::Change;
+use super::{Flush, Target};
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
+use crate::deadline::Deadline;
+use crate::device::Outstanding;
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::progress::{Deferred, Pass, guarded, panicked};
@@ -22,11 +24,30 @@ use std::sync::Arc;
 impl Pass<'_> {
     /// Tells a rank where a region is, for its NIC.
     fn tell_where(&self, from: Rank, region: u64) {
-        let linked = self.device.known_route(from).and_then(|route| route.linked());
-        let place = linked
-            .filter(|linked| linked.caps.remote_memory)
-            .and_then(|linked| self.inner.regions.tell(region, (self.device.index, from), &*linked.link));
+        let route = self.device.route(from);
+        if let (Some(route), Some(nic)) = (route, self.inner.regions.nic_of_words(region)) {
+            route.shows_words(nic);
+        }
+        let linked = route.and_then(|route| route.linked()).filter(|linked| linked.caps.remote_memory);
+        let link = linked.map(|linked| &*linked.link);
+        let place = self.inner.regions.tell(region, (self.device.index, from), link);
         self.device.control(self.inner, from, Message::Here { region }, encode_place(place));
+    }
+
+    /// Tells the owner of a region that this rank uses it no more, once nothing is under way there.
+    fn let_go(&self, owner: Rank, region: u64, was_known: bool) {
+        let device = self.device;
+        let before = device.bulk.now();
+        let beside = device.known_route(owner).is_some_and(|route| route.has_link_to_words());
+        if !was_known || !beside || !device.has_memory_operations(owner, before) {
+            // On the same link, so behind everything that this rank's NIC was told to do there.
+            return device.control(self.inner, owner, Message::LetGo { region }, SmallBytes::empty());
+        }
+        // What goes over another link than that of messages has to be over first.
+        let nobody = (Tag::default(), UserContext::default(), None, Deadline::NEVER);
+        let (tag, user_context, comp, deadline) = nobody;
+        let operation = Outstanding { rank: owner, tag, size: 0, user_context, comp, deadline };
+        device.bulk.flush(self.inner, Flush { before, operation, lets_go: Some(region) });
     }
 
     /// Tells those who know them that registrations have ended.
@@ -155,9 +176,8 @@ impl Pass<'_> {
                 Ok(())
             }
             Message::Withdraw { region } => {
-                self.device.remotes.withdrawn(from, region);
-                // On the same link, so behind everything that this rank's NIC was told to do there.
-                self.device.control(self.inner, from, Message::LetGo { region }, SmallBytes::empty());
+                let was_known = self.device.remotes.withdrawn(from, region);
+                self.let_go(from, region, was_known);
                 Ok(())
             }
             Message::LetGo { region } => {
@@ -309,6 +329,11 @@ impl Pass<'_> {
     fn asked_to_change(&mut self, from: Rank, swap: bool, request: Request) {
         let Some(slice) = self.meant(from, &request, 8) else { return };
         let Request { token, first, second, .. } = request;
+        if self.inner.regions.nic_of_words(request.region).is_some() {
+            // What names the region says so: this one was damaged.
+            tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the NIC's");
+            return self.finish(from, token, Verdict::Failed);
+        }
         match slice.kind() {
             MemKind::Device(_) => {
                 let change =

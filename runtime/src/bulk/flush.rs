@@ -7,13 +7,17 @@ use crate::device::Outstanding;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::progress::Pass;
+use crate::protocol::header::Message;
 use crate::runtime::Inner;
+use carrack_transports::mem::SmallBytes;
 
 /// Somebody who waits.
 pub(crate) struct Flush {
     /// What began before this name has to end.
     pub(crate) before: u64,
     pub(crate) operation: Outstanding,
+    /// A region of the peer's that this rank uses no more, and whose owner is told so then.
+    pub(crate) lets_go: Option<u64>,
 }
 
 impl Flush {
@@ -71,6 +75,10 @@ impl Pass<'_> {
         drop(flushes);
         for flush in ended {
             self.moved = true;
+            if let Some(region) = flush.lets_go {
+                let message = Message::LetGo { region };
+                self.device.control(self.inner, flush.rank(), message, SmallBytes::empty());
+            }
             let (comp, status) = flush.end(None);
             self.signal_or_defer(comp.as_ref(), status);
         }

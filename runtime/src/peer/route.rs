@@ -28,6 +28,10 @@ pub(crate) struct Route {
     held_turn: Mutex<u64>,
     /// How often the peer has asked for something.
     asked: AtomicU32,
+    /// The transport over which one of the two ranks reaches words of the other's whose agent is a NIC.
+    words_over: OnceLock<&'static str>,
+    /// The link to the peer's NIC for that, where messages take another path.
+    to_words: OnceLock<Arc<dyn Link>>,
 }
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
@@ -85,6 +89,8 @@ impl Route {
             hurdles: Hurdles::default(),
             held_turn: Mutex::new(0),
             asked: AtomicU32::new(0),
+            words_over: OnceLock::new(),
+            to_words: OnceLock::new(),
         }
     }
 
@@ -193,6 +199,65 @@ impl Route {
             refused: OnceLock::new(),
         };
         Ok(Some(self.linked.get_or_init(|| linked)))
+    }
+}
+
+impl Route {
+    /// The link to the NIC that is the agent of words of the peer's: the one of messages, where these go by that NIC, or one beside it.
+    /// `Ok(None)`: the peer has not published its address yet, or another thread is at it.
+    #[cold]
+    pub(crate) fn link_to_words(
+        &self,
+        runtime: &Inner,
+        device: &DeviceInner,
+        transport: &str,
+    ) -> Result<Option<Arc<dyn Link>>, PostError> {
+        let Some(linked) = self.linked() else { return Ok(None) };
+        if linked.transport == transport {
+            return Ok(Some(linked.link.clone()));
+        }
+        let why_not = |why: String| {
+            let why = format!("the NIC that is the agent of its words ({transport}): {why}");
+            PostError::Unreachable { rank: self.rank, why }
+        };
+        let Some((at, lane)) = device.lanes.iter().enumerate().find(|(_, lane)| lane.transport == transport)
+        else {
+            let refused = device.refused.iter().chain(&runtime.unavailable);
+            let reason =
+                refused.filter(|why| why.transport == transport).map(|why| why.reason.clone()).next();
+            return Err(why_not(reason.unwrap_or_else(|| "this rank has no such transport".into())));
+        };
+        if self.words_over.get_or_init(|| lane.transport) != &transport {
+            return Err(why_not("other words of this peer are reached over another NIC already".into()));
+        }
+        if let Some(link) = self.to_words.get() {
+            return Ok(Some(link.clone()));
+        }
+        let Ok(_linking) = self.linking.try_lock() else { return Ok(None) };
+        let Some((reaches, blobs)) = candidates(runtime, device, self.rank)? else { return Ok(None) };
+        if let Some((_, Reach::No(why))) = reaches.get(at) {
+            return Err(why_not(why.clone()));
+        }
+        let Some(blob) = blobs.get(at).and_then(Option::as_ref) else { return Ok(None) };
+        let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|why| why_not(why.to_string()))?;
+        Ok(Some(self.to_words.get_or_init(|| link).clone()))
+    }
+
+    /// The peer is told of words whose agent is this rank's NIC.
+    pub(crate) fn shows_words(&self, transport: &'static str) {
+        let _ = self.words_over.set(transport);
+    }
+
+    /// Whether operations on words of the peer's go over a link beside that of messages.
+    pub(crate) fn has_link_to_words(&self) -> bool {
+        self.to_words.get().is_some()
+    }
+
+    /// Whether a transport brings nothing of the peer but what words need, so that its end there says nothing of the peer's: the link
+    /// of messages will, behind the last of them.
+    pub(crate) fn is_for_words(&self, transport: &str) -> bool {
+        self.words_over.get().is_some_and(|words| *words == transport)
+            && self.linked().is_some_and(|linked| linked.transport != transport)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A word has one agent (design.md §4.4). That of host memory is the CPUs of the machine that its owner runs on: a rank that has
 //! the memory mapped does the operation itself, any other asks the owner, whose CPU then does it. That of memory of a GPU is the
-//! owner's copy engine: everybody asks, mapped or not, the owner itself included.
+//! owner's copy engine: everybody asks, mapped or not, the owner itself included. A registration may make its owner's NIC the agent: then
+//! everybody goes by that, in the same way (`words`).
 
 use super::options::{Kind, Outcome, Path, Post};
 use super::rma::{Begun, Place};
@@ -22,6 +23,14 @@ use std::sync::Arc;
 pub struct Atomic<'a> {
     pub(super) place: Place<'a>,
     pub(super) operation: Operation,
+    /// Whether it stands among those that wait already.
+    pub(super) has_waited: bool,
+}
+
+impl<'a> Atomic<'a> {
+    fn new(rmr: &'a Rmr, offset: u64, operation: Operation) -> Self {
+        Self { place: Place { rmr, offset, signal: None }, operation, has_waited: false }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -43,8 +52,7 @@ impl Runtime {
     /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. What the word held is
     /// the status's [`value`](crate::Status::value).
     pub fn post_fetch_add<'a>(&'a self, rank: Rank, rmr: &'a Rmr, offset: u64, value: u64) -> PostAtomic<'a> {
-        let place = Place { rmr, offset, signal: None };
-        Post::new(self, rank, Tag::default(), Atomic { place, operation: Operation::FetchAdd(value) })
+        Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, Operation::FetchAdd(value)))
     }
 
     /// Puts `new` into a word of `rank`'s memory if it holds `expected`. What the word held is the status's
@@ -57,9 +65,8 @@ impl Runtime {
         expected: u64,
         new: u64,
     ) -> PostAtomic<'a> {
-        let place = Place { rmr, offset, signal: None };
         let operation = Operation::CompareSwap { expected, new };
-        Post::new(self, rank, Tag::default(), Atomic { place, operation })
+        Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, operation))
     }
 
     /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the device before
@@ -79,7 +86,9 @@ impl Post<'_, Atomic<'_>> {
     fn call_atomic(&mut self) -> Result<Outcome, PostError> {
         let this = &*self;
         let waits = this.comp.is_none() || !this.allow.posted;
-        let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, MemKind::Host);
+        let place = &this.kind.place;
+        let is_nics = place.rmr.nic().is_some();
+        let at_once = || this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host);
         let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {
             None => this.begin(comp),
             Some(order) => this.begin_in_order(order, comp),
@@ -88,7 +97,10 @@ impl Post<'_, Atomic<'_>> {
     }
 
     pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
-        let Atomic { place, operation } = &self.kind;
+        let Atomic { place, operation, .. } = &self.kind;
+        if let Some(transport) = place.rmr.nic() {
+            return self.begin_by_nic(transport, comp);
+        }
         let mapped = self.remote(place, 8, None)?;
         if let Some((region, offset)) = mapped
             && matches!(region.kind(), MemKind::Device(_))
@@ -162,7 +174,8 @@ impl Post<'_, ToFlush> {
         if !device.has_memory_operations(self.rank, before) {
             return self.over(0, Buffer::Empty);
         }
-        bulk.flush(&self.runtime.0, Flush { before, operation: self.outstanding(0, comp) });
+        let operation = self.outstanding(0, comp);
+        bulk.flush(&self.runtime.0, Flush { before, operation, lets_go: None });
         Begun::UnderWay
     }
 }

@@ -22,6 +22,7 @@ mod recv;
 mod rma;
 mod send;
 mod transmit;
+mod words;
 
 pub use operation::Operation;
 pub(crate) use operation::Retries;

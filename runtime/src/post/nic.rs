@@ -8,37 +8,43 @@ use crate::error::PostError;
 use crate::peer::route::Linked;
 use crate::protocol::header::Message;
 use crate::region::direct::{Knowledge, Remote};
-use carrack_transports::contract::{Op, OpToken, RemotePlace, Submit, SubmitError};
+use carrack_transports::contract::{Link, Op, OpToken, RemotePlace, Submit, SubmitError};
 use carrack_transports::mem::SmallBytes;
 use std::sync::Arc;
 
 /// What became of an operation that was given to the link.
-enum Given {
+pub(super) enum Given {
     UnderWay,
     /// The link takes nothing more at the moment.
     Full(RetryReason),
-    /// A NIC does not do that.
-    Refused,
+    /// A NIC does not do that, and why.
+    Refused(String),
 }
 
 impl<K> Post<'_, K> {
-    /// The link and what is known of the region, where a NIC could do it. Its owner is asked where the region is, the first time.
+    /// The link and what is known of the region, where a NIC could do it.
     fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
         let device = self.device_inner();
         let linked = device.known_route(self.rank)?.linked()?;
         if !linked.caps.remote_memory || !linked.link.is_up() {
             return None;
         }
+        Some((linked, self.known_of(place)))
+    }
+
+    /// What is known of the region. Its owner is asked where it is, the first time.
+    pub(super) fn known_of(&self, place: &Place<'_>) -> Arc<Remote> {
+        let device = self.device_inner();
         let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
         if *remote.look() == Knowledge::Nothing && remote.begin_to_ask() {
             let message = Message::Where { region: place.rmr.number() };
             device.control(&self.runtime.0, self.rank, message, SmallBytes::empty());
         }
-        Some((linked, remote))
+        remote
     }
 
     /// Where a part of the region is. `None`: not known, or not to be had so.
-    fn part_of(
+    pub(super) fn part_of(
         &self,
         known: Knowledge,
         place: &Place<'_>,
@@ -57,9 +63,9 @@ impl<K> Post<'_, K> {
     }
 
     /// Gives an operation to the link.
-    fn give<'b>(
+    pub(super) fn give<'b>(
         &self,
-        linked: &Linked,
+        link: &dyn Link,
         size: usize,
         comp: Option<&Arc<dyn Completion>>,
         op: impl FnOnce(OpToken) -> Op<'b>,
@@ -70,7 +76,7 @@ impl<K> Post<'_, K> {
         };
         // First: it may be over on another thread before this call returns.
         device.note_direct(token, self.rank);
-        let submitted = linked.link.submit(op(OpToken(token)));
+        let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {
             return Ok(Given::UnderWay);
         }
@@ -78,7 +84,8 @@ impl<K> Post<'_, K> {
         device.outstanding.take(token);
         match submitted {
             Ok(Submit::Busy(busy)) => Ok(Given::Full(RetryReason::of(busy))),
-            Ok(_) | Err(SubmitError::Unregistered(_)) => Ok(Given::Refused),
+            Err(SubmitError::Unregistered(why)) => Ok(Given::Refused(why)),
+            Ok(_) => Ok(Given::Refused("the link has no completion for it".into())),
             Err(SubmitError::Down { cause, .. }) => Err(PostError::PeerDown { rank: self.rank, cause }),
             Err(other) => Err(PostError::Unreachable { rank: self.rank, why: other.to_string() }),
         }
@@ -93,7 +100,7 @@ impl<K> Post<'_, K> {
                 Some(Begun::UnderWay)
             }
             Given::Full(reason) if self.allow.retry => Some(Begun::Full(reason)),
-            Given::Full(_) | Given::Refused => None,
+            Given::Full(_) | Given::Refused(_) => None,
         }
     }
 }
@@ -114,7 +121,7 @@ impl Post<'_, Put<'_>> {
         let Some(to) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);
         let slot = &mut buffer;
-        let outcome = self.give(linked, size, comp, move |token| Op::Put { to, buffer: slot, token });
+        let outcome = self.give(&*linked.link, size, comp, move |token| Op::Put { to, buffer: slot, token });
         drop(known);
         if !matches!(outcome, Ok(Given::UnderWay)) {
             *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
@@ -138,7 +145,8 @@ impl Post<'_, Get<'_>> {
         let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let mut buffer = given.take().unwrap_or_default();
         let slot = &mut buffer;
-        let outcome = self.give(linked, size, comp, move |token| Op::Get { from, buffer: slot, token });
+        let outcome =
+            self.give(&*linked.link, size, comp, move |token| Op::Get { from, buffer: slot, token });
         drop(known);
         if !matches!(outcome, Ok(Given::UnderWay)) {
             *given = Some(buffer);

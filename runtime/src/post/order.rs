@@ -52,6 +52,11 @@ impl<K> Post<'_, K> {
 }
 
 impl Order {
+    /// After one event.
+    pub(super) fn after(event: Event) -> Self {
+        Self { after: vec![event], stream: None }
+    }
+
     /// Whether there is nothing to wait for any more, and nobody who waits.
     ///
     /// # Errors

@@ -67,6 +67,11 @@ impl Remote {
         Self { rmr: place.rmr.clone(), offset: place.offset, signal: place.signal }
     }
 
+    /// Whether atomic operations there are a NIC's.
+    pub(super) fn is_nics(&self) -> bool {
+        self.rmr.nic().is_some()
+    }
+
     fn place(&self) -> Place<'_> {
         Place { rmr: &self.rmr, offset: self.offset, signal: self.signal }
     }
@@ -299,7 +304,11 @@ impl Later {
                 (outcome, What::Get(left, remote))
             }
             What::Atomic(operation, remote) => {
-                let mut post = said.post(&runtime, device, Atomic { place: remote.place(), operation });
+                let mut post = said.post(
+                    &runtime,
+                    device,
+                    Atomic { place: remote.place(), operation, has_waited: true },
+                );
                 (Atomic::post(&mut post), What::Atomic(operation, remote))
             }
             What::Flush => {

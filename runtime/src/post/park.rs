@@ -188,8 +188,21 @@ impl Post<'_, Atomic<'_>> {
         if order.is_over()? {
             return self.begin(comp);
         }
-        let Atomic { place, operation } = &self.kind;
-        self.remote(place, 8, None)?;
+        let place = &self.kind.place;
+        match place.rmr.nic() {
+            None => drop(self.remote(place, 8, None)?),
+            Some(_) => drop(self.check_place(place, 8)?),
+        }
+        self.wait_for(order, comp)
+    }
+
+    /// Has it wait for what it is ordered after.
+    pub(super) fn wait_for(
+        &self,
+        order: &Order,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        let Atomic { place, operation, .. } = &self.kind;
         if self.is_full() {
             return Ok(Begun::Busy);
         }
@@ -365,6 +378,9 @@ impl DeviceInner {
                 Waits::Later(Some(later)) => {
                     let waits_for = match entry.sort {
                         Sort::Flush => "what was posted before it, and was to begin after an event",
+                        Sort::Memory if matches!(&later.what, What::Atomic(_, remote) if remote.is_nics()) => {
+                            "the way to the NIC that is its word's agent, or the event that it was ordered after"
+                        }
                         Sort::Memory | Sort::Receive => "the event that it was ordered after",
                     };
                     let said = &later.said;

@@ -13,6 +13,7 @@ use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::device::{DeviceInner, Outstanding};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
+use crate::peer::route::Route;
 use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
@@ -92,6 +93,32 @@ impl<K> Post<'_, K> {
         len: u64,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Option<(&'p Region, usize)>, PostError> {
+        let (rank, rmr) = (self.rank, place.rmr);
+        let (at, route) = self.check_place(place, len)?;
+        let (transport, imported, why) = match rmr.imported(&self.runtime.0, near) {
+            Ok((transport, imported)) => (Some(*transport), Some(imported), ""),
+            Err(why) => (route.linked().map(|linked| linked.transport), None, why),
+        };
+        if let Some(required) = self.required.map(Path::name)
+            && transport != Some(required)
+            && (transport.is_some() || required == cuda_ipc::NAME)
+        {
+            return Err(other_path(rank, transport, required, why));
+        }
+        let Some(imported) = imported else {
+            return if rmr.is_of(self.runtime.0.job) { Ok(None) } else { Err(PostError::OtherJob(rank)) };
+        };
+        let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
+        let room = region.len() as u64;
+        if at.checked_add(len).is_none_or(|end| end > room) {
+            return Err(PostError::Outside { offset: at, len, room });
+        }
+        // It lies within a region of this address space.
+        Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
+    }
+
+    /// Where in its region a part begins, and the way to its owner, to which there is a link or will be one.
+    pub(super) fn check_place(&self, place: &Place<'_>, len: u64) -> Result<(u64, &Arc<Route>), PostError> {
         self.check_rank()?;
         self.check_deadline()?;
         let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
@@ -115,24 +142,7 @@ impl<K> Post<'_, K> {
         if let Some(cause) = route.down() {
             return Err(PostError::PeerDown { rank, cause: cause.clone() });
         }
-        let (transport, imported, why) = match rmr.imported(&self.runtime.0, near) {
-            Ok((transport, imported)) => (Some(*transport), Some(imported), ""),
-            Err(why) => (route.linked().map(|linked| linked.transport), None, why),
-        };
-        if let Some(required) = self.required.map(Path::name)
-            && transport != Some(required)
-            && (transport.is_some() || required == cuda_ipc::NAME)
-        {
-            return Err(other_path(rank, transport, required, why));
-        }
-        let Some(imported) = imported else { return Ok(None) };
-        let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
-        let room = region.len() as u64;
-        if at.checked_add(len).is_none_or(|end| end > room) {
-            return Err(PostError::Outside { offset: at, len, room });
-        }
-        // It lies within a region of this address space.
-        Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
+        Ok((at, route))
     }
 
     /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here and now.

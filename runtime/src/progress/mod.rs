@@ -223,7 +223,7 @@ impl Pass<'_> {
         self.device.deaf.listens();
         for lane in &self.device.lanes {
             let Scratch { batch, met, .. } = &mut *scratch;
-            let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
+            let polled = lane.device.poll(batch, &mut |batch| self.in_order(lane.transport, batch, met));
             if polled == Polled::Some {
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps);
@@ -296,7 +296,7 @@ impl Pass<'_> {
     /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it
     /// is; each other message becomes a note of what was found, but for those in front of which nothing is left to be done.
     #[inline]
-    fn in_order(&self, batch: &mut Batch, met: &mut Met) {
+    fn in_order(&self, transport: &'static str, batch: &mut Batch, met: &mut Met) {
         if self.inner.chores.there().has(Chore::Suspects) {
             self.inner.suspects.heard(batch);
         }
@@ -304,13 +304,27 @@ impl Pass<'_> {
             self.small_in_order(batch, met);
         }
         for event in batch.events_mut() {
-            if let Event::Arrived { from, header, payload } = event
-                && !Message::is_am(*header)
-                && let Some(found) = self.meet(*from, *header, payload, met)
-            {
-                *header = found.encode();
+            match event {
+                Event::Arrived { from, header, payload } => {
+                    if !Message::is_am(*header)
+                        && let Some(found) = self.meet(*from, *header, payload, met)
+                    {
+                        *header = found.encode();
+                    }
+                }
+                Event::PeerDown { peer, .. } if self.is_for_words(transport, *peer) => {
+                    *event = Event::Connected { peer: *peer };
+                }
+                _ => {}
             }
         }
+    }
+
+    /// Whether a transport has a connection to a peer for nothing but words whose agent is a NIC.
+    #[cold]
+    fn is_for_words(&self, transport: &str, peer: PeerId) -> bool {
+        let route = self.device.known_route(self.device.rank_of(peer));
+        route.is_some_and(|route| route.is_for_words(transport))
     }
 
     #[inline(never)]

@@ -58,6 +58,11 @@ impl Remote {
         is_first
     }
 
+    /// Whether its owner has answered.
+    pub(crate) fn is_told(&self) -> bool {
+        !matches!(*self.look(), Knowledge::Nothing | Knowledge::Asked)
+    }
+
     fn set(&self, known: Knowledge) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = known;
     }
@@ -85,12 +90,13 @@ impl Remotes {
         }
     }
 
-    /// The registration has ended. Afterwards nobody uses the place any more.
-    pub(crate) fn withdrawn(&self, owner: Rank, number: u64) {
+    /// The registration has ended. Afterwards nobody uses the place any more. Whether it was known.
+    pub(crate) fn withdrawn(&self, owner: Rank, number: u64) -> bool {
         let gone = self.all().remove(&(owner, number));
-        if let Some(remote) = gone {
+        if let Some(remote) = &gone {
             remote.set(Knowledge::Ended);
         }
+        gone.is_some()
     }
 
     /// A rank is gone, and its regions with it.
@@ -101,7 +107,7 @@ impl Remotes {
 
 /// A region of this rank that NICs of others reach.
 struct Shown {
-    exposed: Box<dyn Exposed>,
+    exposed: Arc<dyn Exposed>,
     /// Through which device.
     device: u32,
     /// Who knows of it.
@@ -168,19 +174,27 @@ impl AllTold {
 }
 
 impl Regions {
-    /// Tells a rank where a region is. `None`: there is no such region, or the NIC does not take it.
+    /// Tells a rank where a region is, for the NIC that the link to it is of. `None`: there is no such region, or no such NIC, or it does
+    /// not take it.
     pub(crate) fn tell(
         &self,
         number: u64,
         (device, rank): (u32, Rank),
-        link: &dyn Link,
+        link: Option<&dyn Link>,
     ) -> Option<(RemotePlace, u64)> {
+        // First: of a registration that ends meanwhile there is no region, and nobody is told of a place without this.
+        let words = self.words(number);
         let region = self.find(number, 0, 0).ok()?.region().clone();
         let mut told = self.told.lock();
         let shown = told.standing.entry(number).or_default();
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
-            match link.expose(Buffer::Region(region.whole())) {
+            let exposed = match words {
+                // The NIC that is the agent of its words knows it already, and is reached whatever the path of messages is.
+                Some(words) => Ok(words.exposed),
+                None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
+            };
+            match exposed {
                 Ok(exposed) => shown.push(Shown { exposed, device, by: Vec::new() }),
                 Err((why, _)) => {
                     tracing::info!(why, "a region is not made known to the NIC");

@@ -7,18 +7,19 @@
 
 pub(crate) mod direct;
 mod invalidate;
+mod registration;
 mod rmr;
 mod table;
 
 pub use carrack_transports::mem::{AtomicError, Region, RegionSlice};
 pub use invalidate::StillInUse;
 pub(crate) use invalidate::note_runtime;
+pub use registration::{AtomicAgent, Registration};
 pub use rmr::{Rmr, RmrError};
 pub(crate) use table::{Refusal, Regions};
 
 use crate::error::RegisterError;
 use crate::runtime::Runtime;
-use carrack_transports::mem::{MemKind, RawError};
 use std::sync::Arc;
 use table::Keys;
 
@@ -34,6 +35,8 @@ pub struct Mr {
     refused: Vec<(&'static str, String)>,
     regions: Arc<Regions>,
     rank: crate::names::Rank,
+    /// The transport whose NIC does the atomic operations on its words.
+    nic: Option<&'static str>,
 }
 
 impl Mr {
@@ -72,32 +75,13 @@ impl Runtime {
     /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
     ///
     /// Raw memory is registered by [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds out
-    /// what sort of memory it is.
+    /// what sort of memory it is. Who does the atomic operations on its words is chosen by
+    /// [`registration`](Self::registration).
     ///
     /// # Errors
-    /// There are too many already; or it is managed memory.
+    /// As of [`Registration::register`].
     pub fn register_memory(&self, region: &Region) -> Result<Mr, RegisterError> {
-        let inner = &self.0;
-        if let MemKind::Managed(_) = region.kind() {
-            return Err(RawError::Managed { addr: region.addr() }.into());
-        }
-        let (index, generation, keys) = inner.regions.insert(region.clone())?;
-        let mut mr = Mr {
-            region: region.clone(),
-            index,
-            generation,
-            keys,
-            refused: Vec::new(),
-            regions: inner.regions.clone(),
-            rank: inner.rank,
-        };
-        for (transport, domain) in &inner.domains {
-            match domain.export(region) {
-                Ok(exported) => mr.keys.add(transport, exported),
-                Err(why) => mr.refused.push((transport, why)),
-            }
-        }
-        Ok(mr)
+        self.registration(region).register()
     }
 
     /// Ends a registration.
@@ -107,6 +91,7 @@ impl Runtime {
 
     /// What other ranks need to reach a registered region: plain bytes, in the end.
     pub fn get_rmr(&self, mr: &Mr) -> Rmr {
-        Rmr::new(mr.rank, (mr.index, mr.generation), mr.region.len() as u64, mr.keys.named())
+        let number = (mr.index, mr.generation);
+        Rmr::new((self.0.job, mr.rank), number, mr.region.len() as u64, mr.keys.named(), mr.nic)
     }
 }

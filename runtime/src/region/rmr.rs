@@ -1,5 +1,6 @@
 //! What names a region of another rank.
 
+use super::AtomicAgent;
 use super::direct::{Remote, Remotes};
 use crate::names::Rank;
 use crate::runtime::Inner;
@@ -17,31 +18,54 @@ pub struct Rmr {
 }
 
 struct Named {
+    /// The tag of its owner's job, if it is told.
+    job: Option<u64>,
     owner: Rank,
     /// Index, and generation above.
     number: u64,
     keys: Vec<(String, WireKey)>,
+    /// The transport whose NIC does the atomic operations on its words; `None`: its owner does them.
+    nic: Option<String>,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
     /// What the device that first asked knows of it: its runtime, its number.
     direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
+
+/// In the place of a transport's name, on the wire: what follows is the tag of the job, or the name of the transport whose NIC has the
+/// words.
+const OF_THE_JOB: &str = "#";
+const OF_THE_WORDS: &str = "";
 
 /// Bytes that are no [`Rmr`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0} bytes that do not name a remote region: they were cut off, damaged, or made by another version")]
 pub struct RmrError(pub usize);
 
+impl Named {
+    fn new(
+        (job, owner): (Option<u64>, Rank),
+        number: u64,
+        keys: Vec<(String, WireKey)>,
+        nic: Option<String>,
+    ) -> Self {
+        Self { job, owner, number, keys, nic, imported: OnceLock::new(), direct: OnceLock::new() }
+    }
+}
+
 impl Rmr {
     pub(super) fn new(
-        owner: Rank,
+        (job, owner): (u64, Rank),
         (index, generation): (u32, u32),
         len: u64,
         keys: Vec<(String, WireKey)>,
+        nic: Option<&str>,
     ) -> Self {
         let number = u64::from(generation) << 32 | u64::from(index);
-        let region =
-            Arc::new(Named { owner, number, keys, imported: OnceLock::new(), direct: OnceLock::new() });
-        Self { region, offset: 0, len }
+        Self {
+            region: Arc::new(Named::new((Some(job), owner), number, keys, nic.map(str::to_owned))),
+            offset: 0,
+            len,
+        }
     }
 
     /// Whose memory it is.
@@ -74,14 +98,18 @@ impl Rmr {
 
     /// As bytes, to be sent to another rank.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Named { owner, number, keys, .. } = &*self.region;
+        let Named { job, owner, number, keys, nic, .. } = &*self.region;
         let mut bytes = Vec::with_capacity(64);
         bytes.extend(owner.0.to_le_bytes());
         for word in [*number, self.offset, self.len] {
             bytes.extend(word.to_le_bytes());
         }
-        for (transport, key) in keys {
-            for part in [transport.as_bytes(), &key.0] {
+        let job = job.map(u64::to_le_bytes);
+        let job = job.iter().map(|tag| (OF_THE_JOB, &tag[..]));
+        let nic = nic.iter().map(|transport| (OF_THE_WORDS, transport.as_bytes()));
+        let keys = keys.iter().map(|(transport, key)| (transport.as_str(), &*key.0));
+        for (name, value) in job.chain(nic).chain(keys) {
+            for part in [name.as_bytes(), value] {
                 // Both are short: a word, and a few numbers.
                 bytes.extend(u16::try_from(part.len()).unwrap_or(0).to_le_bytes());
                 bytes.extend(part);
@@ -108,7 +136,7 @@ impl Rmr {
         };
         let (number, offset, len) = (word()?, word()?, word()?);
         offset.checked_add(len)?;
-        let mut keys = Vec::new();
+        let (mut keys, mut nic, mut job) = (Vec::new(), None, None);
         while !rest.is_empty() {
             let mut part = || -> Option<&[u8]> {
                 let (len, left) = rest.split_first_chunk::<2>()?;
@@ -117,11 +145,32 @@ impl Rmr {
                 Some(part)
             };
             let transport = String::from_utf8(part()?.to_vec()).ok()?;
-            keys.push((transport, WireKey(part()?.to_vec())));
+            let key = part()?.to_vec();
+            match transport.as_str() {
+                OF_THE_JOB => job = Some(u64::from_le_bytes(key.try_into().ok()?)),
+                OF_THE_WORDS => nic = Some(String::from_utf8(key).ok()?),
+                _ => keys.push((transport, WireKey(key))),
+            }
         }
         let owner = Rank(u32::from_le_bytes(*owner));
-        let (imported, direct) = (OnceLock::new(), OnceLock::new());
-        Some(Self { region: Arc::new(Named { owner, number, keys, imported, direct }), offset, len })
+        Some(Self { region: Arc::new(Named::new((job, owner), number, keys, nic)), offset, len })
+    }
+
+    /// Who does the atomic operations on its words.
+    pub fn atomics(&self) -> AtomicAgent {
+        if self.region.nic.is_some() { AtomicAgent::Nic } else { AtomicAgent::Owner }
+    }
+
+    /// Whether it names a region of that job, as far as it tells.
+    #[inline]
+    pub(crate) fn is_of(&self, job: u64) -> bool {
+        self.region.job.is_none_or(|tag| tag == job)
+    }
+
+    /// The transport whose NIC does the atomic operations on its words, if one does.
+    #[inline]
+    pub(crate) fn nic(&self) -> Option<&str> {
+        self.region.nic.as_deref()
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -156,6 +205,9 @@ impl Rmr {
         runtime: &Inner,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<(&'static str, Imported), String> {
+        if !self.is_of(runtime.job) {
+            return Err("it is of another job".into());
+        }
         let mut reasons = Vec::new();
         for (transport, domain) in &runtime.domains {
             let Some((_, key)) = self.region.keys.iter().find(|(name, _)| name == transport) else {
@@ -187,14 +239,17 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_and_nothing_makes_reading_panic(
-            owner: u32, number: (u32, u32), len: u64, part: (u64, u64), keys: Vec<(String, Vec<u8>)>, other: Vec<u8>,
+            owner: (u64, u32), number: (u32, u32), len: u64, part: (u64, u64), keys: Vec<(String, Vec<u8>)>,
+            nic: Option<String>, other: Vec<u8>,
         ) {
-            let keys: Vec<_> = keys.into_iter().map(|(name, key)| (name, WireKey(key))).collect();
-            let rmr = Rmr::new(Rank(owner), number, len, keys.clone());
+            let named = keys.into_iter().filter(|(name, _)| ![OF_THE_WORDS, OF_THE_JOB].contains(&name.as_str()));
+            let keys: Vec<_> = named.map(|(name, key)| (name, WireKey(key))).collect();
+            let rmr = Rmr::new((owner.0, Rank(owner.1)), number, len, keys.clone(), nic.as_deref());
             let rmr = rmr.slice(part.0, part.1).unwrap_or(rmr);
             let again = Rmr::from_bytes(&rmr.to_bytes()).unwrap();
             prop_assert_eq!(format!("{:?}", &again), format!("{:?}", &rmr));
-            prop_assert_eq!(&again.region.keys, &keys);
+            prop_assert_eq!((&again.region.keys, &again.region.nic), (&keys, &nic));
+            prop_assert!(again.is_of(owner.0) && !again.is_of(owner.0 ^ 1));
             let _ = Rmr::from_bytes(&other);
             let bytes = rmr.to_bytes();
             prop_assert!(Rmr::from_bytes(&bytes[..bytes.len().min(27)]).is_err());
@@ -203,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_part_lies_within_the_part_that_it_is_of() {
-        let rmr = Rmr::new(Rank(0), (1, 1), 100, Vec::new());
+        let rmr = Rmr::new((0, Rank(0)), (1, 1), 100, Vec::new(), None);
         let part = rmr.slice(10, 50).unwrap();
         assert!(part.slice(50, 0).is_some() && part.slice(49, 2).is_none());
         assert_eq!(part.slice(20, 5).unwrap().offset(), 30);

@@ -4,8 +4,10 @@ use super::direct::AllTold;
 use super::{Region, RegionSlice};
 use crate::chores::Chores;
 use crate::error::RegisterError;
-use carrack_transports::contract::{Exported, WireKey};
+use carrack_transports::contract::{Exported, Exposed, WireKey};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Regions that a rank can have registered.
@@ -16,12 +18,39 @@ pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
     /// Those that NICs of others reach.
     pub(super) told: AllTold,
+    /// Where generations begin: so a number that an earlier runtime of this rank has given out is none of this one's.
+    first: u32,
+    /// How many have a NIC for the agent of their words. Written with the lock of the slots.
+    by_nic: AtomicUsize,
+}
+
+/// A NIC that does the atomic operations on the words of a region.
+#[derive(Clone)]
+pub(super) struct Words {
+    pub(super) transport: &'static str,
+    pub(super) exposed: Arc<dyn Exposed>,
 }
 
 #[derive(Default)]
 struct Slot {
     generation: u32,
-    region: Option<(Region, Arc<Keys>)>,
+    region: Option<Registered>,
+}
+
+/// A region, as long as its registration stands.
+struct Registered {
+    region: Region,
+    keys: Arc<Keys>,
+    /// `None`: its owner is the agent of its words.
+    words: Option<Words>,
+}
+
+impl Registered {
+    /// Whether it reaches into a range of addresses.
+    fn reaches(&self, range: &Range<usize>) -> bool {
+        let end = self.region.addr().saturating_add(self.region.len());
+        !range.is_empty() && self.region.addr() < range.end && range.start < end
+    }
 }
 
 /// By what peers map a region, as long as its registration stands.
@@ -68,24 +97,37 @@ pub(crate) enum Refusal {
 
 impl Regions {
     pub(crate) fn new(chores: &Chores) -> Self {
-        Self { slots: Mutex::default(), told: AllTold::new(chores) }
+        let first = RandomState::new().build_hasher().finish() as u32;
+        Self { slots: Mutex::default(), told: AllTold::new(chores), first, by_nic: AtomicUsize::new(0) }
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn insert(&self, region: Region) -> Result<(u32, u32, Arc<Keys>), RegisterError> {
+    pub(super) fn insert(
+        &self,
+        region: Region,
+        words: Option<Words>,
+    ) -> Result<(u32, u32, Arc<Keys>), RegisterError> {
         let mut slots = self.slots();
+        if words.is_some() || self.by_nic.load(Ordering::Relaxed) > 0 {
+            let range = region.addr()..region.addr().saturating_add(region.len());
+            let mut registered = slots.iter().filter_map(|slot| slot.region.as_ref());
+            if registered.any(|other| other.words.is_some() != words.is_some() && other.reaches(&range)) {
+                return Err(RegisterError::OtherAgent { addr: region.addr(), len: region.len() });
+            }
+        }
         let at = slots.iter().position(|slot| slot.region.is_none()).unwrap_or(slots.len());
         let index = u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
         if at == slots.len() {
-            slots.push(Slot::default());
+            slots.push(Slot { generation: self.first, region: None });
         }
         let slot = &mut slots[at];
         slot.generation = slot.generation.wrapping_add(1);
         let keys = Keys::new();
-        slot.region = Some((region, keys.clone()));
+        self.by_nic.fetch_add(usize::from(words.is_some()), Ordering::Relaxed);
+        slot.region = Some(Registered { region, keys: keys.clone(), words });
         Ok((index, slot.generation, keys))
     }
 
@@ -93,6 +135,7 @@ impl Regions {
         let mut slots = self.slots();
         let slot = slots.get_mut(index as usize).filter(|slot| slot.generation == generation);
         let gone = slot.and_then(|slot| slot.region.take());
+        self.by_nic.fetch_sub(count_by_nic(&gone), Ordering::Relaxed);
         drop(slots);
         if gone.is_some() {
             self.told.withdraw(number(index, generation));
@@ -102,24 +145,36 @@ impl Regions {
 
     /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How many there were.
     pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
-        let reaches = |slot: &Slot| {
-            slot.region.as_ref().is_some_and(|(region, _)| {
-                let end = region.addr().saturating_add(region.len());
-                !range.is_empty() && region.addr() < range.end && range.start < end
-            })
-        };
+        let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
         let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));
         let gone: Vec<_> = reached
             .filter_map(|(slot, index)| Some((slot.region.take()?, number(index, slot.generation))))
             .collect();
+        self.by_nic.fetch_sub(count_by_nic(gone.iter().map(|(one, _)| one)), Ordering::Relaxed);
         drop(slots);
-        for ((_, keys), number) in &gone {
-            let ended = keys.lock().take();
+        for (one, number) in &gone {
+            let ended = one.keys.lock().take();
             drop(ended);
             self.told.withdraw(*number);
         }
         gone.len()
+    }
+
+    /// What makes the words of a region a NIC's; `None` if they are not, or there is no such region.
+    pub(super) fn words(&self, number: u64) -> Option<Words> {
+        if self.by_nic.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let slots = self.slots();
+        let slot = slots.get(index as usize).filter(|slot| slot.generation == generation)?;
+        slot.region.as_ref()?.words.clone()
+    }
+
+    /// The transport whose NIC does the atomic operations on the words of a region, and not this rank.
+    pub(crate) fn nic_of_words(&self, number: u64) -> Option<&'static str> {
+        self.words(number).map(|words| words.transport)
     }
 
     /// A part of a region, by what another rank calls it.
@@ -127,7 +182,7 @@ impl Regions {
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let slots = self.slots();
         let slot = slots.get(index as usize).filter(|slot| slot.generation == generation);
-        let (region, _) = slot.and_then(|slot| slot.region.as_ref()).ok_or(Refusal::Stale)?;
+        let region = &slot.and_then(|slot| slot.region.as_ref()).ok_or(Refusal::Stale)?.region;
         region.recheck().map_err(|_| Refusal::Stale)?;
         let fits = |number: u64| usize::try_from(number).ok();
         fits(offset)
@@ -135,6 +190,11 @@ impl Regions {
             .and_then(|(offset, len)| region.slice(offset, len))
             .ok_or(Refusal::Outside)
     }
+}
+
+/// How many of these have a NIC for the agent of their words.
+fn count_by_nic<'a>(gone: impl IntoIterator<Item = &'a Registered>) -> usize {
+    gone.into_iter().filter(|one| one.words.is_some()).count()
 }
 
 #[cfg(test)]
@@ -146,7 +206,7 @@ mod tests {
         let regions = Regions::new(&Chores::default());
         let number = |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
         let insert = |len| {
-            let (index, generation, _) = regions.insert(Region::host(len)).unwrap();
+            let (index, generation, _) = regions.insert(Region::host(len), None).unwrap();
             (index, generation)
         };
         let (first, second) = (insert(10), insert(20));
@@ -170,7 +230,7 @@ mod tests {
         let whole = Region::host(100);
         let parts = [(0, 10), (10, 10), (20, 10)].map(|(at, len)| whole.subregion(at, len).unwrap());
         let numbers = parts.map(|part| {
-            let (index, generation, keys) = regions.insert(part).unwrap();
+            let (index, generation, keys) = regions.insert(part, None).unwrap();
             keys.add("transport", Exported::new(WireKey(vec![1]), ()));
             (u64::from(generation) << 32 | u64::from(index), keys)
         });

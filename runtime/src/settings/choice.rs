@@ -146,6 +146,25 @@ impl Choice for DumpChoice {
     const ALL: &'static [(&'static str, Self)] = &[("usr1", Self::Usr1), ("off", Self::Off)];
 }
 
+/// Something that is done or not, as `CARRACK_VERBS_ODP` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SwitchChoice {
+    /// `on`: it is done, where it can be.
+    On,
+    /// `off`: it is not.
+    Off,
+}
+
+impl SwitchChoice {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
+impl Choice for SwitchChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("on", Self::On), ("off", Self::Off)];
+}
+
 macro_rules! display_as_word {
     ($($choice:ty),+) => {$(
         impl std::fmt::Display for $choice {
@@ -156,7 +175,15 @@ macro_rules! display_as_word {
     )+};
 }
 
-display_as_word!(TransportChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, DumpChoice);
+display_as_word!(
+    TransportChoice,
+    GpuChoice,
+    GpuIpcChoice,
+    KernelCopyChoice,
+    ProgressChoice,
+    DumpChoice,
+    SwitchChoice
+);
 
 #[cfg(test)]
 mod tests {

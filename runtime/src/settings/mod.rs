@@ -41,7 +41,9 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
+pub use choice::{
+    DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
+};
 pub use error::{SettingFault, SettingsError};
 pub use report::{Origin, SettingLine};
 pub use size::{SizeError, parse_size};

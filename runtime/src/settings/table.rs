@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use super::choice::{DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, TransportChoice};
+use super::choice::{
+    DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
+};
 use super::declare::settings;
 use super::form::{Auto, Bytes, Count, List, Micros, Port, Text, Word};
 
@@ -72,6 +74,18 @@ settings! {
     /// Bytes of a large message's memory that are made known to a NIC at a time; what a NIC knows already goes whole.
     verbs_chunk: usize,
         "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
+
+    /// Whether the NIC pages users' host memory in on demand, where it can, so that registering locks none of it.
+    verbs_odp: SwitchChoice,
+        "CARRACK_VERBS_ODP", Word, SwitchChoice::Off;
+
+    /// Whether the NIC may write users' host memory in another order than it came, but for completions.
+    verbs_relaxed_ordering: SwitchChoice,
+        "CARRACK_VERBS_RELAXED_ORDERING", Word, SwitchChoice::Off;
+
+    /// Connections of a rank whose queue pairs have a thread domain of their own, at most; 0: none has.
+    verbs_thread_domains: usize,
+        "CARRACK_VERBS_THREAD_DOMAINS", Count::of("connections", 0, 1 << 16), 64;
 
     /// Whether the kernel copies large messages from process to process, where it allows that.
     kernel_copy: KernelCopyChoice,

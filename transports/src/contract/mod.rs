@@ -53,7 +53,7 @@ pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavai
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
 pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WireKey};
-pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError};
+pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
 use crate::gpu::Gpu;
@@ -97,6 +97,16 @@ pub trait Domain: Send + Sync {
     fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
         let _ = (key, near);
         Err("this transport maps no memory".into())
+    }
+
+    /// Lets ranks, this one included, do atomic operations on the words of a region ([`Op::Atomic`]), by the NIC of this domain, which is
+    /// then the words' one agent: its operations are atomic among each other, and with nobody else's. They may write and read the region, too.
+    ///
+    /// # Errors
+    /// Why they cannot, in words for the user.
+    fn expose_words(&self, region: &Region) -> Result<Box<dyn Exposed>, String> {
+        let _ = region;
+        Err("it has no NIC".into())
     }
 
     /// The other processes that still have memory of this range of addresses mapped, of what was exported here.

@@ -20,6 +20,20 @@ pub struct RemotePlace {
     pub key: u64,
 }
 
+/// What becomes of a word of eight bytes, in one step that no other such operation comes between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WordChange {
+    /// So much is added to it, and what goes beyond 64 bits is lost.
+    Add(u64),
+    /// If it holds what is expected, it holds the new value afterwards.
+    Swap {
+        /// What it has to hold.
+        expected: u64,
+        /// What it is to hold.
+        new: u64,
+    },
+}
+
 /// What a link is asked to do. What it can do of it is in [`Caps`](super::Caps).
 #[derive(Debug)]
 #[non_exhaustive]
@@ -61,6 +75,16 @@ pub enum Op<'a> {
         from: RemotePlace,
         /// What is filled, all of it.
         buffer: &'a mut Buffer,
+        /// What the completion will be called.
+        token: OpToken,
+    },
+    /// Changes a word of memory whose words the peer has [exposed](super::Domain::expose_words): `Posted` or `Busy`. The completion's
+    /// buffer is what the word held before, eight bytes in the order of the wire, the lowest first.
+    Atomic {
+        /// The word: eight bytes, aligned to as many.
+        word: RemotePlace,
+        /// What becomes of it.
+        change: WordChange,
         /// What the completion will be called.
         token: OpToken,
     },

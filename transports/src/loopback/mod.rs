@@ -541,7 +541,7 @@ impl Link for LoopbackLink {
         match op {
             Op::AmCopied { header, bytes } => self.copied(header, bytes),
             Op::AmOwned { header, buffer, token } => self.owned(header, buffer, token),
-            Op::Put { .. } | Op::Get { .. } => Err(SubmitError::no_remote_memory()),
+            Op::Put { .. } | Op::Get { .. } | Op::Atomic { .. } => Err(SubmitError::no_remote_memory()),
         }
     }
 

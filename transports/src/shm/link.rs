@@ -326,7 +326,7 @@ impl Link for ShmLink {
                 }
                 self.outgoing.send(header, bytes)
             }
-            Op::Put { .. } | Op::Get { .. } => Err(SubmitError::no_remote_memory()),
+            Op::Put { .. } | Op::Get { .. } | Op::Atomic { .. } => Err(SubmitError::no_remote_memory()),
         }
     }
 

@@ -72,12 +72,11 @@ impl ExposedChunks for ShownChunks {
             return Err(format!("a chunk of {len} bytes at {at} is no part of {} bytes", self.len));
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let base = self.base;
+        let (base, kind) = (self.base, self.buffer.kind());
         let rail = self.next().ok_or("there is no NIC for it")?;
         let start = std::ptr::with_exposed_provenance_mut(base + at);
         // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration has ended.
-        let memory =
-            unsafe { rail.domain.register(start, len, access) }.map_err(|error| error.to_string())?;
+        let memory = unsafe { rail.shared.registrations.register((start, len), kind, access) }?;
         let key = PlaceKey::of_chunk(memory.rkey(), rail.number);
         let place = RemotePlace { addr: memory.addr() as u64, key: key.encode() };
         let shown = Shown { at, rail: rail.number, _memory: memory };

@@ -8,7 +8,9 @@ use super::signs::Signs;
 use super::sys::QueuePair;
 use super::transfers::{Direction, Over, Registrations};
 use super::wire::End;
-use crate::contract::{Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError};
+use crate::contract::{
+    Busy, Chunk, DownCause, Header, OpToken, PeerId, RemotePlace, Submit, SubmitError, WordChange,
+};
 use crate::mem::{Buffer, MemRef};
 use crate::sync::BiasedLock;
 use crossbeam_utils::CachePadded;
@@ -159,6 +161,23 @@ impl Connection {
         what: (&mut Buffer, OpToken),
         registrations: &Registrations,
     ) -> Result<Submit, SubmitError> {
+        let bounces = &*self.bounces;
+        self.begin(|sending, completed| sending.transfer(way, what, completed, (registrations, bounces)))
+    }
+
+    /// Begins an atomic operation on a word of the peer's memory.
+    pub(super) fn atomic(
+        &self,
+        what: (RemotePlace, WordChange),
+        token: OpToken,
+    ) -> Result<Submit, SubmitError> {
+        self.begin(|sending, completed| sending.atomic(what, token, completed, &self.bounces))
+    }
+
+    fn begin(
+        &self,
+        begin: impl FnOnce(&mut Sending, u32) -> Result<(), Unsent>,
+    ) -> Result<Submit, SubmitError> {
         if !self.is_up() {
             return self.not_up();
         }
@@ -166,12 +185,7 @@ impl Connection {
         if !self.is_up() {
             return self.not_up();
         }
-        let begun = sending.transfer(
-            way,
-            what,
-            self.completed.load(Ordering::Acquire),
-            (registrations, &self.bounces),
-        );
+        let begun = begin(&mut sending, self.completed.load(Ordering::Acquire));
         self.told(begun.map(|()| Submit::Posted))
     }
 

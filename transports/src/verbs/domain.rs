@@ -6,14 +6,17 @@ use super::device::RdmaDevice;
 use super::options::Options;
 use super::port::{Wish, choose_gid};
 use super::queue_pairs::Port;
-use super::sys::bindings::{IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE};
+use super::sys::bindings::{IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
-use super::transfers::Registrations;
-use crate::contract::{Caps, Device, Domain, Identity, Unavailable};
+use super::thread_domains::ThreadDomains;
+use super::transfers::{self, Registrations};
+use super::wishes::Wishes;
+use crate::contract::{Caps, Device, Domain, Exposed, Identity, Unavailable};
 use crate::gpu::Gpu;
-use crate::mem::{HostAllocator, PacketPool, PacketSource, SmallBytes};
+use crate::mem::{HostAllocator, PacketPool, PacketSource, Region, SmallBytes};
 use crate::shm::handshake::Place;
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Events that are remembered for devices that have not looked so far; of more, the last.
@@ -56,6 +59,7 @@ pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) context: Arc<Context>,
     pub(super) protection: Arc<ProtectionDomain>,
+    pub(super) thread_domains: ThreadDomains,
     pub(super) registrations: Registrations,
     pub(super) port: Port,
     pub(super) options: Options,
@@ -65,6 +69,12 @@ pub(super) struct Shared {
     /// Whether the GID is an IP address at which this machine can be called.
     pub(super) is_routed: bool,
     told: Mutex<Told<AsyncEvent>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.port.number, self.context.name())
+    }
 }
 
 impl Shared {
@@ -175,14 +185,19 @@ impl Shared {
         let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
         let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
         let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
+        let (wishes, why_not) = Wishes::of(&options, &context.extended_attr().map_err(failed)?.odp_caps);
+        if let Some(why) = why_not {
+            tracing::warn!(device = %context.name(), "{why}");
+        }
         let is_link_local = Host::of(ip_of(port.gid)).is_link_local;
         let is_routed = kind == GidKind::RoceV2 && !is_link_local;
         let place = Place::here().map_err(unavailable)?;
         Ok(Self {
             name,
             context,
-            registrations: Registrations::new(protection.clone()),
+            registrations: Registrations::new(protection.clone(), wishes),
             protection,
+            thread_domains: ThreadDomains::new(options.thread_domains),
             port,
             options,
             identity,
@@ -228,6 +243,7 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
             gid_index: gid.index.0,
             interface: gid.ifindex,
             reads: (byte(attr.max_qp_rd_atom), byte(attr.max_qp_init_rd_atom)),
+            atomics: atomics(&attr),
             most_completions: count(attr.max_cqe),
             most_receives: count(attr.max_srq_wr),
             most_queue_pairs: count(attr.max_qp),
@@ -247,6 +263,18 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
     Err(format!("no port is active: {down}see `ip link` and `rdma link`"))
 }
 
+/// Whether a device does atomic operations, as a responder and as a requester.
+fn atomics(attr: &ibv_device_attr) -> Result<(), String> {
+    if attr.atomic_cap == IBV_ATOMIC_NONE {
+        return Err("the NIC does no atomic operations (its atomic_cap is IBV_ATOMIC_NONE)".into());
+    }
+    // Both directions: its queue pair is also joined to those of others, and to itself.
+    match attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom) {
+        ..1 => Err("the NIC's queue pairs have no room for atomic operations (max_qp_rd_atom is 0)".into()),
+        _ => Ok(()),
+    }
+}
+
 impl Domain for RdmaDomain {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -254,6 +282,12 @@ impl Domain for RdmaDomain {
 
     fn look_after(&self) {
         std::iter::once(&self.shared).chain(&self.rails).for_each(|one| one.registrations.look_after());
+    }
+
+    fn expose_words(&self, region: &Region) -> Result<Box<dyn Exposed>, String> {
+        let device = self.shared.context.name();
+        self.shared.port.atomics.clone().map_err(|why| format!("{device}: {why}"))?;
+        transfers::expose_words(&self.shared.registrations, region).map_err(|why| format!("{device}: {why}"))
     }
 
     fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {

@@ -8,7 +8,7 @@ use super::rails::{Rail, Ways};
 use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
     Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit,
-    SubmitError,
+    SubmitError, WordChange,
 };
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};
@@ -30,6 +30,7 @@ impl Link for RdmaLink {
             Op::AmOwned { header, buffer, .. } => self.copied(header, buffer.view()),
             Op::Put { to, buffer, token } => self.transfer((Direction::Put, to), (buffer, token)),
             Op::Get { from, buffer, token } => self.transfer((Direction::Get, from), (buffer, token)),
+            Op::Atomic { word, change, token } => self.atomic((word, change), token),
         }
     }
 
@@ -93,6 +94,14 @@ impl RdmaLink {
         what: (&mut Buffer, OpToken),
     ) -> Result<Submit, SubmitError> {
         self.connection.transfer(way, what, &self.shared.registrations)
+    }
+
+    #[cold]
+    fn atomic(&self, what: (RemotePlace, WordChange), token: OpToken) -> Result<Submit, SubmitError> {
+        match &self.shared.port.atomics {
+            Ok(()) => self.connection.atomic(what, token),
+            Err(why) => Err(SubmitError::Unregistered(format!("{}: {why}", self.shared.context.name()))),
+        }
     }
 
     #[inline]

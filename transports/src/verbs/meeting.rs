@@ -124,8 +124,9 @@ impl Polling {
             return Err(VerbsError::because("ibv_create_qp", libc::ESHUTDOWN, "the device is closed"));
         };
         let words = Words::new(&shared.protection)?;
-        let queue =
-            queue_pairs::create(&shared.protection, (&shared.port, &shared.options), &self.queue, receives)?;
+        let alone = shared.thread_domains.take(&shared.protection);
+        let domain = alone.as_ref().unwrap_or(&shared.protection);
+        let queue = queue_pairs::create(domain, (&shared.port, &shared.options), &self.queue, receives)?;
         let (port, number) = (&shared.port, queue.number());
         let window = u32::try_from(self.receives.depth() / 2).unwrap_or(u32::MAX).clamp(1, 128);
         let first_psn = u32::from_le_bytes([device.0[0], device.0[1], device.0[2], 0]) ^ (number & 0xff_ffff);

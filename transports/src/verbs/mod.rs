@@ -13,7 +13,9 @@
 //! | `interfaces` | this machine's IP addresses |
 //! | `domain` | a port, opened for a rank |
 //! | `queue_pairs` | queue pairs, and the states that they are brought into |
+//! | `thread_domains` | queue pairs that the library takes no locks for |
 //! | `memory`, `bounces` | memory that the NIC reads and writes |
+//! | `wishes` | with its pages locked or not, and in which order it is written |
 //! | `gpu_memory` | memory of GPUs, made known to the NIC |
 //! | `wr_id` | what a request is called |
 //! | `signs` | what those who send and the one who polls let each other know |
@@ -59,9 +61,11 @@ mod signs;
 pub mod simulated;
 mod survey;
 pub mod sys;
+mod thread_domains;
 pub mod together;
 mod transfers;
 pub mod wire;
+mod wishes;
 mod wr_id;
 
 pub use options::Options;

@@ -32,6 +32,12 @@ pub struct Options {
     pub receives: u32,
     /// Largest message in bytes; the same on all ranks.
     pub packet_size: usize,
+    /// Whether users' host memory is registered without its pages being locked, where the device can page on demand.
+    pub on_demand: bool,
+    /// Whether the device may write users' host memory in another order than it came, but for completions.
+    pub relaxed: bool,
+    /// Queue pairs that have a thread domain of their own, at most, where the device has such.
+    pub thread_domains: u32,
 }
 
 impl Default for Options {
@@ -50,6 +56,9 @@ impl Default for Options {
             send_depth: 128,
             receives: 256,
             packet_size: 8 << 10,
+            on_demand: false,
+            relaxed: false,
+            thread_domains: 64,
         }
     }
 }

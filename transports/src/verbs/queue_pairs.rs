@@ -36,6 +36,8 @@ pub(super) struct Port {
     pub(super) interface: u32,
     /// Reads and atomic operations that the device answers at a time for a queue pair, and that it asks for.
     pub(super) reads: (u8, u8),
+    /// Whether it does atomic operations on words of eight bytes, or why it does not.
+    pub(super) atomics: Result<(), String>,
     /// Completions that a queue can hold, and receives.
     pub(super) most_completions: u32,
     pub(super) most_receives: u32,
@@ -160,6 +162,7 @@ mod tests {
             gid_index: 4,
             interface: 2,
             reads: (16, 16),
+            atomics: Ok(()),
             most_completions: 100,
             most_receives: 100,
             most_queue_pairs: 100,

@@ -7,8 +7,8 @@
 use super::address::Address;
 use super::connection::Connection;
 use super::device::{Polling, RdmaDevice};
+use super::domain::Shared;
 use super::link::RdmaLink;
-use super::sys::ProtectionDomain;
 use super::transfers::PlaceKey;
 use crate::contract::{
     AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach, RemotePlace,
@@ -136,14 +136,14 @@ pub(super) struct Ways {
 pub(super) struct Rail {
     /// 0 is the first NIC.
     pub(super) number: u8,
-    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) shared: Arc<Shared>,
     connection: Arc<Connection>,
 }
 
 impl Rail {
     pub(super) fn of(number: usize, link: &RdmaLink) -> Self {
-        let domain = link.shared.registrations.domain.clone();
-        Self { number: u8::try_from(number).unwrap_or(0), domain, connection: link.connection.clone() }
+        let (shared, connection) = (link.shared.clone(), link.connection.clone());
+        Self { number: u8::try_from(number).unwrap_or(0), shared, connection }
     }
 
     /// Whether it is connected. Of the first one's end others tell.
@@ -223,7 +223,7 @@ impl PlaceKey {
     /// Of a chunk that a NIC of that number is to write.
     pub(super) fn of_chunk(rkey: u32, rail: u8) -> Self {
         // Messages do not follow on the same queue pair.
-        Self { rkey, read_behind: rail > 0, rail }
+        Self { rkey, read_behind: rail > 0, rail, words: false }
     }
 }
 

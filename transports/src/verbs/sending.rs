@@ -1,5 +1,7 @@
 //! Work requests of one queue pair, what they hold, and when it is free again.
 
+mod words;
+
 use super::bounces::{Bounce, Bounces, Filled, HEADER};
 use super::memory::{Words, addresses};
 use super::signs::Signs;

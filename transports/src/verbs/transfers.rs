@@ -4,10 +4,11 @@ use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::{Area, addresses};
 use super::rails::MOST as MOST_RAILS;
-use super::sys::{Access, ProtectionDomain, VerbsError};
+use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use super::wishes::Wishes;
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
-use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, WeakRegion};
+use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, Region, WeakRegion};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -31,28 +32,33 @@ pub(super) enum Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PlaceKey {
     pub(super) rkey: u32,
-    /// Memory of a GPU that does not see writes in order: a read behind them is answered only when they have reached it, so
+    /// Memory where writes are not seen in order, of a GPU or by the wish of its owner: a read behind them is answered only when they have reached it, so
     /// a put is over when that is.
     pub(super) read_behind: bool,
     /// Which of the owner's NICs knows it: 0 is the first.
     pub(super) rail: u8,
+    /// Words are there, and this NIC is their agent.
+    pub(super) words: bool,
 }
 
 impl PlaceKey {
     const READ_BEHIND: u64 = 1 << 32;
     const RAIL: u32 = 33;
     const RAILS: u64 = (MOST_RAILS as u64 - 1) << Self::RAIL;
+    const WORDS: u64 = 1 << 37;
 
     pub(super) fn encode(self) -> u64 {
-        let behind = if self.read_behind { Self::READ_BEHIND } else { 0 };
-        u64::from(self.rkey) | behind | u64::from(self.rail) << Self::RAIL
+        let bit = |is_set, bit| if is_set { bit } else { 0 };
+        let bits = bit(self.read_behind, Self::READ_BEHIND) | bit(self.words, Self::WORDS);
+        u64::from(self.rkey) | bits | u64::from(self.rail) << Self::RAIL
     }
 
     /// `None`: no such key is given out.
     pub(super) fn decode(key: u64) -> Option<Self> {
-        let rkey = u32::try_from(key & !(Self::READ_BEHIND | Self::RAILS)).ok()?;
+        let rkey = u32::try_from(key & !(Self::READ_BEHIND | Self::RAILS | Self::WORDS)).ok()?;
         let rail = u8::try_from((key & Self::RAILS) >> Self::RAIL).ok()?;
-        Some(Self { rkey, read_behind: key & Self::READ_BEHIND != 0, rail })
+        let (read_behind, words) = (key & Self::READ_BEHIND != 0, key & Self::WORDS != 0);
+        Some(Self { rkey, read_behind, rail, words })
     }
 }
 
@@ -102,6 +108,8 @@ pub(super) enum Via {
     Inline,
     /// They lie in a copy; a get's are copied back when it is over.
     Bounce(Bounce, Direction),
+    /// A word that was changed: what it held lies there.
+    Word(Bounce),
     /// Where they are.
     Registration(Arc<Registered>, Direction),
     /// A part of a buffer that others have, too. The registration before the memory that it is about.
@@ -124,6 +132,17 @@ impl Transfer {
                 }
                 bounces.give_back(bounce);
             }
+            Via::Word(bounce) => {
+                bounces.copy_out(&bounce, &mut buffer);
+                if let Buffer::Small(bytes) = &mut buffer
+                    && let Ok(word) = bytes.as_mut_slice().try_into()
+                {
+                    // The NIC has put it down as the machine has its numbers.
+                    let word: &mut [u8; 8] = word;
+                    *word = u64::from_ne_bytes(*word).to_le_bytes();
+                }
+                bounces.give_back(bounce);
+            }
             Via::Registration(registered, Direction::Get) => flush = registered.flush.clone(),
             // In this order, and before anybody is told.
             Via::Shared(registered, share) => drop((registered, share)),
@@ -135,7 +154,7 @@ impl Transfer {
     /// It has come to nothing.
     pub(super) fn fail(self, bounces: &Bounces) -> (OpToken, Buffer) {
         let Self { token, via, buffer } = self;
-        if let Via::Bounce(bounce, _) = via {
+        if let Via::Bounce(bounce, _) | Via::Word(bounce) = via {
             bounces.give_back(bounce);
         }
         (token, buffer)
@@ -146,7 +165,8 @@ impl Transfer {
 /// other buffers last for one operation, since nobody tells when such memory is freed.
 #[derive(Debug)]
 pub(super) struct Registrations {
-    pub(super) domain: Arc<ProtectionDomain>,
+    domain: Arc<ProtectionDomain>,
+    wishes: Wishes,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
     /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have no rights in it.
@@ -154,13 +174,29 @@ pub(super) struct Registrations {
 }
 
 impl Registrations {
-    pub(super) fn new(domain: Arc<ProtectionDomain>) -> Self {
+    pub(super) fn new(domain: Arc<ProtectionDomain>, wishes: Wishes) -> Self {
         Self {
+            wishes,
             gpus: GpuMemory::new(domain.clone()),
             domain,
             kept: Mutex::default(),
             nowhere: OnceLock::new(),
         }
+    }
+
+    /// Registers users' host memory.
+    ///
+    /// # Safety
+    /// As of [`ProtectionDomain::register`].
+    pub(super) unsafe fn register(
+        &self,
+        (at, len): (*mut u8, usize),
+        kind: MemKind,
+        access: Access,
+    ) -> Result<MemoryRegion, String> {
+        // SAFETY: passed on.
+        let registered = unsafe { self.domain.register(at, len, self.wishes.access(access, kind)) };
+        registered.map_err(|error| error.to_string())
     }
 
     /// A place for a byte that nobody looks at, and its key.
@@ -181,7 +217,6 @@ impl Registrations {
         (buffer, part): (&Buffer, Range<usize>),
         direction: Direction,
     ) -> Result<Arc<Registered>, String> {
-        let told = |error: VerbsError| error.to_string();
         let Some((base, whole)) = addresses(buffer) else {
             return Err(format!("it is {}, and not memory that stays where it is", kind_of(buffer)));
         };
@@ -196,9 +231,8 @@ impl Registrations {
                 Direction::Get => Access::LOCAL_WRITE,
             };
             // SAFETY: whoever asks keeps the buffer at least as long as the registration.
-            return unsafe { self.domain.register(at, len, access) }
-                .map(|memory| Arc::new(memory.into()))
-                .map_err(told);
+            return unsafe { self.register((at, len), buffer.kind(), access) }
+                .map(|memory| Arc::new(memory.into()));
         };
         let root = slice.region().root();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,7 +251,7 @@ impl Registrations {
             match root.kind().is_host() {
                 true => {
                     let at = root.addr() as *mut u8;
-                    self.domain.register(at, root.len(), Access::LOCAL_WRITE).map(Into::into).map_err(told)
+                    self.register((at, root.len()), root.kind(), Access::LOCAL_WRITE).map(Into::into)
                 }
                 false => self.gpus.register(root, (root.addr(), root.len()), Access::LOCAL_WRITE),
             }
@@ -241,19 +275,23 @@ struct Shown {
     // Before the memory that it is about.
     registration: Registered,
     buffer: Buffer,
+    /// Whether atomic operations are done there.
+    words: bool,
+    /// Whether it is written in any order: then a peer that does not say when it has written has to read behind that.
+    relaxed: bool,
 }
 
 impl Shown {
     fn at(&self, read_behind: bool) -> RemotePlace {
         let memory = &self.registration.memory;
-        let key = PlaceKey { rkey: memory.rkey(), read_behind, rail: 0 };
+        let key = PlaceKey { rkey: memory.rkey(), read_behind, rail: 0, words: self.words };
         RemotePlace { addr: memory.addr() as u64, key: key.encode() }
     }
 }
 
 impl Exposed for Shown {
     fn place(&self) -> RemotePlace {
-        self.at(self.registration.flush.is_some())
+        self.at(self.registration.flush.is_some() || self.relaxed)
     }
 
     fn place_of_message(&self) -> RemotePlace {
@@ -265,7 +303,7 @@ impl Exposed for Shown {
     }
 
     fn take_back(self: Box<Self>) -> Buffer {
-        let Self { registration, buffer } = *self;
+        let Self { registration, buffer, .. } = *self;
         drop(registration);
         buffer
     }
@@ -286,22 +324,41 @@ pub(super) fn expose(
     };
     // Of a GPU's memory no more than the buffer, too: who knows the key reaches all that is registered under it.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let relaxed = buffer.view().place().is_host() && registrations.wishes.relaxes(access);
     // SAFETY: the buffer is kept, and not looked at, until the registration has ended.
     let registered = unsafe {
         match &buffer {
             Buffer::Region(slice) if !slice.kind().is_host() => {
                 registrations.gpus.register(slice.region(), (at.addr(), len), access)
             }
-            _ => {
-                let registered = registrations.domain.register(at, len, access);
-                registered.map(Into::into).map_err(|error| error.to_string())
-            }
+            _ => registrations.register((at, len), buffer.kind(), access).map(Into::into),
         }
     };
     match registered {
-        Ok(registration) => Ok(Box::new(Shown { registration, buffer })),
+        Ok(registration) => Ok(Box::new(Shown { registration, buffer, words: false, relaxed })),
         Err(why) => Err((why, buffer)),
     }
+}
+
+/// Lets peers, and this rank itself, do atomic operations on the words of a region of host memory, and reach it else.
+///
+/// # Errors
+/// It is memory of a GPU; or the NIC refuses it.
+pub(super) fn expose_words(
+    registrations: &Registrations,
+    region: &Region,
+) -> Result<Box<dyn Exposed>, String> {
+    let buffer = Buffer::Region(region.whole());
+    let Some((at, len)) = addresses(&buffer).filter(|_| region.kind().is_host()) else {
+        let kind = region.kind();
+        return Err(format!(
+            "{kind} memory: a NIC does atomic operations on words of host memory only, and there has to be one"
+        ));
+    };
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    // SAFETY: the region is kept, through the buffer, until the registration has ended; it hands out no references.
+    let registration = unsafe { registrations.register((at, len), region.kind(), access) }?.into();
+    Ok(Box::new(Shown { registration, buffer, words: true, relaxed: false }))
 }
 
 pub(super) fn kind_of(buffer: &Buffer) -> String {
@@ -316,12 +373,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_a_place_says_whether_a_read_has_to_follow_and_everything_else_is_none() {
-        for (rkey, read_behind, rail) in [(0, false, 0), (u32::MAX, true, 15), (7, true, 1), (7, false, 8)] {
-            let key = PlaceKey { rkey, read_behind, rail };
+    fn a_key_of_a_place_says_what_may_and_has_to_be_done_there_and_everything_else_is_none() {
+        for (rkey, read_behind, rail, words) in
+            [(0, false, 0, false), (u32::MAX, true, 15, true), (7, true, 1, false), (7, false, 8, true)]
+        {
+            let key = PlaceKey { rkey, read_behind, rail, words };
             assert_eq!(PlaceKey::decode(key.encode()), Some(key));
         }
-        assert_eq!(PlaceKey::decode(1 << 37), None);
+        assert_eq!(PlaceKey::decode(1 << 38), None);
         assert_eq!(PlaceKey::decode(u64::MAX), None);
     }
 }

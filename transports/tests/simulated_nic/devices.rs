@@ -94,6 +94,10 @@ fn limits_are_kept_to() {
         memory_regions: 1,
         protection_domains: 2,
         reads: 1,
+        atomics: true,
+        on_demand: false,
+        locked: 5000,
+        thread_domains: 1,
         message: 1000,
     };
     let nic = SimulatedNic::new(Config { limits, ..Config::default() }).unwrap();

@@ -87,6 +87,7 @@ const CONFORMANCE: &[&str] = &[
     "large::verbs::",
     "matrix::verbs::",
     "memory::verbs::",
+    "nic_words::verbs::",
     "order::verbs::",
     "outcomes::verbs::",
     "pressure::verbs::",

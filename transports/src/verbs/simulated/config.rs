@@ -37,6 +37,14 @@ pub struct Limits {
     pub protection_domains: u32,
     /// Reads and atomic operations of a queue pair that may be under way, in each direction.
     pub reads: u8,
+    /// Whether it does atomic operations: where it does, among those of one device alone (`IBV_ATOMIC_HCA`).
+    pub atomics: bool,
+    /// Whether it pages on demand, what reliable connections read and write and words included.
+    pub on_demand: bool,
+    /// Bytes that may be registered without that, and so are locked: what a real kernel takes from `RLIMIT_MEMLOCK`.
+    pub locked: u64,
+    /// Thread domains; 0 is a device that has none.
+    pub thread_domains: u32,
     /// Bytes of a message.
     pub message: u32,
 }
@@ -56,6 +64,10 @@ impl Default for Limits {
             memory_regions: 1 << 24,
             protection_domains: 1 << 23,
             reads: 16,
+            atomics: true,
+            on_demand: true,
+            locked: u64::MAX,
+            thread_domains: 1 << 10,
             message: 1 << 30,
         }
     }

@@ -69,6 +69,10 @@ impl Count {
         self.now.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).map(|_| ()).map_err(|_| Errno::NOMEM)
     }
 
+    pub(super) fn now(&self) -> u32 {
+        self.now.load(Ordering::SeqCst)
+    }
+
     pub(super) fn remove(&self) {
         self.now.fetch_sub(1, Ordering::SeqCst);
     }
@@ -104,6 +108,7 @@ pub(super) struct Device {
     pub(super) completion_queues: Count,
     pub(super) shared_receives: Count,
     pub(super) domains: Count,
+    pub(super) thread_domains: Count,
     queues: RwLock<HashMap<QueueNumber, Arc<QueuePair>>>,
     next_queue: AtomicU32,
     next_domain: AtomicU32,
@@ -133,13 +138,14 @@ impl Device {
             packet: config.packet,
             extended: config.extended,
             ports: addresses.into_iter().map(port).collect(),
-            regions: Regions::new(limits.memory_regions, config.gpus.clone()),
+            regions: Regions::new(&limits, config.gpus.clone()),
             faults,
             engine,
             queue_pairs: Count::new(limits.queue_pairs),
             completion_queues: Count::new(limits.completion_queues),
             shared_receives: Count::new(limits.shared_receive_queues),
             domains: Count::new(limits.protection_domains),
+            thread_domains: Count::new(limits.thread_domains),
             limits,
             queues: RwLock::default(),
             next_queue: AtomicU32::new(first),
@@ -272,6 +278,8 @@ impl Device {
     ) -> Result<(), Unreachable> {
         let of_a_gpu = || self.regions.is_of_a_gpu(domain, at);
         let until = match self.faults.visibility(true) {
+            // The harshest that may be relaxed: nothing is seen before something is that is in order.
+            Visibility::AtOnce if self.regions.is_relaxed(domain, at) => Visibility::WithCompletion,
             Visibility::AtOnce => Visibility::AtOnce,
             _ => self.faults.visibility(of_a_gpu()),
         };

@@ -3,6 +3,7 @@
 //! Bytes are moved by the project's one copy function, so memory of a GPU goes through its engine and is never touched by the
 //! CPU. A region is reached under the table's lock: when `deregister` has returned, nobody is at its memory any more.
 
+use super::config::Limits;
 use super::lock;
 use super::wire::Remote;
 use crate::gpu::{Driver, Gpu};
@@ -33,14 +34,18 @@ impl Access {
     pub(super) const REMOTE_WRITE: Self = Self(ibv::IBV_ACCESS_REMOTE_WRITE);
     pub(super) const REMOTE_READ: Self = Self(ibv::IBV_ACCESS_REMOTE_READ);
     pub(super) const REMOTE_ATOMIC: Self = Self(ibv::IBV_ACCESS_REMOTE_ATOMIC);
+    const RELAXED_ORDERING: Self = Self(ibv::IBV_ACCESS_RELAXED_ORDERING);
+    const ON_DEMAND: Self = Self(ibv::IBV_ACCESS_ON_DEMAND);
 
     pub(super) fn allows(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0
     }
 
     /// What the kernel would say of these flags.
-    fn check(self) -> Result<(), Errno> {
-        let known = Self::LOCAL_WRITE.0 | Self::REMOTE_WRITE.0 | Self::REMOTE_READ.0 | Self::REMOTE_ATOMIC.0;
+    fn check(self, pages_on_demand: bool) -> Result<(), Errno> {
+        let paging = if pages_on_demand { Self::ON_DEMAND.0 } else { 0 };
+        let moves = Self::REMOTE_WRITE.0 | Self::REMOTE_READ.0 | Self::REMOTE_ATOMIC.0;
+        let known = Self::LOCAL_WRITE.0 | moves | paging;
         let optional = ibv::IBV_ACCESS_OPTIONAL_FIRST..1 << 30;
         let others = self.0 & !known & !(optional.end - optional.start);
         let written = self.0 & (Self::REMOTE_WRITE.0 | Self::REMOTE_ATOMIC.0) != 0;
@@ -125,6 +130,12 @@ struct Registration {
 }
 
 impl Registration {
+    /// How many of its bytes are locked: none of memory of GPUs, or of what is brought in on demand.
+    fn locked(&self) -> u64 {
+        let is_host = matches!(&self.memory, Memory::Address { kind, .. } if kind.is_host());
+        if is_host && !self.access.allows(Access::ON_DEMAND) { self.len } else { 0 }
+    }
+
     /// Where `len` bytes at `addr` lie, as a pointer and a place.
     fn find(&self, addr: u64, len: u64) -> Result<(*mut u8, Place<'_>), Unreachable> {
         let ahead = addr.checked_sub(self.iova).ok_or(Unreachable::Key)?;
@@ -147,6 +158,11 @@ pub(super) struct Regions {
     by_key: RwLock<HashMap<u32, Registration>>,
     next: std::sync::Mutex<u32>,
     limit: usize,
+    /// Whether memory can be registered without being locked, and how much with.
+    pages_on_demand: bool,
+    most_locked: u64,
+    /// Bytes that are locked. Written with the table's lock.
+    locked: AtomicU64,
     gpus: Vec<Arc<dyn Driver>>,
     counted: std::sync::Mutex<MemoryCounters>,
 }
@@ -193,14 +209,12 @@ impl MemoryCounters {
 }
 
 impl Regions {
-    pub(super) fn new(limit: u32, gpus: Vec<Arc<dyn Driver>>) -> Self {
-        Self {
-            by_key: RwLock::default(),
-            next: std::sync::Mutex::new(1),
-            limit: limit as usize,
-            gpus,
-            counted: std::sync::Mutex::default(),
-        }
+    pub(super) fn new(limits: &Limits, gpus: Vec<Arc<dyn Driver>>) -> Self {
+        let Limits { memory_regions: limit, on_demand: pages_on_demand, locked: most_locked, .. } = *limits;
+        let (by_key, next) = (RwLock::default(), std::sync::Mutex::new(1));
+        let (limit, locked) = (limit as usize, AtomicU64::new(0));
+        let counted = std::sync::Mutex::default();
+        Self { by_key, next, limit, pages_on_demand, most_locked, locked, gpus, counted }
     }
 
     /// A peer has written so many bytes.
@@ -224,7 +238,7 @@ impl Regions {
         iova: u64,
         access: Access,
     ) -> Result<u32, Errno> {
-        access.check()?;
+        access.check(self.pages_on_demand)?;
         addr.checked_add(len).filter(|_| len > 0).ok_or(Errno::INVAL)?;
         iova.checked_add(len as u64).ok_or(Errno::INVAL)?;
         let memory = match self.gpu_memory(addr, len)? {
@@ -250,7 +264,7 @@ impl Regions {
         iova: u64,
         access: Access,
     ) -> Result<u32, Errno> {
-        access.check()?;
+        access.check(false)?;
         // The kernel's own rule for dma-bufs.
         let agree = offset % PAGE as u64 == iova % PAGE as u64;
         iova.checked_add(len as u64).filter(|_| len > 0 && agree).ok_or(Errno::INVAL)?;
@@ -260,8 +274,9 @@ impl Regions {
 
     /// Ends a registration; nobody is at its memory afterwards. Whether there was one.
     pub(super) fn deregister(&self, key: u32) -> bool {
-        let gone = self.by_key.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        let Some(gone) = gone else { return false };
+        let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(gone) = by_key.remove(&key) else { return false };
+        self.locked.fetch_sub(gone.locked(), Ordering::Relaxed);
         if let Some(bytes) = lock(&self.counted).of(gone.access) {
             bytes.now -= gone.len;
         }
@@ -288,9 +303,11 @@ impl Regions {
 
     fn add(&self, registration: Registration) -> Result<u32, Errno> {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        if by_key.len() >= self.limit {
+        let locked = self.locked.load(Ordering::Relaxed).saturating_add(registration.locked());
+        if by_key.len() >= self.limit || locked > self.most_locked {
             return Err(Errno::NOMEM);
         }
+        self.locked.store(locked, Ordering::Relaxed);
         let mut next = lock(&self.next);
         // Neither small nor in order: a key that was guessed, or is one off, is none.
         let key = loop {
@@ -345,6 +362,13 @@ impl Regions {
         })
     }
 
+    /// Whether writes to a place need not be seen in their order.
+    pub(super) fn is_relaxed(&self, domain: Domain, at: Remote) -> bool {
+        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let found = by_key.get(&at.key).filter(|found| found.domain == domain);
+        found.is_some_and(|found| found.access.allows(Access::RELAXED_ORDERING))
+    }
+
     /// Reads as many bytes as there is room for.
     pub(super) fn read(
         &self,
@@ -389,10 +413,16 @@ impl Regions {
             }
             if place.is_host() {
                 // SAFETY: eight aligned bytes of a registration, as in `write`; those who use them while a NIC does
-                // atomic operations on them use atomic ones, too.
+                // atomic operations on them use atomic loads and stores, too.
                 let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
-                let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
-                return Ok(changed.unwrap_or_else(|old| old));
+                // A load and a store, as over PCIe: operations of one NIC's are atomic among each other, since one thread does
+                // them, and not with a CPU's, which is given its chance to come between them, now and then.
+                let old = word.load(Ordering::SeqCst);
+                if old.is_multiple_of(16) {
+                    std::thread::yield_now();
+                }
+                word.store(change(old), Ordering::SeqCst);
+                return Ok(old);
             }
             let mut bytes = [0; 8];
             // SAFETY: as in `read`. One thread does all operations of this process's NICs, one at a time.
@@ -455,7 +485,7 @@ mod tests {
     const HERE: Domain = Domain(1);
 
     fn regions() -> Regions {
-        Regions::new(10, Vec::new())
+        Regions::new(&Limits { memory_regions: 10, ..Limits::default() }, Vec::new())
     }
 
     #[test]

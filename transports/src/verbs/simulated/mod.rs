@@ -31,7 +31,7 @@
 //! Where drivers differ the harsher way was taken, so that what is wrong in a program shows here: a queue's place is free only
 //! when its completion has been polled; of a completion that failed only the fields that the specification names are right;
 //! completions of a queue pair that is destroyed or reset are gone; completion queues have exactly the size that was asked for.
-//! Not simulated: unreliable connections, XRC, memory windows, on-demand paging, multicast, partitions, the drained states,
+//! Not simulated: unreliable connections, XRC, memory windows, multicast, partitions, the drained states,
 //! extended posting and polling (`ibv_qp_ex`, `ibv_cq_ex`).
 
 mod abi;
@@ -149,6 +149,11 @@ impl SimulatedNic {
     /// ports from 1. Whether there is such a port.
     pub fn set_port(&self, device: usize, port: u8, up: bool) -> bool {
         self.devices.get(device).is_some_and(|device| device.set_port(port, up))
+    }
+
+    /// How many thread domains of a device there are at the moment.
+    pub fn thread_domains(&self, device: usize) -> u32 {
+        self.devices.get(device).map_or(0, |device| device.thread_domains.now())
     }
 
     /// Lets all that was written be seen: what the flush of a GPU whose memory it lies in does to a NIC's writes.

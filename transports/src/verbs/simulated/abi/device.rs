@@ -8,8 +8,8 @@ use super::super::lock;
 use super::super::queue_pair::MTU;
 use super::{free, known, make, minus_one, number, pointer};
 use crate::verbs::sys::bindings::{
-    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_fork_status, ibv_gid, ibv_gid_entry,
-    ibv_port_attr, verbs_context,
+    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
 };
 use rustix::io::Errno;
 use std::ffi::{c_char, c_int};
@@ -210,6 +210,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
             structure.sz = size_of::<verbs_context>();
             structure.query_port = Some(query_port_sized);
+            structure.query_device_ex = Some(query_device_ex);
             structure.alloc_td = Some(super::memory::alloc_td);
             structure.dealloc_td = Some(super::memory::dealloc_td);
             structure.alloc_parent_domain = Some(super::memory::alloc_parent_domain);
@@ -253,12 +254,43 @@ pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
     let reads = c_int::from(limits.reads);
     (answer.max_qp_rd_atom, answer.max_qp_init_rd_atom) = (reads, reads);
     answer.max_res_rd_atom = c_int::MAX;
-    answer.atomic_cap = if limits.reads > 0 { ibv::IBV_ATOMIC_HCA } else { ibv::IBV_ATOMIC_NONE };
+    let does_atomics = limits.atomics && limits.reads > 0;
+    answer.atomic_cap = if does_atomics { ibv::IBV_ATOMIC_HCA } else { ibv::IBV_ATOMIC_NONE };
     answer.max_ah = c_int::MAX;
     answer.max_srq = int(limits.shared_receive_queues);
     (answer.max_srq_wr, answer.max_srq_sge) = (int(limits.shared_receives), int(limits.pieces));
     answer.max_pkeys = 1;
     answer.phys_port_cnt = u8::try_from(device.ports.len()).unwrap_or(u8::MAX);
+    // SAFETY: of the contract: a place for the answer.
+    unsafe { attr.write(answer) };
+    0
+}
+
+pub(super) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    if size < size_of::<ibv_device_attr_ex>() {
+        return Errno::INVAL.raw_os_error();
+    }
+    let mut answer = ibv_device_attr_ex::default();
+    // SAFETY: passed on, with a place of ours.
+    let refused = unsafe { query_device(context, &raw mut answer.orig_attr) };
+    if refused != 0 {
+        return refused;
+    }
+    // SAFETY: of the contract.
+    if unsafe { known_context(context) }.device.limits.on_demand {
+        answer.odp_caps.general_caps = ibv::IBV_ODP_SUPPORT.into();
+        answer.odp_caps.per_transport_caps.rc_odp_caps = ibv::IBV_ODP_SUPPORT_SEND
+            | ibv::IBV_ODP_SUPPORT_RECV
+            | ibv::IBV_ODP_SUPPORT_WRITE
+            | ibv::IBV_ODP_SUPPORT_READ
+            | ibv::IBV_ODP_SUPPORT_ATOMIC
+            | ibv::IBV_ODP_SUPPORT_SRQ_RECV;
+    }
     // SAFETY: of the contract: a place for the answer.
     unsafe { attr.write(answer) };
     0

@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What is known of a protection domain.
 pub(super) struct KnownDomain {
@@ -25,6 +25,24 @@ pub(super) struct KnownDomain {
     pub(super) users: AtomicUsize,
     /// The domain that this is another face of.
     parent: *mut ibv_pd,
+    /// What is made in it is for one thread at a time.
+    pub(super) thread: Option<Arc<OneAtATime>>,
+}
+
+/// A thread domain: whether somebody is at work in it.
+#[derive(Debug, Default)]
+pub(super) struct OneAtATime(AtomicBool);
+
+impl OneAtATime {
+    /// Does something, unless another thread is just doing something. A real library would be torn in two; this one says so.
+    pub(super) fn alone<T>(&self, act: impl FnOnce() -> T) -> Result<T, Errno> {
+        if self.0.swap(true, Ordering::SeqCst) {
+            return Err(Errno::BUSY);
+        }
+        let done = act();
+        self.0.store(false, Ordering::SeqCst);
+        Ok(done)
+    }
 }
 
 /// # Safety
@@ -46,7 +64,8 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(result.and_then(|()| device.new_domain()).map(|number| {
         adopt(parent);
         let users = AtomicUsize::new(0);
-        let known = KnownDomain { device: Arc::clone(device), number, users, parent: null_mut() };
+        let known =
+            KnownDomain { device: Arc::clone(device), number, users, parent: null_mut(), thread: None };
         make(ibv_pd { context, handle: number.0 }, known)
     }))
 }
@@ -73,17 +92,21 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
 pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, _: *mut ibv_td_init_attr) -> *mut ibv_td {
     // SAFETY: of the contract.
     let parent = unsafe { known_context(context) };
-    pointer(parent.device.check().map(|()| {
+    let device = &parent.device;
+    let has = if device.limits.thread_domains > 0 { Ok(()) } else { Err(Errno::OPNOTSUPP) };
+    pointer(device.check().and(has).and_then(|()| device.thread_domains.add()).map(|()| {
         adopt(parent);
-        make(ibv_td { context }, ())
+        make(ibv_td { context }, Arc::<OneAtATime>::default())
     }))
 }
 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: of the contract; a context outlives what was made of it.
     unsafe {
-        known_context((*td).context).children.fetch_sub(1, Ordering::SeqCst);
-        free::<ibv_td, ()>(td);
+        let parent = known_context((*td).context);
+        parent.children.fetch_sub(1, Ordering::SeqCst);
+        parent.device.thread_domains.remove();
+        free::<ibv_td, Arc<OneAtATime>>(td);
     }
     0
 }
@@ -93,17 +116,21 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     // SAFETY: of the contract.
-    let (above, parent, wants) = unsafe { (known_context(context), (*attr).pd, (*attr).comp_mask) };
+    let (above, parent, td, wants) =
+        unsafe { (known_context(context), (*attr).pd, (*attr).td, (*attr).comp_mask) };
     if parent.is_null() || wants != 0 {
         return pointer(Err(if wants != 0 { Errno::OPNOTSUPP } else { Errno::INVAL }));
     }
     // SAFETY: of the contract.
     let whose = unsafe { known_domain(parent) };
+    // SAFETY: of the contract: null, or one that `alloc_td` gave.
+    let thread = (!td.is_null()).then(|| Arc::clone(unsafe { known::<ibv_td, Arc<OneAtATime>>(td) }));
     pointer(whose.device.check().map(|()| {
         adopt(above);
         whose.users.fetch_add(1, Ordering::SeqCst);
         let users = AtomicUsize::new(0);
-        let known = KnownDomain { device: Arc::clone(&whose.device), number: whose.number, users, parent };
+        let known =
+            KnownDomain { device: Arc::clone(&whose.device), number: whose.number, users, parent, thread };
         make(ibv_pd { context, handle: whose.number.0 }, known)
     }))
 }

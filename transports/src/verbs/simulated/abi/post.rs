@@ -7,7 +7,7 @@ use super::super::wire::{Notice, QueueNumber, Remote};
 use super::device::known_context;
 use super::known;
 use super::memory::KnownHandle;
-use super::queue_pair::{known_pair, known_srq};
+use super::queue_pair::{KnownPair, known_pair, known_srq};
 use crate::mem::copy::copy_now;
 use crate::mem::{MemMut, MemRef, Place};
 use crate::verbs::sys::bindings::{self as ibv, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
@@ -118,18 +118,25 @@ pub(super) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: of the contract.
-    let pair = unsafe { &known_pair(qp).pair };
-    let mut next = first;
-    let mut posted = Ok(());
-    // SAFETY: of the contract: a list that ends with null.
-    while let (Ok(()), Some(wr)) = (posted, unsafe { next.as_ref() }) {
-        // SAFETY: of the contract.
-        posted = unsafe { work(pair, wr) }.and_then(|work| pair.post_send(work));
-        if posted.is_ok() {
-            next = wr.next;
+    let KnownPair { pair, thread, .. } = unsafe { known_pair(qp) };
+    let post = || {
+        let mut next = first;
+        let mut posted = Ok(());
+        // SAFETY: of the contract: a list that ends with null.
+        while let (Ok(()), Some(wr)) = (posted, unsafe { next.as_ref() }) {
+            // SAFETY: of the contract.
+            posted = unsafe { work(pair, wr) }.and_then(|work| pair.post_send(work));
+            if posted.is_ok() {
+                next = wr.next;
+            }
         }
-    }
-    pair.ring();
+        pair.ring();
+        (posted, next)
+    };
+    let (posted, next) = match thread {
+        Some(thread) => thread.alone(post).unwrap_or_else(|errno| (Err(errno), first)),
+        None => post(),
+    };
     answer(posted, next, bad)
 }
 

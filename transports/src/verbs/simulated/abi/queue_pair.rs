@@ -6,7 +6,7 @@ use super::super::queue_pair::{Kind, Parts, QueuePair};
 use super::super::receives::ReceiveQueue;
 use super::completion::known_cq;
 use super::device::known_context;
-use super::memory::{known_domain, vector};
+use super::memory::{OneAtATime, known_domain, vector};
 use super::{free, known, make, number, pointer};
 use crate::verbs::sys::bindings::{
     self as ibv, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_srq, ibv_srq_attr,
@@ -94,6 +94,8 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
 /// What is known of a queue pair.
 pub(super) struct KnownPair {
     pub(super) pair: Arc<QueuePair>,
+    /// Its domain's, if that is for one thread at a time.
+    pub(super) thread: Option<Arc<OneAtATime>>,
     cap: ibv_qp_cap,
 }
 
@@ -158,7 +160,8 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         (structure.send_cq, structure.recv_cq, structure.srq) = (wanted.send_cq, wanted.recv_cq, wanted.srq);
         (structure.qp_num, structure.handle) = (pair.number.0, pair.number.0);
         (structure.state, structure.qp_type) = (ibv::IBV_QPS_RESET, wanted.qp_type);
-        let qp = make(structure, KnownPair { pair: Arc::clone(&pair), cap: *cap });
+        let qp =
+            make(structure, KnownPair { pair: Arc::clone(&pair), thread: domain.thread.clone(), cap: *cap });
         pair.handle.store(qp.expose_provenance(), Ordering::SeqCst);
         Ok(qp)
     };
@@ -188,7 +191,7 @@ pub(super) unsafe extern "C" fn query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: of the contract.
-    let KnownPair { pair, cap } = unsafe { known_pair(qp) };
+    let KnownPair { pair, cap, .. } = unsafe { known_pair(qp) };
     if let Err(errno) = pair.device.check().and_then(|()| pair.device.faults.check(Call::QueryQp)) {
         return errno.raw_os_error();
     }

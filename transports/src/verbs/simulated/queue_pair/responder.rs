@@ -188,7 +188,8 @@ impl QueuePair {
     /// Whether the queue pair lets its peer do this at all.
     fn may(&self, inner: &Inner, wanted: Access) -> Result<(), Failure> {
         let reads_allowed = wanted == Access::REMOTE_WRITE || inner.attributes.peer_reads > 0;
-        if inner.attributes.access.allows(wanted) && reads_allowed {
+        let is_done = wanted != Access::REMOTE_ATOMIC || self.device.limits.atomics;
+        if inner.attributes.access.allows(wanted) && reads_allowed && is_done {
             return Ok(());
         }
         Err(Failure::Broken(Refusal::InvalidRequest, ibv::IBV_WC_WR_FLUSH_ERR))

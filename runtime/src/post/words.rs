@@ -1,0 +1,98 @@
+//! Atomic operations on words whose agent is their owner's NIC: everybody goes by it, the owner itself and ranks that have the memory
+//! mapped included, since what a NIC does to a word is atomic among its own operations alone.
+
+use super::atomic::{Atomic, Operation};
+use super::nic::Given;
+use super::options::{Path, Post, RetryReason};
+use super::order::Order;
+use super::rma::Begun;
+use crate::comp::Completion;
+use crate::error::PostError;
+use crate::region::AtomicError;
+use crate::region::direct::Remote;
+use carrack_transports::contract::{Op, WordChange};
+use carrack_transports::gpu::{Event, EventState, GpuError};
+use std::sync::Arc;
+
+impl Post<'_, Atomic<'_>> {
+    /// Gives it to the link to the owner's NIC. Until its owner has told where the word is, it waits.
+    #[cold]
+    pub(super) fn begin_by_nic(
+        &self,
+        transport: &str,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
+        let Atomic { place, operation, has_waited } = &self.kind;
+        let (_, route) = self.check_place(place, 8)?;
+        if !place.rmr.is_of(self.runtime.0.job) {
+            return Err(PostError::OtherJob(self.rank));
+        }
+        self.check_path(transport)?;
+        let device = self.device_inner();
+        let remote = self.known_of(place);
+        let link = route.link_to_words(&self.runtime.0, device, transport)?;
+        let Some(link) = link.filter(|_| remote.is_told()) else {
+            return match has_waited {
+                // It stands there already.
+                true => Ok(Begun::Full(RetryReason::Connecting)),
+                false => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
+            };
+        };
+        // Held until the link has it: nobody lets go of a place that is being used.
+        let known = remote.look();
+        let Some(word) = self.part_of(*known, place, 8)? else { return Err(PostError::Stale(self.rank)) };
+        if !word.addr.is_multiple_of(8) {
+            let offset = usize::try_from(place.rmr.offset() + place.offset).unwrap_or(usize::MAX);
+            return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
+        }
+        let change = match *operation {
+            Operation::FetchAdd(value) => WordChange::Add(value),
+            Operation::CompareSwap { expected, new } => WordChange::Swap { expected, new },
+        };
+        let given = self.give(&*link, 8, comp, |token| Op::Atomic { word, change, token });
+        drop(known);
+        let rank = self.rank;
+        let unreachable = |why: String| PostError::Unreachable { rank, why };
+        match given {
+            Ok(Given::UnderWay) => Ok(Begun::UnderWay),
+            Ok(Given::Full(reason)) if self.allow.retry => Ok(Begun::Full(reason)),
+            Ok(Given::Full(_)) => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
+            Ok(Given::Refused(why)) => Err(unreachable(why)),
+            // The rank itself may be there: of its end the link of messages tells.
+            Err(PostError::PeerDown { cause, .. }) if route.down().is_none() => Err(unreachable(format!(
+                "the connection to the NIC that is the agent of its words ({transport}) has ended: {cause}"
+            ))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn check_path(&self, transport: &str) -> Result<(), PostError> {
+        match self.required.map(Path::name) {
+            Some(required) if required != transport => {
+                let chosen =
+                    self.runtime.0.domains.iter().map(|(name, _)| *name).find(|name| *name == transport);
+                let why = "the agent of the words is their owner's NIC".into();
+                let chosen = chosen.unwrap_or("a transport that this rank does not have");
+                Err(PostError::Path { rank: self.rank, chosen, required, why })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Fires when the owner of a region has told where it is, or that it is not to be had.
+struct Told(Arc<Remote>);
+
+impl EventState for Told {
+    fn query(&self) -> Result<bool, GpuError> {
+        Ok(self.0.is_told())
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        // Nobody waits for it but progress, which asks.
+        while !self.0.is_told() {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}

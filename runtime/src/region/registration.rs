@@ -1,0 +1,95 @@
+//! How a region is registered: who does the atomic operations on its words.
+
+use super::table::Words;
+use super::{Mr, Region};
+use crate::error::RegisterError;
+use crate::runtime::{Inner, Runtime};
+use carrack_transports::mem::{MemKind, RawError};
+use std::sync::Arc;
+
+/// Who carries out atomic operations on the words of a region. Each word has one agent, for all ranks: operations of two are not
+/// atomic among each other, and one of them would be lost now and then.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum AtomicAgent {
+    /// The rank that has the memory: its CPUs, or where they are mapped those of its machine; of words of a GPU its copy engine.
+    /// Where the memory is not mapped, the owner has to make progress.
+    #[default]
+    Owner,
+    /// The owner's NIC, for all accesses: also for those of ranks on its node, and of the owner itself, which go through the NIC as
+    /// well. No CPU of the owner's takes part, so it need not make progress, but for telling each rank once where the memory is.
+    ///
+    /// Host memory only. Plain reads by anybody see a word before or after an operation; whoever writes to it otherwise (by a put,
+    /// by a store, by [`Region::fetch_add`]) may lose an operation that is under way.
+    Nic,
+}
+
+/// A region that is to be registered: see [`Runtime::registration`].
+#[must_use = "nothing is registered until `register`"]
+pub struct Registration<'a> {
+    runtime: &'a Inner,
+    region: &'a Region,
+    atomics: AtomicAgent,
+}
+
+impl Registration<'_> {
+    /// Who does the atomic operations on the region's words; its owner if not said.
+    pub fn atomics(mut self, agent: AtomicAgent) -> Self {
+        self.atomics = agent;
+        self
+    }
+
+    /// Registers it.
+    ///
+    /// # Errors
+    /// There are too many already, or it is managed memory. [`RegisterError::NoAtomics`]: no NIC of this rank's can be the agent,
+    /// and why. [`RegisterError::OtherAgent`]: a part of it is registered already, and its words have another agent.
+    pub fn register(self) -> Result<Mr, RegisterError> {
+        let Self { runtime, region, atomics } = self;
+        if let MemKind::Managed(_) = region.kind() {
+            return Err(RawError::Managed { addr: region.addr() }.into());
+        }
+        let words = match atomics {
+            AtomicAgent::Owner => None,
+            AtomicAgent::Nic => Some(expose_words(runtime, region)?),
+        };
+        let (index, generation, keys) = runtime.regions.insert(region.clone(), words.clone())?;
+        let mut mr = Mr {
+            region: region.clone(),
+            index,
+            generation,
+            keys,
+            refused: Vec::new(),
+            regions: runtime.regions.clone(),
+            rank: runtime.rank,
+            nic: words.map(|words| words.transport),
+        };
+        for (transport, domain) in &runtime.domains {
+            match domain.export(region) {
+                Ok(exported) => mr.keys.add(transport, exported),
+                Err(why) => mr.refused.push((transport, why)),
+            }
+        }
+        Ok(mr)
+    }
+}
+
+/// Asks for the first NIC that will be the agent.
+fn expose_words(runtime: &Inner, region: &Region) -> Result<Words, RegisterError> {
+    let mut reasons = Vec::new();
+    for (transport, domain) in runtime.domains.iter().filter(|(_, domain)| domain.carries_messages()) {
+        match domain.expose_words(region) {
+            Ok(exposed) => return Ok(Words { transport, exposed: Arc::from(exposed) }),
+            Err(why) => reasons.push(format!("{transport}: {why}")),
+        }
+    }
+    reasons.extend(runtime.unavailable.iter().map(|why| format!("{}: {}", why.transport, why.reason)));
+    Err(RegisterError::NoAtomics(reasons.join("; ")))
+}
+
+impl Runtime {
+    /// Lets other ranks reach a region, with choices that [`register_memory`](Self::register_memory) does not have.
+    pub fn registration<'a>(&'a self, region: &'a Region) -> Registration<'a> {
+        Registration { runtime: &self.0, region, atomics: AtomicAgent::Owner }
+    }
+}

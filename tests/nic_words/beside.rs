@@ -1,0 +1,238 @@
+//! Ranks of one process, whose messages go through its queues.
+
+use crate::support::sink::Sink;
+use crate::support::{Job, OverLoopback, Watchdog, built, happens, posted, settle, unstarted, until};
+use carrack::buffer::Region;
+use carrack::settings::TransportChoice;
+use carrack::transports::verbs::simulated::{Config, Limits, SimulatedNic};
+use carrack::transports::verbs::{Options, Rdma};
+use carrack::{
+    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime, Synchronizer, Tag,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// A NIC on a network of so many, that nobody else is on.
+fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let fabric = format!("words {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let nic = |config| SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..config }).unwrap();
+    configs.into_iter().map(|config| Arc::new(nic(config))).collect()
+}
+
+/// A rank for each NIC. Their messages go through the queues of this process, since that is quicker.
+fn ranks(nics: &[Arc<SimulatedNic>]) -> Vec<Runtime> {
+    let transports = vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated];
+    let settings = built(OverLoopback::settings().transports(transports));
+    // A quarter of a second until something is sent again, of what is lost.
+    let options = Options { timeout: 16, packet_size: settings.packet_size(), ..Options::default() };
+    let ranks = unstarted(u32::try_from(nics.len()).unwrap()).into_iter().zip(nics);
+    let start = |(bootstrap, nic): (_, &Arc<SimulatedNic>)| {
+        let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
+        builder.transport(Box::new(Rdma::over(nic.clone(), options.clone()))).start().unwrap()
+    };
+    ranks.map(start).collect()
+}
+
+fn words(owner: &Runtime, region: &Region) -> Result<(Mr, Rmr), RegisterError> {
+    let mr = owner.registration(region).atomics(AtomicAgent::Nic).register()?;
+    let rmr = owner.get_rmr(&mr);
+    Ok((mr, rmr))
+}
+
+/// What the word held, with progress of all.
+fn add(ranks: &[Runtime], at: usize, rmr: &Rmr, value: u64) -> Result<u64, String> {
+    let sink = Sink::keeping();
+    let post = || ranks[at].post_fetch_add(rmr.owner(), rmr, 0, value).comp(&sink).allow_retry(false).call();
+    match post().map_err(|error| error.to_string())? {
+        Outcome::Posted => {
+            sink.one(ranks).ok().map(|status| status.value().unwrap()).map_err(|error| error.to_string())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranks_that_reach_the_memory_otherwise_go_by_the_nic_all_the_same() {
+    let _watchdog = Watchdog::over("words of a NIC beside a loopback");
+    let ranks = ranks(&nics([(); 3].map(|()| Config::default())));
+    let region = Region::host(64);
+    let (_mr, rmr) = words(&ranks[1], &region).unwrap();
+    // First: who has mapped the memory, and who owns it, has the NIC's word, not its own.
+    let put = ranks[0].post_put(Rank(1), 5_u64.to_le_bytes().to_vec(), &rmr, 0).call().unwrap();
+    assert!(put.is_done(), "it is mapped");
+    for at in [0, 1, 2, 1, 0] {
+        add(&ranks, at, &rmr, 10).unwrap();
+    }
+    assert_eq!(region.fetch_add(0, 0), Ok(55), "nobody is at it any more");
+    const EACH: u64 = 1000;
+    std::thread::scope(|scope| {
+        for rank in &ranks {
+            let rmr = Rmr::from_bytes(&rmr.to_bytes()).unwrap();
+            scope.spawn(move || {
+                let (mut left, ended) = (EACH, Synchronizer::new(EACH as usize));
+                while left > 0 {
+                    match rank.post_fetch_add(Rank(1), &rmr, 8, 1).comp(&ended).call().unwrap() {
+                        Outcome::Posted => left -= 1,
+                        _ => {
+                            rank.progress().unwrap();
+                        }
+                    }
+                }
+                while !ended.test() {
+                    rank.progress().unwrap();
+                    std::thread::yield_now();
+                }
+            });
+        }
+    });
+    assert_eq!(region.fetch_add(8, 0), Ok(3 * EACH), "operations were lost: there were two agents");
+}
+
+#[test]
+fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
+    let _watchdog = Watchdog::over("no atomic operations");
+    let none = || Limits { atomics: false, ..Limits::default() };
+    let few = || Limits { reads: 0, ..Limits::default() };
+    let configs = [Limits::default(), none(), few()].map(|limits| Config { limits, ..Config::default() });
+    let ranks = ranks(&nics(configs));
+    let region = Region::host(64);
+    for rank in &ranks[1..] {
+        let refused = words(rank, &region).unwrap_err().to_string();
+        assert!(refused.contains("verbs-simulated: sim0: the NIC does no atomic operations"), "{refused}");
+        assert!(
+            refused.contains("loopback: it has no NIC") && refused.contains("AtomicAgent::Owner"),
+            "{refused}"
+        );
+        // Its owner does them, as ever.
+        let mr = rank.register_memory(&region).unwrap();
+        assert!(
+            posted(&ranks, || ranks[0].post_fetch_add(rank.rank(), &rank.get_rmr(&mr), 0, 1).call())
+                .is_done()
+        );
+    }
+    assert_eq!(region.fetch_add(0, 0), Ok(2));
+    // Nor does it ask for any of others.
+    let (_mr, rmr) = words(&ranks[0], &region).unwrap();
+    for at in [1, 2] {
+        let refused = add(&ranks, at, &rmr, 1).unwrap_err();
+        assert!(refused.contains("rank 0 cannot be reached") && refused.contains("no atomic"), "{refused}");
+    }
+    assert_eq!(add(&ranks, 0, &rmr, 1), Ok(2), "the owner itself has a NIC that does");
+    // An end that is just being made is waited for, when it closes.
+    settle(&ranks);
+}
+
+#[test]
+fn what_a_rank_without_that_transport_is_told() {
+    let _watchdog = Watchdog::over("no NIC");
+    let nics = nics([Config::default()]);
+    let settings = built(OverLoopback::settings());
+    let mut job = unstarted(2).into_iter();
+    let both = built(
+        OverLoopback::settings().transports(vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated]),
+    );
+    let options = Options { packet_size: both.packet_size(), ..Options::default() };
+    let builder = Runtime::builder().settings(both).bootstrap(Box::new(job.next().unwrap()));
+    let has = builder.transport(Box::new(Rdma::over(nics[0].clone(), options))).start().unwrap();
+    let lacks =
+        Runtime::builder().settings(settings).bootstrap(Box::new(job.next().unwrap())).start().unwrap();
+    let ranks = [has, lacks];
+    let region = Region::host(64);
+    let refused = words(&ranks[1], &region).unwrap_err().to_string();
+    assert!(refused.contains("verbs-simulated: CARRACK_TRANSPORT leaves it out"), "{refused}");
+    let (_mr, rmr) = words(&ranks[0], &region).unwrap();
+    let refused = add(&ranks, 1, &rmr, 1).unwrap_err();
+    assert!(refused.contains("CARRACK_TRANSPORT leaves it out"), "{refused}");
+    assert_eq!(add(&ranks, 0, &rmr, 1), Ok(0));
+}
+
+#[test]
+fn an_end_is_withdrawn_only_behind_what_goes_over_the_other_link() {
+    let _watchdog = Watchdog::over("withdrawn words");
+    let nics = nics([(); 2].map(|()| Config::default()));
+    let ranks = ranks(&nics);
+    let region = Region::host(64);
+    let (mr, rmr) = words(&ranks[1], &region).unwrap();
+    assert_eq!(add(&ranks, 0, &rmr, 1), Ok(0));
+    // Requests are lost for a while; meanwhile the owner ends the registration, and says so by the path of messages.
+    assert!(nics[0].set_port(0, 1, false));
+    let sink = Sink::keeping();
+    let mut begun = 0;
+    let mut is_stale = || match ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).call() {
+        Err(PostError::Stale(Rank(1))) => true,
+        Ok(outcome) => {
+            begun += u64::from(outcome.is_posted());
+            false
+        }
+        Err(other) => panic!("{other}"),
+    };
+    assert!(!is_stale());
+    drop(mr);
+    assert!(happens(&ranks, Duration::from_secs(20), &mut is_stale), "it never heard of it");
+    assert_eq!(sink.count(), 0, "they have ended: it was no test");
+    assert!(nics[0].set_port(0, 1, true));
+    until(&ranks, || sink.count() as u64 == begun);
+    for status in sink.take() {
+        assert!(status.error.is_none(), "a stale key has reached the NIC: {status:?}");
+    }
+    assert_eq!(region.fetch_add(0, 0), Ok(1 + begun));
+    // And the link stands.
+    settle(&ranks);
+    let (_mr, rmr) = words(&ranks[1], &region).unwrap();
+    assert_eq!(add(&ranks, 0, &rmr, 1), Ok(1 + begun));
+}
+
+#[test]
+fn the_end_of_that_link_is_not_the_end_of_the_rank() {
+    let _watchdog = Watchdog::over("a NIC that is gone");
+    let nics = nics([(); 2].map(|()| Config::default()));
+    let ranks = ranks(&nics);
+    let region = Region::host(64);
+    let (_mr, rmr) = words(&ranks[1], &region).unwrap();
+    assert_eq!(add(&ranks, 0, &rmr, 1), Ok(0));
+    let sink = Sink::keeping();
+    assert!(nics[0].remove(0));
+    let failed = || {
+        let post = ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).call();
+        matches!(post, Err(PostError::Unreachable { rank: Rank(1), ref why }) if why.contains("has ended"))
+    };
+    assert!(happens(&ranks, Duration::from_secs(20), failed), "operations go on without a NIC");
+    for status in sink.take() {
+        assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })), "{status:?}");
+    }
+    // Messages go on in both directions.
+    for [from, to] in [[0, 1], [1, 0]] {
+        let arrived = Synchronizer::new(1);
+        let from_rank = ranks[from].rank();
+        let _ = ranks[to].post_recv(from_rank, vec![0; 5], Tag(1)).comp(&arrived).call().unwrap();
+        let _ = posted(&ranks, || ranks[from].post_send(ranks[to].rank(), b"still", Tag(1)).call());
+        until(&ranks, || arrived.test());
+    }
+    assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()));
+}
+
+#[test]
+fn what_a_rank_has_sent_before_it_went_is_heard_though_its_nic_went_first() {
+    let _watchdog = Watchdog::over("the last messages");
+    for _ in 0..20 {
+        let mut ranks = ranks(&nics([(); 2].map(|()| Config::default())));
+        let region = Region::host(64);
+        let (_mr, rmr) = words(&ranks[1], &region).unwrap();
+        assert_eq!(add(&ranks, 0, &rmr, 1), Ok(0));
+        let (arrived, last) = (Sink::keeping(), ranks.remove(0));
+        for number in 0..100 {
+            let outcome = last.post_send(Rank(1), &[number], Tag(number.into())).call().unwrap();
+            assert!(outcome.is_done());
+            let recv =
+                ranks[0].post_recv(Rank(0), vec![0; 1], Tag(number.into())).comp(&arrived).allow_done(false);
+            assert!({ recv }.call().unwrap().is_posted());
+        }
+        drop(last);
+        until(&ranks, || arrived.count() == 100 && ranks[0].peer_down(Rank(0)).is_some());
+        for status in arrived.take() {
+            assert!(status.error.is_none(), "a message was lost: {status:?}");
+        }
+    }
+}

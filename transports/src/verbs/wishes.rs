@@ -1,0 +1,100 @@
+//! How users' host memory is registered: with its pages locked, or on demand; with its writes in order, or not.
+//!
+//! Memory of the device's own (receives, bounce buffers, credits) is registered as ever: it is small, used all the time, and the words of
+//! credits are looked at without a completion.
+
+use super::options::Options;
+use super::sys::Access;
+use super::sys::bindings::{
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE, ibv_odp_caps,
+};
+use crate::mem::MemKind;
+
+/// What is wished for, as far as the device has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Wishes {
+    on_demand: bool,
+    /// Also where words are changed.
+    on_demand_words: bool,
+    relaxed: bool,
+}
+
+impl Wishes {
+    /// What of the options a device with these abilities can do; the second is why not all of it.
+    pub(super) fn of(options: &Options, odp: &ibv_odp_caps) -> (Self, Option<&'static str>) {
+        let reliable = odp.per_transport_caps.rc_odp_caps;
+        let moves = IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_WRITE;
+        let has = odp.general_caps & u64::from(IBV_ODP_SUPPORT) != 0 && reliable & moves == moves;
+        let on_demand = options.on_demand && has;
+        let wishes = Self {
+            on_demand,
+            on_demand_words: on_demand && reliable & IBV_ODP_SUPPORT_ATOMIC != 0,
+            relaxed: options.relaxed,
+        };
+        let why = "the NIC has no on-demand paging of what reliable connections read and write (odp_caps of ibv_query_device_ex): memory that is registered is locked, CARRACK_VERBS_ODP notwithstanding";
+        (wishes, (options.on_demand && !has).then_some(why))
+    }
+
+    /// Whether memory that is to be used so may be written in another order than the bytes came. Words are not: what changes one is not
+    /// to be overtaken by what changes it next.
+    pub(super) fn relaxes(self, access: Access) -> bool {
+        self.relaxed && !access.contains(Access::REMOTE_ATOMIC)
+    }
+
+    /// With which flags memory is registered that is to be used so.
+    pub(super) fn access(self, access: Access, kind: MemKind) -> Access {
+        let has_words = access.contains(Access::REMOTE_ATOMIC);
+        // Pinned memory is locked as it is; and pages that a GPU's driver has given out are not the kernel's to bring back.
+        let on_demand =
+            kind == MemKind::Host && if has_words { self.on_demand_words } else { self.on_demand };
+        let flag = |is_set, flag| if is_set { flag } else { Access::LOCAL_READ };
+        access | flag(on_demand, Access::ON_DEMAND) | flag(self.relaxes(access), Access::RELAXED_ORDERING)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHOWN: Access = Access::REMOTE_WRITE;
+    const WORDS: Access = Access::REMOTE_ATOMIC;
+
+    fn caps(general: u32, reliable: u32) -> ibv_odp_caps {
+        let mut caps = ibv_odp_caps { general_caps: general.into(), ..Default::default() };
+        caps.per_transport_caps.rc_odp_caps = reliable;
+        caps
+    }
+
+    #[test]
+    fn on_demand_is_what_the_device_has_and_else_there_is_a_reason() {
+        let wanted = Options { on_demand: true, ..Options::default() };
+        let moves = IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_WRITE;
+        for (general, reliable, memory, words) in [
+            (0, u32::MAX, false, false),
+            (1, 0, false, false),
+            (1, IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_ATOMIC, false, false),
+            (1, moves, true, false),
+            (1, moves | IBV_ODP_SUPPORT_ATOMIC, true, true),
+        ] {
+            let (wishes, why) = Wishes::of(&wanted, &caps(general, reliable));
+            assert_eq!(why.is_none(), memory, "{reliable:#x}");
+            let asks = |access, kind| wishes.access(access, kind).contains(Access::ON_DEMAND);
+            assert_eq!((asks(SHOWN, MemKind::Host), asks(WORDS, MemKind::Host)), (memory, words));
+            assert!(!asks(SHOWN, MemKind::Pinned));
+            let (unasked, why) = Wishes::of(&Options::default(), &caps(general, reliable));
+            assert_eq!((unasked, why), (Wishes::default(), None));
+            assert_eq!(unasked.access(SHOWN, MemKind::Host), SHOWN);
+        }
+    }
+
+    #[test]
+    fn writes_are_out_of_order_where_no_words_are() {
+        let wanted = Options { relaxed: true, ..Options::default() };
+        let (wishes, why) = Wishes::of(&wanted, &caps(0, 0));
+        let asks = |access| wishes.access(access, MemKind::Host).contains(Access::RELAXED_ORDERING);
+        assert_eq!(
+            (asks(SHOWN), asks(Access::LOCAL_WRITE), asks(SHOWN | WORDS), why),
+            (true, true, false, None)
+        );
+    }
+}
