@@ -121,11 +121,15 @@ impl Ground {
         (left, came)
     }
 
+    /// Whether the second rank shows something.
+    pub(crate) fn is_shown(&self) -> bool {
+        self.counters()[1].to_be_written.now > self.begun[1].to_be_written.now
+    }
+
     /// Lets the first rank's message go on until two of its chunks are with its NIC, which does not begin with them.
     pub(crate) fn stop_in_the_midst(&self) -> Held {
         // Its offer is out; what it is asked for comes in all the same.
-        let offered = || self.counters()[1].to_be_written.now > self.begun[1].to_be_written.now;
-        while !offered() {
+        while !self.is_shown() {
             self.ranks[1].progress().unwrap();
         }
         let held = self.nics[0].faults().hold_device(0);
