@@ -330,11 +330,19 @@ fn an_interrupt_leaves_nothing_behind() {
 
 #[test]
 fn a_second_interrupt_does_not_wait_for_the_grace() {
-    let running = script(2, &[], "trap '' INT; echo ready; sleep 1000 & wait; sleep 1000").start(2);
+    // The ranks say that the first one has been passed on to them: two that come together are one.
+    let heard = std::env::temp_dir().join(format!("carrack-launcher-heard-{}", std::process::id()));
+    let text = format!("trap 'touch {}' INT; echo ready; sleep 1000 & wait; sleep 1000", heard.display());
+    let running = script(2, &[], &text).start(2);
     running.signal(Signal::INT);
-    thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    while !heard.exists() {
+        assert!(start.elapsed() < WATCHDOG, "the ranks are not interrupted");
+        thread::sleep(Duration::from_millis(2));
+    }
     running.signal(Signal::INT);
     let run = running.end();
+    fs::remove_file(&heard).unwrap();
     assert_eq!(run.code(), 130);
     assert!(run.stderr.contains("got SIGINT again; killing"), "{}", run.stderr);
 }

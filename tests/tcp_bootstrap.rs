@@ -12,6 +12,7 @@ use carrack::settings::Settings;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const ROLE: &str = "TEST_TCP_ROLE";
@@ -53,8 +54,15 @@ fn role(name: &str, number: u32, size: u32, port: u16) -> Command {
     rank(command, number, size, port)
 }
 
+/// One that nobody gets before it is used: it is none of those that the kernel gives to whoever asks for any.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let here = std::process::id().wrapping_mul(16);
+    let mut ports = std::iter::repeat_with(|| {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        10_000 + (here.wrapping_add(number) % 20_000) as u16
+    });
+    ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).unwrap()
 }
 
 /// Ends with the test, however that ends.

@@ -253,7 +253,8 @@ pub(crate) fn late(role: &Role) {
         assert!(done.take().unwrap().remove(0).error.is_none(), "its bytes have left it");
     } else {
         let recv = runtime.post_recv(Rank(0), region.whole(), Tag(7)).comp(&done);
-        assert!(recv.deadline(Duration::from_millis(300)).call().unwrap().is_posted());
+        // Long enough for the message to begin.
+        assert!(recv.deadline(Duration::from_secs(3)).call().unwrap().is_posted());
         runtime.wait_for(crate::PATIENCE, || done.test()).unwrap();
         let status = done.take().unwrap().remove(0);
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(0)))), "{status:?}");
