@@ -2,10 +2,11 @@
 
 use std::process::{Command, Stdio};
 
-/// A NIC that never gives up, and sends again after 67 ms (4.096 µs times 2 to the power of 14) what is lost: Soft-RoCE takes seven
-/// retries for "for ever". However little of the processor a guest gets, nothing ends but by what a test does.
+/// A NIC that never gives up, and sends again after a second (4.096 µs times 2 to the power of 18) what is lost: Soft-RoCE takes seven
+/// retries for "for ever". However little of the processor a guest gets, nothing ends but by what a test does. A shorter time would run out
+/// on a loaded machine where nothing is lost.
 pub const NEVER_GIVES_UP: [(&str, &str); 2] =
-    [("CARRACK_VERBS_TIMEOUT", "14"), ("CARRACK_VERBS_RETRIES", "7")];
+    [("CARRACK_VERBS_TIMEOUT", "18"), ("CARRACK_VERBS_RETRIES", "7")];
 
 /// A variable that tells a program in a guest about itself.
 pub fn told(name: &str) -> Option<String> {
