@@ -125,6 +125,32 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
 }
 
 #[test]
+fn a_nic_that_has_few_atomic_operations_under_way_holds_the_others_back() {
+    let _watchdog = Watchdog::over("few atomic operations at a time");
+    let few =
+        [16, 1, 2].map(|reads| Config { limits: Limits { reads, ..Limits::default() }, ..Config::default() });
+    let ranks = ranks(&nics(few));
+    let region = Region::host(64);
+    for owner in &ranks {
+        let (mr, rmr) = words(owner, &region).unwrap();
+        let (sink, before) = (Sink::keeping(), region.fetch_add(0, 0).unwrap());
+        for rank in &ranks {
+            for _ in 0..50 {
+                let post = || rank.post_fetch_add(rmr.owner(), &rmr, 0, 1).comp(&sink).call();
+                assert!(posted(&ranks, post).is_posted());
+            }
+        }
+        until(&ranks, || sink.count() == 150);
+        let mut held: Vec<_> = sink.take().iter().map(|status| status.value().unwrap() - before).collect();
+        held.sort_unstable();
+        assert!(held.into_iter().eq(0..150), "one is lost, or was done twice");
+        // The next one's NIC is the agent then.
+        drop(mr);
+        settle(&ranks);
+    }
+}
+
+#[test]
 fn what_a_rank_without_that_transport_is_told() {
     let _watchdog = Watchdog::over("no NIC");
     let nics = nics([Config::default()]);

@@ -485,7 +485,7 @@ mod tests {
     const HERE: Domain = Domain(1);
 
     fn regions() -> Regions {
-        Regions::new(&Limits { memory_regions: 10, ..Limits::default() }, Vec::new())
+        Regions::new(&Limits { memory_regions: 10, on_demand: false, ..Limits::default() }, Vec::new())
     }
 
     #[test]
@@ -526,6 +526,18 @@ mod tests {
         );
         let relaxed = Access(ibv::IBV_ACCESS_LOCAL_WRITE | ibv::IBV_ACCESS_RELAXED_ORDERING);
         assert!(regions.register(HERE, addr, 8, 0, relaxed).is_ok());
+    }
+
+    #[test]
+    fn what_is_locked_counts_until_it_is_deregistered_and_what_is_paged_on_demand_does_not() {
+        let limits = Limits { locked: 10, ..Limits::default() };
+        let regions = Regions::new(&limits, Vec::new());
+        let memory = [0_u8; 8];
+        let register = |access| regions.register(HERE, memory.as_ptr().expose_provenance(), 8, 0, access);
+        let first = register(Access::NONE).unwrap();
+        assert_eq!(register(Access::NONE), Err(Errno::NOMEM));
+        assert!(register(Access::ON_DEMAND).is_ok_and(|key| regions.deregister(key)));
+        assert!(regions.deregister(first) && register(Access::NONE).is_ok());
     }
 
     #[test]
