@@ -1,24 +1,24 @@
 //! Work requests of one queue pair, what they hold, and when it is free again.
 
+mod gathering;
+mod moving;
 mod words;
 
 use super::bounces::{Bounce, Bounces, Filled, HEADER};
-use super::memory::{Words, addresses};
-use super::signs::Signs;
+use super::memory::Words;
 use super::sys::bindings::{
-    IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
+    IBV_QP_STATE, IBV_QPS_ERR, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE, IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM, ibv_qp_attr, ibv_send_wr, ibv_sge,
 };
 use super::sys::{PostFailure, QueuePair};
-use super::together::{self, Gathered, Record, TOGETHER};
-use super::transfers::{Direction, Over, PIECE, PlaceKey, Registrations, Transfer, Via};
+use super::together::Gathered;
+use super::transfers::{Over, Transfer};
 use super::wire::End;
 use super::wr_id::WrId;
-use crate::contract::{Busy, Chunk, Header, OpToken, RemotePlace};
+use crate::contract::{Busy, Header, OpToken};
 use crate::mem::{Buffer, MemRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use zerocopy::IntoBytes;
 
 /// Requests of a queue that messages leave free: for credits, the last message, and what is posted behind everything.
 const RESERVE: u32 = 4;
@@ -172,108 +172,6 @@ impl Sending {
         }
     }
 
-    /// Sends a message behind those that wait: with them, if it is short enough.
-    #[inline(never)]
-    fn behind_gathered(
-        &mut self,
-        (header, bytes): (Header, MemRef<'_>),
-        completed: u32,
-        words: &Words,
-        bounces: &Bounces,
-    ) -> Result<(), Unsent> {
-        if let Some(record) = Record::of(header, bytes) {
-            self.append(&record, bounces)?;
-            // Should the queue be full against its word, the next poll tries again.
-            return self.send_off(bounces).or_else(Unsent::unless_busy);
-        }
-        self.by_itself((header, bytes), completed, words, bounces)
-    }
-
-    /// Sends a message by itself, behind those that wait.
-    #[inline(never)]
-    fn by_itself(
-        &mut self,
-        message: (Header, MemRef<'_>),
-        completed: u32,
-        words: &Words,
-        bounces: &Bounces,
-    ) -> Result<(), Unsent> {
-        self.send_off(bounces)?;
-        self.room(completed, words)?;
-        self.alone(message, completed, bounces)
-    }
-
-    /// Puts a message with those that wait for more. What is too long for that, or finds no buffer, is sent.
-    pub(super) fn gather(
-        &mut self,
-        (header, bytes): (Header, MemRef<'_>),
-        completed: u32,
-        words: &Words,
-        (bounces, signs): (&Bounces, &Signs),
-    ) -> Result<(), Unsent> {
-        let Some(record) = Record::of(header, bytes) else {
-            return self.by_itself((header, bytes), completed, words, bounces);
-        };
-        let mut nobody_polls = false;
-        if self.gathered.is_none() {
-            self.room(completed, words)?;
-            self.give_back(completed, bounces);
-            let Some(bounce) = bounces.take() else {
-                return self.by_itself((header, bytes), completed, words, bounces);
-            };
-            self.sent += 1;
-            self.gathered = Some(Gathered { bounce, len: HEADER });
-            // What is listed is found by a poller before it sleeps; but one may sleep since it was listed, and was sent off by
-            // whoever found that.
-            nobody_polls = match self.is_listed {
-                true => signs.gathered.is_asleep(),
-                false => signs.gathered.put(self.connection),
-            };
-            self.is_listed = true;
-        }
-        let is_full = self.append(&record, bounces)?;
-        match is_full || nobody_polls {
-            true => self.send_off(bounces).or_else(Unsent::unless_busy),
-            false => Ok(()),
-        }
-    }
-
-    /// Adds a message to those that wait. Whether no other has room.
-    fn append(&mut self, record: &Record, bounces: &Bounces) -> Result<bool, Unsent> {
-        let Some(gathered) = &mut self.gathered else { return Err(Unsent::Busy(Busy::Full)) };
-        let (bytes, most) = (record.as_bytes(), bounces.room().min(together::MOST));
-        // They wait though they are full: the queue was.
-        if gathered.len + bytes.len() > most {
-            return Err(Unsent::Busy(Busy::Full));
-        }
-        let put = bounces.append(&gathered.bounce, gathered.len, bytes);
-        put.map_err(|error| Unsent::Failed(error.to_string()))?;
-        gathered.len += bytes.len();
-        Ok(gathered.len + together::LONGEST > most)
-    }
-
-    /// Sends off the messages that wait for more.
-    pub(super) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
-        let Some(Gathered { bounce, len }) = self.gathered.take() else { return Ok(()) };
-        let count = Header([(len - HEADER) as u64, 0]);
-        let counted = bounces.append(&bounce, 0, count.0.as_bytes());
-        let posted = match counted.and_then(|_| bounces.filled(&bounce, len)) {
-            Ok(Filled { addr, len, key }) => {
-                let mut part = [ibv_sge { addr, length: len, lkey: key }];
-                let mut request = self.request(&mut part, IBV_WR_SEND_WITH_IMM);
-                request.anon_1.imm_data = TOGETHER.to_be();
-                // SAFETY: the bounce is nobody else's until the request is over.
-                unsafe { self.post(&mut request, true) }
-            }
-            Err(error) => Err(Unsent::Failed(error.to_string())),
-        };
-        match posted {
-            Ok(()) => self.held.push_back((self.posted, Held::Bounce(bounce))),
-            Err(_) => self.gathered = Some(Gathered { bounce, len }),
-        }
-        posted
-    }
-
     #[inline]
     fn inline_message(&mut self, header: Header, bytes: MemRef<'_>) -> Result<(), Unsent> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -379,183 +277,6 @@ impl Sending {
             }
         }
         ended
-    }
-
-    /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken when that has begun.
-    pub(super) fn transfer(
-        &mut self,
-        (direction, remote): (Direction, RemotePlace),
-        (buffer, token): (&mut Buffer, OpToken),
-        completed: u32,
-        (registrations, bounces): (&Registrations, &Bounces),
-    ) -> Result<(), Unsent> {
-        let (rkey, behind) = Self::named((direction, remote), registrations)?;
-        if PlaceKey::decode(remote.key).is_some_and(|key| key.rail > 0) {
-            return Err(Unsent::Wrong("it has named a key of another NIC's".into()));
-        }
-        // Copied sooner than registered. A region is registered already, or will be for the next time.
-        let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
-        if is_small && !matches!(buffer, Buffer::Region(_)) {
-            let way = (direction, remote.addr, rkey);
-            return self.small_transfer(way, (buffer, token), completed, (bounces, behind));
-        }
-        let part = 0..buffer.len();
-        self.find_room(part.len(), behind, completed)?;
-        let registration =
-            registrations.of((buffer, part.clone()), direction).map_err(Unsent::Unregistered)?;
-        let Some((base, len)) = addresses(buffer) else {
-            return Err(Unsent::Unregistered("it is not in one piece".into()));
-        };
-        let here = (base, len, registration.memory.lkey());
-        // SAFETY: the buffer lies in the registration, and both are held from here on, if any of it has begun.
-        let begun = unsafe { self.move_bytes((direction, remote.addr, rkey), here, behind) }?;
-        // Also if a part was refused: what was posted still reads it. It is given back when the queue pair is gone.
-        self.hold(Transfer::new(token, Via::Registration(registration, direction), std::mem::take(buffer)));
-        begun
-    }
-
-    /// Writes a part of a buffer to a peer's memory; shares the buffer until that is over.
-    pub(super) fn put_chunk(
-        &mut self,
-        remote: RemotePlace,
-        (chunk, token): (&Chunk, OpToken),
-        completed: u32,
-        registrations: &Registrations,
-    ) -> Result<(), Unsent> {
-        let (rkey, behind) = Self::named((Direction::Put, remote), registrations)?;
-        let part = chunk.at..chunk.at.saturating_add(chunk.len);
-        self.find_room(part.len(), behind, completed)?;
-        let registered = registrations.of((&chunk.of, part.clone()), Direction::Put);
-        let registration = registered.map_err(Unsent::Unregistered)?;
-        let Some((base, _)) = addresses(&chunk.of) else {
-            return Err(Unsent::Unregistered("it is not in one piece".into()));
-        };
-        let here = (base.wrapping_add(part.start), part.len(), registration.memory.lkey());
-        // SAFETY: the part lies in the registration, and this and a share of the buffer are held from here on, if any of it has
-        // begun.
-        let begun = unsafe { self.move_bytes((Direction::Put, remote.addr, rkey), here, behind) }?;
-        self.hold(Transfer::new(token, Via::Shared(registration, chunk.of.clone()), Buffer::Empty));
-        begun
-    }
-
-    /// What a peer's place is called, and where a byte goes that has to be read behind what is written there.
-    fn named(
-        (direction, remote): (Direction, RemotePlace),
-        registrations: &Registrations,
-    ) -> Result<(u32, Option<(u64, u32)>), Unsent> {
-        let key = PlaceKey::decode(remote.key);
-        let PlaceKey { rkey, read_behind, .. } =
-            key.ok_or_else(|| Unsent::Wrong("it has named a key that is none".into()))?;
-        let behind = (read_behind && direction == Direction::Put).then(|| registrations.nowhere());
-        Ok((rkey, behind.transpose().map_err(Unsent::Unregistered)?))
-    }
-
-    /// Looks whether there is room for the requests that so many bytes take.
-    fn find_room(&self, len: usize, behind: Option<(u64, u32)>, completed: u32) -> Result<(), Unsent> {
-        let pieces = len.div_ceil(PIECE) + usize::from(behind.is_some());
-        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
-        if pieces.saturating_add(self.outstanding(completed) + RESERVE) < self.depth {
-            return Ok(());
-        }
-        if pieces + RESERVE >= self.depth {
-            let why = format!("{len} bytes take more requests than the {} of a queue", self.depth);
-            return Err(Unsent::Unregistered(why));
-        }
-        Err(Unsent::Busy(Busy::Full))
-    }
-
-    /// Posts the requests that move bytes between registered memory of this side and a peer's, and the read behind them if there
-    /// is to be one. The outer error: nothing was posted. The inner one: something was, and not all.
-    ///
-    /// # Safety
-    /// If anything was posted, the memory and its registration stay until it is over.
-    unsafe fn move_bytes(
-        &mut self,
-        (direction, there, rkey): (Direction, u64, u32),
-        (base, len, lkey): (*mut u8, usize, u32),
-        behind: Option<(u64, u32)>,
-    ) -> Result<Result<(), Unsent>, Unsent> {
-        let opcode = match direction {
-            Direction::Put => IBV_WR_RDMA_WRITE,
-            Direction::Get => IBV_WR_RDMA_READ,
-        };
-        for at in (0..len).step_by(PIECE) {
-            let here = PIECE.min(len - at);
-            let (addr, length) = (base.wrapping_add(at) as u64, u32::try_from(here).unwrap_or(u32::MAX));
-            let mut part = [ibv_sge { addr, length, lkey }];
-            let mut request = self.request(&mut part, opcode);
-            request.wr.rdma.remote_addr = there.wrapping_add(at as u64);
-            request.wr.rdma.rkey = rkey;
-            let is_last = at + here == len && behind.is_none();
-            // SAFETY: promised by the caller.
-            if let Err(error) = unsafe { self.post_as(&mut request, is_last, is_last) } {
-                if at > 0 {
-                    return Ok(Err(Unsent::Failed("a request for a part of a buffer was refused".into())));
-                }
-                return Err(error);
-            }
-        }
-        Ok(self.read_behind((there, rkey), behind))
-    }
-
-    /// Has a byte read from where bytes were just written, so that the operation is over when they have reached the memory, which
-    /// the NIC's word for their arrival does not say of a GPU's. It goes `nowhere`; without one nothing is to be read.
-    fn read_behind(&mut self, (addr, rkey): (u64, u32), nowhere: Option<(u64, u32)>) -> Result<(), Unsent> {
-        let Some((at, lkey)) = nowhere else { return Ok(()) };
-        let mut part = [ibv_sge { addr: at, length: 1, lkey }];
-        let mut request = self.request(&mut part, IBV_WR_RDMA_READ);
-        request.wr.rdma.remote_addr = addr;
-        request.wr.rdma.rkey = rkey;
-        // SAFETY: that place is nobody's, and its registration ends before its memory does.
-        let posted = unsafe { self.post_as(&mut request, true, true) };
-        posted.map_err(|_| Unsent::Failed("the read behind a write was refused".into()))
-    }
-
-    /// The same of a few bytes, which are copied.
-    fn small_transfer(
-        &mut self,
-        (direction, addr, rkey): (Direction, u64, u32),
-        (buffer, token): (&mut Buffer, OpToken),
-        completed: u32,
-        (bounces, behind): (&Bounces, Option<(u64, u32)>),
-    ) -> Result<(), Unsent> {
-        if self.outstanding(completed) + RESERVE + u32::from(behind.is_some()) >= self.depth {
-            return Err(Unsent::Busy(Busy::Full));
-        }
-        let (len, is_put) = (buffer.len(), direction == Direction::Put);
-        let goes_inline = is_put && len <= self.inline;
-        let (filled, via) = if goes_inline {
-            let length = u32::try_from(len).unwrap_or(u32::MAX);
-            (Filled { addr: buffer.view().as_ptr() as u64, len: length, key: 0 }, Via::Inline)
-        } else {
-            self.give_back(completed, bounces);
-            let Some(bounce) = bounces.take() else { return Err(Unsent::Busy(Busy::NoPacket)) };
-            match bounces.plain(&bounce, is_put.then_some(&*buffer), len) {
-                Ok(filled) => (filled, Via::Bounce(bounce, direction)),
-                Err(error) => {
-                    bounces.give_back(bounce);
-                    return Err(Unsent::Unregistered(error.to_string()));
-                }
-            }
-        };
-        let mut part = [ibv_sge { addr: filled.addr, length: filled.len, lkey: filled.key }];
-        let mut request = self.request(&mut part, if is_put { IBV_WR_RDMA_WRITE } else { IBV_WR_RDMA_READ });
-        request.wr.rdma.remote_addr = addr;
-        request.wr.rdma.rkey = rkey;
-        request.send_flags = if goes_inline { IBV_SEND_INLINE } else { 0 };
-        // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a bounce is nobody else's until the
-        // request is over.
-        match unsafe { self.post_as(&mut request, behind.is_none(), behind.is_none()) } {
-            Ok(()) => {
-                let read = self.read_behind((addr, rkey), behind);
-                self.hold(Transfer::new(token, via, std::mem::take(buffer)));
-                read
-            }
-            Err(error) => {
-                *buffer = Transfer::new(token, via, std::mem::take(buffer)).fail(bounces).1;
-                Err(error)
-            }
-        }
     }
 
     /// Keeps what the last request needs.

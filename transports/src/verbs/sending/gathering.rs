@@ -1,0 +1,115 @@
+//! Short messages that wait for more.
+
+use super::{Held, Sending, Unsent};
+use crate::contract::{Busy, Header};
+use crate::mem::MemRef;
+use crate::verbs::bounces::{Bounces, Filled, HEADER};
+use crate::verbs::memory::Words;
+use crate::verbs::signs::Signs;
+use crate::verbs::sys::bindings::{IBV_WR_SEND_WITH_IMM, ibv_sge};
+use crate::verbs::together::{self, Gathered, Record, TOGETHER};
+use zerocopy::IntoBytes;
+
+impl Sending {
+    /// Sends a message behind those that wait: with them, if it is short enough.
+    #[inline(never)]
+    pub(super) fn behind_gathered(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        if let Some(record) = Record::of(header, bytes) {
+            self.append(&record, bounces)?;
+            // Should the queue be full against its word, the next poll tries again.
+            return self.send_off(bounces).or_else(Unsent::unless_busy);
+        }
+        self.by_itself((header, bytes), completed, words, bounces)
+    }
+
+    /// Sends a message by itself, behind those that wait.
+    #[inline(never)]
+    fn by_itself(
+        &mut self,
+        message: (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        bounces: &Bounces,
+    ) -> Result<(), Unsent> {
+        self.send_off(bounces)?;
+        self.room(completed, words)?;
+        self.alone(message, completed, bounces)
+    }
+
+    /// Puts a message with those that wait for more. What is too long for that, or finds no buffer, is sent.
+    pub(in crate::verbs) fn gather(
+        &mut self,
+        (header, bytes): (Header, MemRef<'_>),
+        completed: u32,
+        words: &Words,
+        (bounces, signs): (&Bounces, &Signs),
+    ) -> Result<(), Unsent> {
+        let Some(record) = Record::of(header, bytes) else {
+            return self.by_itself((header, bytes), completed, words, bounces);
+        };
+        let mut nobody_polls = false;
+        if self.gathered.is_none() {
+            self.room(completed, words)?;
+            self.give_back(completed, bounces);
+            let Some(bounce) = bounces.take() else {
+                return self.by_itself((header, bytes), completed, words, bounces);
+            };
+            self.sent += 1;
+            self.gathered = Some(Gathered { bounce, len: HEADER });
+            // What is listed is found by a poller before it sleeps; but one may sleep since it was listed, and was sent off by
+            // whoever found that.
+            nobody_polls = match self.is_listed {
+                true => signs.gathered.is_asleep(),
+                false => signs.gathered.put(self.connection),
+            };
+            self.is_listed = true;
+        }
+        let is_full = self.append(&record, bounces)?;
+        match is_full || nobody_polls {
+            true => self.send_off(bounces).or_else(Unsent::unless_busy),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds a message to those that wait. Whether no other has room.
+    fn append(&mut self, record: &Record, bounces: &Bounces) -> Result<bool, Unsent> {
+        let Some(gathered) = &mut self.gathered else { return Err(Unsent::Busy(Busy::Full)) };
+        let (bytes, most) = (record.as_bytes(), bounces.room().min(together::MOST));
+        // They wait though they are full: the queue was.
+        if gathered.len + bytes.len() > most {
+            return Err(Unsent::Busy(Busy::Full));
+        }
+        let put = bounces.append(&gathered.bounce, gathered.len, bytes);
+        put.map_err(|error| Unsent::Failed(error.to_string()))?;
+        gathered.len += bytes.len();
+        Ok(gathered.len + together::LONGEST > most)
+    }
+
+    /// Sends off the messages that wait for more.
+    pub(in crate::verbs) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
+        let Some(Gathered { bounce, len }) = self.gathered.take() else { return Ok(()) };
+        let count = Header([(len - HEADER) as u64, 0]);
+        let counted = bounces.append(&bounce, 0, count.0.as_bytes());
+        let posted = match counted.and_then(|_| bounces.filled(&bounce, len)) {
+            Ok(Filled { addr, len, key }) => {
+                let mut part = [ibv_sge { addr, length: len, lkey: key }];
+                let mut request = self.request(&mut part, IBV_WR_SEND_WITH_IMM);
+                request.anon_1.imm_data = TOGETHER.to_be();
+                // SAFETY: the bounce is nobody else's until the request is over.
+                unsafe { self.post(&mut request, true) }
+            }
+            Err(error) => Err(Unsent::Failed(error.to_string())),
+        };
+        match posted {
+            Ok(()) => self.held.push_back((self.posted, Held::Bounce(bounce))),
+            Err(_) => self.gathered = Some(Gathered { bounce, len }),
+        }
+        posted
+    }
+}
