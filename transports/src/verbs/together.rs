@@ -5,7 +5,7 @@
 //! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a bounce buffer, and go with the first one that is sent without that word, when no more
 //! fits, and at the latest with the next poll.
 //!
-//! On the wire the header of such a request counts its bytes. Behind it stand the messages, each a [`Record`] and its bytes, filled up to a whole word.
+//! On the wire the header of such a request counts its bytes. Behind it stand the messages, each with its header and length in front, filled up to a whole word.
 
 use super::bounces::Bounce;
 use crate::contract::{Header, Payload, PeerId, SmallArrival};
