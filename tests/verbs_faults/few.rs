@@ -2,23 +2,12 @@
 
 use crate::ground::fabric;
 use crate::support::ranks::{Ranks, Role};
-use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
+use crate::support::traffic::{SMALL, Taking};
 use crate::support::{Job, OverSimulatedNic, Watchdog, rng};
 use carrack::transports::verbs::simulated::FABRIC_VARIABLE;
 use rand::Rng;
 use std::time::Duration;
-
-/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then.
-const SMALL: &[&str] = &[
-    "CARRACK_OFFERS=16",
-    "CARRACK_VERBS_DEPTH=16",
-    "CARRACK_VERBS_RECEIVES=8",
-    "CARRACK_PACKETS_MAX=16",
-    "CARRACK_PACKET_SIZE=256",
-    "CARRACK_POLL_BATCH=1",
-    "CARRACK_UNEXPECTED=4096",
-];
 
 /// So many times each; `TEST_FEW` says how often.
 fn works_with(what: &str, choices: &[&[&str]], lanes: u64) {

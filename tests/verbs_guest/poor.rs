@@ -4,8 +4,8 @@ use crate::course::Course;
 use crate::is_in_guests;
 use crate::network::LIMIT;
 use crate::support::ranks::{Ranks, Role, listing};
-use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
+use crate::support::traffic::{SMALL, Taking};
 use crate::support::{Job, OverVerbs, Watchdog, built, rdma_device, rng, until};
 use carrack::bootstrap::InProcess;
 use carrack::explain::Verdict;
@@ -56,17 +56,6 @@ pub(crate) fn little_locked(role: &Role) {
 }
 
 // ---- settings ----------------------------------------------------------------------------------------
-
-/// But for the backlog: traffic gives its buffers away, and a full backlog is an error then.
-const SMALL: &[&str] = &[
-    "CARRACK_VERBS_DEPTH=16",
-    "CARRACK_VERBS_RECEIVES=8",
-    "CARRACK_PACKETS_MAX=16",
-    "CARRACK_PACKET_SIZE=256",
-    "CARRACK_POLL_BATCH=1",
-    "CARRACK_UNEXPECTED=4096",
-    "CARRACK_OFFERS=16",
-];
 
 #[test]
 fn few_of_one_thing_cost_time_only() {

@@ -21,6 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Settings that leave little of everything but of the backlog: traffic gives its buffers away, and a full backlog is an error then.
+pub const SMALL: &[&str] = &[
+    "CARRACK_OFFERS=16",
+    "CARRACK_VERBS_DEPTH=16",
+    "CARRACK_VERBS_RECEIVES=8",
+    "CARRACK_PACKETS_MAX=16",
+    "CARRACK_PACKET_SIZE=256",
+    "CARRACK_POLL_BATCH=1",
+    "CARRACK_UNEXPECTED=4096",
+];
+
 /// Puts of a lane to one rank that are under way at a time, in each of its regions.
 pub const SLOTS: usize = 4;
 

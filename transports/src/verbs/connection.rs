@@ -123,7 +123,7 @@ impl Connection {
         self.completed.store(sequence, Ordering::Release);
     }
 
-    /// Sends a message of host memory that a packet can hold.
+    /// Sends a message of host memory that a packet can hold. Written out, as `begin` is not: shared, it takes 25 instructions more.
     #[inline]
     pub(super) fn send(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
         if !self.is_up() {
@@ -197,15 +197,7 @@ impl Connection {
         what: (&Chunk, OpToken),
         registrations: &Registrations,
     ) -> Result<Submit, SubmitError> {
-        if !self.is_up() {
-            return self.not_up();
-        }
-        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
-        if !self.is_up() {
-            return self.not_up();
-        }
-        let begun = sending.put_chunk(to, what, self.completed.load(Ordering::Acquire), registrations);
-        self.told(begun.map(|()| Submit::Posted))
+        self.begin(|sending, completed| sending.put_chunk(to, what, completed, registrations))
     }
 
     /// The operations on memory that are over. `None`: another thread is sending, ask again.
