@@ -261,9 +261,9 @@ impl Engine {
     pub(super) fn go_round(&self) {
         let (told, round) = channel();
         self.submit(Job::Round(told));
-        // An engine at its end does nothing any more.
-        while round.recv_timeout(Duration::from_millis(10)) == Err(RecvTimeoutError::Timeout)
-            && !self.has_stopped()
+        // An engine at its end does nothing any more. Who waits for it keeps it, so others may find it for a while.
+        while !self.has_stopped()
+            && round.recv_timeout(Duration::from_millis(10)) == Err(RecvTimeoutError::Timeout)
         {}
     }
 

@@ -89,7 +89,7 @@ impl SimulatedNic {
     /// A NIC as the configuration says, plugged into its network.
     ///
     /// # Errors
-    /// EINVAL: more than 255 ports a device, none, or a packet size that is out of range. EMFILE: the process has 64
+    /// EINVAL: more than 255 ports a device, none, or a packet size that is out of range. EMFILE: the process has 256
     /// simulated NICs, or no descriptor left. EADDRNOTAVAIL: the network has no more addresses. What the system says when it
     /// gives no thread or socket.
     pub fn new(config: Config) -> Result<Self, VerbsError> {

@@ -20,7 +20,10 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Simulated NICs that a process can have at a time: each has a function of its own that lists its devices, since libibverbs'
 /// takes nothing that could tell them apart.
-const LISTS: usize = 64;
+const LISTS: usize = 256;
+
+/// The functions stand in rows of so many.
+const ROW: usize = 16;
 
 type Lister = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 
@@ -77,7 +80,7 @@ impl DeviceList {
 
     /// The function that lists them.
     pub(in super::super) fn function(&self) -> Lister {
-        LISTERS[self.slot % LISTS]
+        LISTERS[self.slot / ROW % (LISTS / ROW)][self.slot % ROW]
     }
 }
 
@@ -119,13 +122,15 @@ unsafe extern "C" fn get_device_list<const SLOT: usize>(count: *mut c_int) -> *m
 }
 
 macro_rules! listers {
-    ($($slot:literal)*) => { [$(get_device_list::<$slot>),*] };
+    ($($row:literal)*) => {
+        [$(listers!(@row $row; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)),*]
+    };
+    (@row $row:literal; $($place:literal)*) => {
+        [$(get_device_list::<{ $row * ROW + $place }>),*]
+    };
 }
 
-static LISTERS: [Lister; LISTS] = listers!(
-    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
-);
+static LISTERS: [[Lister; ROW]; LISTS / ROW] = listers!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
 /// # Safety
 /// As [`known`].
