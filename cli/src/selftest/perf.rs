@@ -14,7 +14,7 @@ const SIMULATED_SIZES: &str = "8,64K";
 /// All measurements.
 pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     let measure = |what: &str, gpus: Option<Gpus>, args: &[&str]| {
-        let seconds = if quick || gpus == Some(Gpus::Simulated) { "0.02" } else { "0.3" };
+        let seconds = if quick || gpus == Some(Gpus::Simulated) { "0.02" } else { "0.1" };
         let always = ["perf", "--json", "--seconds", seconds];
         let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
         Part {
