@@ -25,7 +25,7 @@
 //! | `receives` | the shared receive queue and its packets |
 //! | `connection` | a queue pair to one peer's device |
 //! | `entries` | all of a device's |
-//! | `meeting` | how connections come about, and how they end |
+//! | `meeting`, `strangers` | how connections come about, and how they end |
 //! | `partings` | queue pairs that stay until their last receive has come back |
 //! | `chunks` | a buffer that a peer may write to, one chunk after the other |
 //! | `rails` | several NICs of one rank |
@@ -59,6 +59,7 @@ mod receives;
 mod sending;
 mod signs;
 pub mod simulated;
+mod strangers;
 mod survey;
 pub mod sys;
 mod thread_domains;
