@@ -99,13 +99,14 @@ fn test_release(context: &mut Context) -> Outcome {
     let mut command = context.workspace.cargo();
     command.args(["test", "--profile", OPTIMISED, "--workspace", "--no-fail-fast", "--test", "*"]);
     let all = context.run_tests(&mut command);
+    // As they run where there are many cores: simulated NICs of many tests have stood in each other's way.
+    let mut command = context.workspace.cargo();
+    command.args(["test", "--profile", OPTIMISED, "--test", "verbs_faults", "--test", "verbs_chunks"]);
+    let crowded = context.run_tests(command.args(["--", "--test-threads", "32"]));
     // What is shipped is counted as it is shipped.
     let mut command = context.workspace.cargo();
     let counted = context.run_tests(command.args(["test", "--release", "--test", "verbs_instructions"]));
-    match all {
-        Outcome::Passed => counted,
-        all => all,
-    }
+    [all, crowded].into_iter().find(|outcome| !matches!(outcome, Outcome::Passed)).unwrap_or(counted)
 }
 
 fn loom(context: &mut Context) -> Outcome {
