@@ -96,7 +96,8 @@ impl Archive {
         let owner = fs::metadata(&path).map_err(unreadable)?.uid();
         let unpacked = xz_uncompressed_size(Cursor::new(&bytes))
             .map_err(|source| UnpackError::Broken { archive: path.clone(), source })?;
-        Ok(Self { sum: format!("{:x}", Sha256::digest(&bytes)), path, bytes, unpacked, owner })
+        let sum = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { path, bytes, sum, unpacked, owner })
     }
 
     /// Unpacks all of it into a folder of ours that is empty, unless `stop` says that it is to end.
