@@ -1,7 +1,7 @@
 use super::*;
 use crate::selftest::archive::tests::{Bundle, NEVER, content};
 use std::cell::{Cell, RefCell};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::sync::Barrier;
 use std::thread;
 
@@ -233,6 +233,13 @@ fn what_a_stranger_has_put_there_is_not_used() {
     programs.archive.owner = stranger;
     assert!(programs.is_trusted(stranger), "whose archive it is may have unpacked it, too");
     let folder = programs.in_place(&bundle.0, None).unwrap();
+    if rustix::process::geteuid().is_root() {
+        programs.archive.owner = 0;
+        chown(&folder, Some(stranger), None).unwrap();
+        assert_eq!(programs.look(&folder), Found::Spoiled);
+        chown(&folder, Some(0), None).unwrap();
+        assert_eq!(programs.look(&folder), Found::Whole);
+    }
     // A link to somebody's folder is not one of ours.
     let moved = bundle.0.join("moved");
     fs::rename(&folder, &moved).unwrap();
