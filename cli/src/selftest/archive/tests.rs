@@ -138,7 +138,7 @@ fn an_archive_that_was_cut_off_anywhere_is_an_error_that_says_so() {
     let near_the_end = whole.len() - 200..whole.len();
     for length in (0..whole.len()).step_by(97).chain(near_the_end) {
         bundle.replace(&whole[..length]);
-        let error = bundle.unpack().expect_err("only {length} bytes of it");
+        let error = bundle.unpack().expect_err("not all of it is there");
         assert!(matches!(error, UnpackError::Broken { .. }), "{length}: {error}");
         assert!(error.to_string().contains("carry the bundle here again"), "{error}");
     }
@@ -189,6 +189,14 @@ fn what_is_no_program_of_a_bundle_is_refused_by_name() {
     }
     bundle.replace(&one("tests/good", Sort::Regular, 0, &[]));
     assert_eq!(bundle.unpack().unwrap().len(), 1, "the refused ones differ by nothing else");
+}
+
+#[test]
+fn an_archive_in_two_streams_is_unpacked_to_its_end() {
+    let bundle = Bundle::empty();
+    let streams = ["tests/a", "tests/b"].map(|name| one(name, tar::EntryType::Regular, 0, &[]));
+    bundle.replace(&streams.concat());
+    assert_eq!(bundle.unpack().unwrap().len(), 2);
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn a_bundle_that_is_moved_keeps_what_was_unpacked() {
 
 #[test]
 fn what_is_not_as_it_was_unpacked_is_not_used_and_left_as_it_is() {
-    let spoil: [&dyn Fn(&Path); 7] = [
+    let spoil: [&dyn Fn(&Path); 8] = [
         &|folder| fs::remove_file(folder.join("tests/a")).unwrap(),
         &|folder| fs::write(folder.join("tests/a"), "short").unwrap(),
         &|folder| {
@@ -80,6 +80,11 @@ fn what_is_not_as_it_was_unpacked_is_not_used_and_left_as_it_is() {
         },
         &|folder| fs::remove_file(folder.join(MARK)).unwrap(),
         &|folder| fs::write(folder.join(MARK), "{}").unwrap(),
+        &|folder| {
+            let text = fs::read_to_string(folder.join(MARK)).unwrap();
+            let mark = Mark { archive: "another".into(), ..serde_json::from_str(&text).unwrap() };
+            fs::write(folder.join(MARK), serde_json::to_string(&mark).unwrap()).unwrap();
+        },
         &|folder| fs::remove_file(folder.join(COMMAND)).unwrap(),
         &|folder| {
             fs::remove_file(folder.join(COMMAND)).unwrap();
