@@ -125,7 +125,7 @@ impl Programs<'_> {
     fn unpack(&self, place: &Path, folder: &Path, since: Option<&Unfit>) -> Result<Part, UnpackError> {
         let about = statvfs(place).map_err(|error| Unfit::file(place)(error.into()))?;
         self.fits(place, &about)?;
-        let part = Part::begin(folder)?;
+        let part = Part::begin(place, folder)?;
         let (size, since) =
             (megabytes(self.archive.unpacked), since.map_or_else(String::new, |why| format!(" ({why})")));
         (self.tell)(&format!("unpacking the programs, {size:.1} MB, into {}{since}", folder.display()));
@@ -164,11 +164,11 @@ fn is_same(a: &Path, b: &Path) -> bool {
 struct Part(PathBuf);
 
 impl Part {
-    fn begin(folder: &Path) -> Result<Self, Unfit> {
+    fn begin(place: &Path, folder: &Path) -> Result<Self, Unfit> {
         let mut random = [0; 8];
-        getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Unfit::file(folder)(error.into()))?;
+        getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Unfit::file(place)(error.into()))?;
         let path = folder.with_extension(format!("part-{:016x}", u64::from_ne_bytes(random)));
-        fs::create_dir(&path).map_err(Unfit::file(&path))?;
+        fs::create_dir(&path).map_err(Unfit::file(place))?;
         Ok(Self(path))
     }
 
