@@ -1,11 +1,10 @@
 //! `cargo xtask bundle`: one folder with which `carrack selftest` runs on a machine without Rust.
 //!
 //! ```text
-//! carrack        the command
-//! selftest.sh    starts `carrack selftest`
-//! tests/         the test programs of the tree, but for those that are left out on purpose
-//! examples/      the examples
-//! bundle.json    version, commit, and when and how it was built
+//! carrack            the command
+//! selftest.sh        starts `carrack selftest`
+//! programs.tar.xz    tests/, the test programs of the tree, but for those that are left out on purpose, and examples/
+//! bundle.json        version, commit, and when and how it was built
 //! README.txt
 //! ```
 
@@ -23,6 +22,9 @@ use crate::child;
 use crate::error::TaskError;
 use crate::slim;
 use crate::workspace::Workspace;
+use pack::{ARCHIVE, Packing};
+
+mod pack;
 
 /// Test programs that are of no use there, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -33,12 +35,20 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("gpu_costs", "it needs a C compiler, and the mock's source"),
     ("growth", "what it counts is the same on every machine"),
     ("quiet_path", "what it counts is the same on every machine"),
+    ("verbs_guest", "it makes its guests from the tree"),
 ];
 
 /// Without these a bundle is none.
 const NEEDED: &[&str] = &["conformance", "gpu_ipc", "cuda"];
 
-/// More is too much to be carried.
+/// How far back what repeats is found. What all programs have in common lies a program's length away, and what only some have,
+/// tens of megabytes. Packing takes about ten times as much memory, unpacking as much.
+const DICTIONARY: u32 = 64 << 20;
+
+/// The command's place in a bundle; that of all others is in the archive.
+const COMMAND: &str = "carrack";
+
+/// More bytes are too much to be carried.
 const MOST: u64 = 60_000_000;
 
 /// A build of everything, on a slow machine.
@@ -56,6 +66,10 @@ exec \"$here/carrack\" selftest \"$@\"
 const README: &str = "\
 ./selftest.sh tests this machine, in some minutes with --quick, and writes carrack-selftest/report.md and report.json where it is started.
 It needs Linux and nothing else; under mpirun or srun start it with one rank for each node. ./carrack --help tells the rest.
+
+The programs that it runs are in programs.tar.xz. The first run unpacks them (some 100 MB) into programs-..., here if it can write here, else in
+carrack-selftest; later ones use them again. That folder can be removed at any time when no selftest runs.
+To unpack them by hand: tar xJf programs.tar.xz && rm programs.tar.xz
 ";
 
 /// Options of `cargo xtask bundle`.
@@ -100,25 +114,53 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let can_strip = slim::can_strip();
     let programs = build(&workspace, &tests, can_strip)?;
     begin(&folder)?;
-    let mut sizes = BTreeMap::new();
-    for (below, from) in &programs {
-        let to = folder.join(below);
-        let size = if can_strip { slim::strip(from, &to) } else { slim::copy(from, &to) }?;
-        sizes.insert(below.clone(), size);
-    }
     for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
         let path = folder.join(name);
         fs::write(&path, text).map_err(TaskError::file(&path))?;
     }
     let script = folder.join("selftest.sh");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(TaskError::file(&script))?;
-    let bytes = sizes.values().sum();
+    let sizes = fill(&folder, &programs, can_strip)?;
+    let bytes = carried(&folder)?;
     if bytes > MOST {
         return Err(TaskError::TooLarge { folder, bytes, most: MOST, sizes: by_size(&sizes) });
     }
     let folder = folder.display();
-    println!("{folder}: {} programs, {:.1} MB; there: {folder}/selftest.sh", sizes.len(), bytes as f64 / 1e6);
+    let (unpacked, bytes) = (sizes.values().sum::<u64>() as f64 / 1e6, bytes as f64 / 1e6);
+    println!(
+        "{folder}: {} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB; there: {folder}/selftest.sh",
+        sizes.len()
+    );
     Ok(ExitCode::SUCCESS)
+}
+
+/// Puts the programs into the folder, the command as it is and all others into the archive, and gives the sizes that they have without it.
+fn fill(folder: &Path, programs: &Programs, can_strip: bool) -> Result<BTreeMap<PathBuf, u64>, TaskError> {
+    println!("packing {} programs, which takes a minute", programs.len());
+    let slim = |from: &Path, to: &Path| if can_strip { slim::strip(from, to) } else { slim::copy(from, to) };
+    let (archive, next) = (folder.join(ARCHIVE), folder.join("next"));
+    let mut packing = Packing::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
+    let mut sizes = BTreeMap::new();
+    for (below, from) in programs {
+        let size = if below == Path::new(COMMAND) {
+            slim(from, &folder.join(below))?
+        } else {
+            slim(from, &next)?;
+            packing.add(below, &next).map_err(TaskError::file(&archive))?
+        };
+        sizes.insert(below.clone(), size);
+    }
+    packing.finish().map_err(TaskError::file(&archive))?;
+    fs::remove_file(&next).map_err(TaskError::file(&next))?;
+    Ok(sizes)
+}
+
+/// The bytes of all files of a folder.
+fn carried(folder: &Path) -> Result<u64, TaskError> {
+    let entries = fs::read_dir(folder).and_then(|entries| {
+        entries.map(|entry| Ok(entry?.metadata()?.len())).collect::<io::Result<Vec<u64>>>()
+    });
+    Ok(entries.map_err(TaskError::file(folder))?.iter().sum())
 }
 
 /// The test programs that belong in: all that the tree has, but for those that are left out. A name in the lists above that is not in
@@ -148,7 +190,7 @@ fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
 /// the others there are many, and they are built to be small.
 fn build(workspace: &Workspace, tests: &[String], can_strip: bool) -> Result<Programs, TaskError> {
     let mut command = workspace.cargo();
-    command.args(["build", "--release", "--workspace", "--bin", "carrack"]);
+    command.args(["build", "--release", "--workspace", "--bin", COMMAND]);
     if !can_strip {
         command.args(["--config", "profile.release.strip=\"symbols\""]);
     }
@@ -172,7 +214,7 @@ fn build(workspace: &Workspace, tests: &[String], can_strip: bool) -> Result<Pro
         cargo.arg("--message-format=json-render-diagnostics");
         child::run(cargo, BUILD, |line| programs.extend(program(line)))?;
     }
-    let wanted = tests.iter().map(|test| Path::new("tests").join(test)).chain(["carrack".into()]);
+    let wanted = tests.iter().map(|test| Path::new("tests").join(test)).chain([COMMAND.into()]);
     match wanted.into_iter().find(|below| !programs.contains_key(below)) {
         None => Ok(programs),
         Some(below) => Err(TaskError::Missing {
@@ -261,6 +303,7 @@ mod tests {
             "growth",
             "gpu_rules",
             "quiet_path",
+            "verbs_guest",
             "conformance",
             "another",
         ];
@@ -269,6 +312,42 @@ mod tests {
             let error = belonging(names(&all.map(|name| if name == gone { "renamed" } else { name })));
             assert!(error.unwrap_err().to_string().contains(gone));
         }
+    }
+
+    /// The tests of `cli/src/selftest/suites.rs` see to it that every test program of the tree is in one of its two lists.
+    #[test]
+    fn what_is_no_part_of_a_selftest_is_left_out() {
+        let suites = include_str!("../../cli/src/selftest/suites.rs");
+        let (_, list) = suites.split_once("const NO_PARTS: &[&str] = &[").unwrap();
+        let names: Vec<&str> = list.split_once("];").unwrap().0.split('"').skip(1).step_by(2).collect();
+        assert!(names.len() > 3, "{names:?}");
+        for name in names {
+            assert!(LEFT_OUT.iter().any(|(left_out, _)| *left_out == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_command_lies_in_the_folder_and_all_others_in_the_archive() {
+        let folder = std::env::temp_dir().join(format!("xtask-bundle-{}", std::process::id()));
+        begin(&folder).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let places = [COMMAND, "tests/a", "examples/b"].map(|below| (PathBuf::from(below), program.clone()));
+        let sizes = fill(&folder, &Programs::from(places), slim::can_strip()).unwrap();
+        let names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let carried = carried(&folder).unwrap();
+        let command = fs::metadata(folder.join(COMMAND)).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(
+            names.len() == 2 && names.contains(&COMMAND.into()) && names.contains(&ARCHIVE.into()),
+            "{names:?}"
+        );
+        assert_eq!(sizes.len(), 3);
+        assert_eq!(sizes[Path::new(COMMAND)], command.len());
+        // The second of the two takes no room, and the first less than it had.
+        assert!(
+            carried > command.len() && carried < sizes.values().sum::<u64>() * 2 / 3,
+            "{carried} of {sizes:?}"
+        );
     }
 
     #[test]

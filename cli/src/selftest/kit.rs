@@ -1,6 +1,10 @@
-//! Where the programs are: beside this one, as `cargo xtask bundle` puts them, or in a built tree.
+//! Where the programs are: in the archive that `cargo xtask bundle` puts beside this one, unpacked beside it, or in a built tree.
 
+use super::archive::{ARCHIVE, Archive};
+use super::child::Interrupt;
+use super::unpacked::Programs;
 use super::{SelftestError, suites};
+use crate::complain;
 use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,26 +35,47 @@ pub(super) struct About {
 }
 
 impl Kit {
-    /// Those beside the running command.
-    pub(super) fn find() -> Result<Self, SelftestError> {
+    /// Those beside the running command. An archive is unpacked there, or in the folder of the report.
+    pub(super) fn find(report: &Path, interrupt: &Interrupt) -> Result<Self, SelftestError> {
         let system =
             |source| SelftestError::System { doing: "finding this program (/proc/self/exe)", source };
         let carrack = std::env::current_exe().map_err(system)?;
         let folder = carrack.parent().unwrap_or(Path::new("/")).to_owned();
-        let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        let mut examples = programs(&folder.join("examples"));
-        // Cargo keeps a copy of each under a longer name.
-        examples.retain(|name, _| is_plain(name));
         let about = fs::read_to_string(folder.join(ABOUT)).ok();
-        let (about, tests) = match about.and_then(|text| serde_json::from_str(&text).ok()) {
-            Some(about) => (about, programs(&folder.join("tests"))),
-            None => (About::of_tree(&folder), of_cargo(&folder.join("deps"))),
+        let (about, tests, examples) = match about.and_then(|text| serde_json::from_str(&text).ok()) {
+            Some(about) => {
+                let folder = unpacked(&folder, &carrack, report, interrupt)?;
+                (about, programs(&folder.join("tests")), programs(&folder.join("examples")))
+            }
+            None => {
+                let mut examples = programs(&folder.join("examples"));
+                // Cargo keeps a copy of each under a longer name.
+                let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+                examples.retain(|name, _| is_plain(name));
+                (About::of_tree(&folder), of_cargo(&folder.join("deps")), examples)
+            }
         };
         if tests.is_empty() {
             return Err(SelftestError::NoKit(folder));
         }
         Ok(Self { carrack, tests, examples, about })
     }
+}
+
+/// The folder of a bundle's programs: its own, if they were unpacked by hand, and the archive is gone.
+fn unpacked(
+    bundle: &Path,
+    carrack: &Path,
+    report: &Path,
+    interrupt: &Interrupt,
+) -> Result<PathBuf, SelftestError> {
+    let archive = bundle.join(ARCHIVE);
+    if !archive.exists() {
+        return Ok(bundle.to_owned());
+    }
+    let (archive, stop) = (Archive::open(archive)?, || interrupt.came());
+    let tell = |what: &str| complain(format_args!("selftest: {what}"));
+    Ok(Programs { archive, carrack, stop: &stop, tell: &tell }.folder(bundle, report)?)
 }
 
 impl About {

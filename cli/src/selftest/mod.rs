@@ -9,6 +9,7 @@
 //! | [`options`] | the command line |
 //! | [`node`] | which of a launcher's ranks does the work of a node |
 //! | [`kit`] | where the programs are: beside this one, or in target/ |
+//! | [`archive`], [`unpacked`] | those of a bundle: how they become files, and where |
 //! | [`machine`] | what the machine has, as `carrack info` says |
 //! | [`suites`], [`examples`], [`perf`] | the parts that there are |
 //! | [`part`] | a part, what is run for it, and how it ended |
@@ -17,6 +18,7 @@
 //! | [`date`] | the time, in words |
 //! | [`report`], [`markdown`] | the report, as JSON and for people |
 
+mod archive;
 mod child;
 mod date;
 mod examples;
@@ -30,11 +32,13 @@ mod part;
 mod perf;
 mod report;
 mod suites;
+mod unpacked;
 
 pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
 use crate::{USAGE, complain};
+use archive::UnpackError;
 use child::Interrupt;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kit::Kit;
@@ -68,6 +72,8 @@ enum SelftestError {
     System { doing: &'static str, source: io::Error },
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
     #[error("`carrack info` {0}: without it nothing is known of this machine")]
     Machine(String),
 }
@@ -83,15 +89,18 @@ pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             complain(format_args!("selftest: {error}"));
-            let is_usage = matches!(error, SelftestError::NothingChosen(_));
-            ExitCode::from(if is_usage { USAGE } else { 1 })
+            ExitCode::from(match error {
+                SelftestError::NothingChosen(_) => USAGE,
+                SelftestError::Unpack(UnpackError::Interrupted) => INTERRUPTED,
+                _ => 1,
+            })
         }
     }
 }
 
 fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let interrupt = Interrupt::watch()?;
-    let kit = Kit::find()?;
+    let kit = Kit::find(&options.report, &interrupt)?;
     let (date, start) = (date::now(), Instant::now());
     let scratch = Scratch::make()?;
     let machine = Machine::look(options.gpu, &kit, &scratch.0, &interrupt)?;

@@ -1,7 +1,7 @@
 //! The test programs: what each is about, on which GPUs it runs, and how long it may take.
 //!
-//! A bundle's are run also if they are not known here. In a built tree, where programs of many sorts lie side by side, only those
-//! that are known.
+//! A bundle's are run also if they are not known here, but for those that are no parts. In a built tree, where programs of many
+//! sorts lie side by side, only those that are known.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -71,8 +71,7 @@ const SUITES: &[Suite] = &[
 
 /// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
 /// it again, the mock library needs a C compiler and its source (two programs), the table of rules is read in the tree, and a guest is made
-/// from it.
-#[cfg(test)]
+/// from it. A bundle leaves them out; a test of xtask sees to that.
 const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_costs", "gpu_rules", "verbs_guest"];
 
 /// Whether a test program of that name is one of the parts.
@@ -83,7 +82,7 @@ pub(super) fn is_known(name: &str) -> bool {
 /// All test programs, on all GPUs that they are to run on.
 pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     let mut parts: Vec<Part> = SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
-    for name in kit.tests.keys().filter(|name| !is_known(name)) {
+    for name in kit.tests.keys().filter(|name| !is_known(name) && !NO_PARTS.contains(&name.as_str())) {
         parts.extend(suite(name_for_ever(name), On::Any, true, 15).parts(kit, machine, quick));
     }
     parts
