@@ -209,6 +209,7 @@ impl RdmaDevice {
             return;
         }
         polling.end_unwanted();
+        polling.post_receives();
         let mut space = [const { MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&now)) else { return };
@@ -335,7 +336,7 @@ impl Polling {
                 Err(error) => self.lose(&error.to_string()),
             }
         }
-        if batch.is_empty() && self.receives.has_fresh() {
+        if batch.is_empty() && self.receives.are_missed() {
             self.post_receives();
         }
         if !self.ending.is_empty() {

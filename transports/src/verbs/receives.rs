@@ -218,10 +218,10 @@ impl Receives {
         self.fresh.len() >= self.enough
     }
 
-    /// Whether any have.
+    /// Whether any have, while others lack a packet: all that stand may be gone. Else three quarters of them stand, as fewer are not due.
     #[inline(always)]
-    pub(super) fn has_fresh(&self) -> bool {
-        !self.fresh.is_empty()
+    pub(super) fn are_missed(&self) -> bool {
+        !self.fresh.is_empty() && self.is_hungry()
     }
 
     /// Posts what is to be posted.
