@@ -8,6 +8,7 @@
 //! | `calls` | calls of libibverbs that fail, with each reason |
 //! | `limits` | NICs that have little of something |
 //! | `timing` | what comes late, in another order, or not at all |
+//! | `receives` | where the bytes of a message come to, and what is owed for them |
 //! | `together` | short messages that go in one request |
 //! | `ranks` | the same, as a runtime's operations see it |
 //! | `words` | what a user is told who has asked for what is not there |
@@ -35,6 +36,8 @@ mod partings;
 mod processes;
 #[path = "verbs_faults/ranks.rs"]
 mod ranks;
+#[path = "verbs_faults/receives.rs"]
+mod receives;
 #[path = "verbs_faults/statuses.rs"]
 mod statuses;
 #[path = "verbs_faults/timing.rs"]

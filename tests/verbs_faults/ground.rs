@@ -47,10 +47,21 @@ pub(crate) fn nic(config: Config, fabric: &str) -> Arc<SimulatedNic> {
 
 impl Side {
     pub(crate) fn open(nic: Arc<SimulatedNic>, options: Options, me: Identity) -> Result<Self, Unavailable> {
+        let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
+        Self::open_with(&pool, nic, options, me)
+    }
+
+    /// One that receives into packets of that pool.
+    pub(crate) fn open_with(
+        pool: &PacketPool,
+        nic: Arc<SimulatedNic>,
+        options: Options,
+        me: Identity,
+    ) -> Result<Self, Unavailable> {
         let transport = Rdma::over(nic.clone(), options);
         let info = transport.devices()?.remove(0);
         let domain = transport.open(&info, me)?;
-        let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), PACKET, 64)))?;
+        let device = domain.device(Arc::new(pool.clone()))?;
         Ok(Self { device, _domain: domain, nic, batch: Batch::new(8) })
     }
 

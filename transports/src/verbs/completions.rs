@@ -17,7 +17,34 @@ use super::wr_id::WrId;
 use crate::contract::{Batch, DownCause, Event, Payload, SmallArrival};
 
 impl Polling {
-    #[inline]
+    /// What the completion at a place of `space` means.
+    #[inline(always)]
+    pub(super) fn complete_at(&mut self, at: usize, batch: &mut Batch) {
+        if !self.arrived_short(at, batch) {
+            let completion = self.space[at];
+            self.complete(&completion, batch);
+        }
+    }
+
+    /// Takes a short message in, if it is one that came by itself: the path of most.
+    #[inline(always)]
+    fn arrived_short(&mut self, at: usize, batch: &mut Batch) -> bool {
+        let Self { space, entries, receives, owing, .. } = self;
+        let completion = &space[at];
+        if completion.status == IBV_WC_SUCCESS
+            && completion.wc_flags & IBV_WC_WITH_IMM == 0
+            && let WrId::Receive(slot) = WrId::decode(completion.wr_id)
+            && let Some(entry) = entries.of_queue_pair(completion.qp_num)
+            && let Some((header, bytes)) = receives.take_short(slot, completion.byte_len as usize)
+        {
+            entry.take_in(owing);
+            batch.push_small(SmallArrival { from: entry.connection.peer, header, bytes });
+            return true;
+        }
+        false
+    }
+
+    #[inline(never)]
     pub(super) fn complete(&mut self, completion: &ibv_wc, batch: &mut Batch) {
         if completion.status != IBV_WC_SUCCESS {
             return self.failed(completion);
@@ -37,7 +64,6 @@ impl Polling {
         }
     }
 
-    #[inline]
     fn arrived(&mut self, slot: u32, completion: &ibv_wc, batch: &mut Batch) {
         let Some(entry) = self.entries.of_queue_pair(completion.qp_num) else {
             return self.receives.again(slot);

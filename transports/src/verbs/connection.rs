@@ -206,14 +206,21 @@ impl Connection {
         Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
     }
 
-    #[inline]
+    #[inline(always)]
     fn told(&self, sent: Result<Submit, Unsent>) -> Result<Submit, SubmitError> {
         match sent {
             Ok(submit) => Ok(submit),
-            Err(Unsent::Busy(busy)) => Ok(Submit::Busy(busy)),
-            Err(Unsent::Unregistered(why)) => Err(SubmitError::Unregistered(why)),
-            Err(Unsent::Wrong(why)) => Err(self.break_off(DownCause::Protocol(why))),
-            Err(Unsent::Failed(why)) => {
+            Err(unsent) => self.told_of(unsent),
+        }
+    }
+
+    #[inline(never)]
+    fn told_of(&self, unsent: Unsent) -> Result<Submit, SubmitError> {
+        match unsent {
+            Unsent::Busy(busy) => Ok(Submit::Busy(busy)),
+            Unsent::Unregistered(why) => Err(SubmitError::Unregistered(why)),
+            Unsent::Wrong(why) => Err(self.break_off(DownCause::Protocol(why))),
+            Unsent::Failed(why) => {
                 Err(self.break_off(DownCause::Gone(format!("its queue pair takes no request: {why}"))))
             }
         }

@@ -209,6 +209,7 @@ impl RdmaDevice {
             return;
         }
         polling.end_unwanted();
+        polling.post_receives();
         let mut space = [const { MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&now)) else { return };
@@ -303,6 +304,7 @@ impl Polling {
     /// Takes completions off the queue, as many as the batch has room for.
     #[inline]
     fn poll(&mut self, batch: &mut Batch) {
+        self.make_good();
         if self.signs.gathered.has_any() {
             self.send_off();
         }
@@ -324,8 +326,7 @@ impl Polling {
                             self.stash.extend(&self.space[at..count]);
                             break;
                         }
-                        let completion = self.space[at];
-                        self.complete(&completion, batch);
+                        self.complete_at(at, batch);
                     }
                     let all_seen = self.stash.is_empty() && self.opened.is_none();
                     if count < room && !self.partings.is_empty() && all_seen {
@@ -335,22 +336,36 @@ impl Polling {
                 Err(error) => self.lose(&error.to_string()),
             }
         }
-        if self.receives.is_hungry() {
-            self.refill();
-        }
-        if self.receives.is_due() || batch.is_empty() && self.receives.has_fresh() {
-            self.receives.post();
-            if let Some(why) = self.receives.failed() {
-                self.lose_everybody(&why);
-            }
-        }
-        if !self.owing.is_empty() {
-            self.pay();
+        if batch.is_empty() && self.receives.are_missed() {
+            self.post_receives();
         }
         if !self.ending.is_empty() {
             self.end_transfers();
         }
         self.tell(batch);
+    }
+
+    /// What messages that were taken in have left to be done: receives to be posted again, credits to be given back. By the next poll,
+    /// since nobody waits for it as those do who wait for the messages, and for the answers to them.
+    #[inline(always)]
+    fn make_good(&mut self) {
+        if self.receives.is_hungry() {
+            self.refill();
+        }
+        if self.receives.is_due() {
+            self.post_receives();
+        }
+        if !self.owing.is_empty() {
+            self.pay();
+        }
+    }
+
+    #[inline(never)]
+    fn post_receives(&mut self) {
+        self.receives.post();
+        if let Some(why) = self.receives.failed() {
+            self.lose_everybody(&why);
+        }
     }
 
     /// Sends off the messages that wait for more.
@@ -389,7 +404,11 @@ impl Polling {
     #[cold]
     fn refill(&mut self) {
         let Self { receives, entries, owing, .. } = self;
-        receives.refill(|index| credit(entries, owing, index));
+        receives.refill(|index| {
+            if let Some(entry) = entries.get(index) {
+                entry.take_in(owing);
+            }
+        });
         if let Some(why) = receives.failed() {
             self.lose_everybody(&why);
         }
@@ -403,9 +422,10 @@ impl Polling {
     }
 
     /// A message of a connection was taken in, and its place is there again.
-    #[inline]
     pub(super) fn credit(&mut self, index: u32) {
-        credit(&mut self.entries, &mut self.owing, index);
+        if let Some(entry) = self.entries.get(index) {
+            entry.take_in(&mut self.owing);
+        }
     }
 
     /// Tells peers how many of their messages were taken in.
@@ -438,18 +458,6 @@ impl Polling {
             Err(_) => return true,
         }
         !self.stash.is_empty()
-    }
-}
-
-/// Notes a message taken in. The peer is told when a quarter of its window has gone.
-#[inline]
-fn credit(entries: &mut Entries, owing: &mut Vec<u32>, index: u32) {
-    let Some(entry) = entries.get(index) else { return };
-    entry.taken += 1;
-    let due = u64::from(entry.mine.window / 4).max(1);
-    if entry.taken - entry.credited >= due && !entry.owes {
-        entry.owes = true;
-        owing.push(index);
     }
 }
 
@@ -494,6 +502,7 @@ impl Device for RdmaDevice {
         self.signs.gathered.sleep();
         self.attention.store(true, Ordering::Relaxed);
         let asked = polling.queue.request_notification();
+        polling.make_good();
         // Receives that were not worth a doorbell may be what the peer waits for.
         polling.receives.post();
         if asked.is_err() || polling.has_something() || !self.rails.arm() {

@@ -69,8 +69,22 @@ pub(super) struct Entry {
     /// Messages that were taken in, and how many of them the peer was told of.
     pub(super) taken: u64,
     pub(super) credited: u64,
+    /// Of how many at a time it is told.
+    pub(super) credits_due: u64,
     /// Whether it waits in the list of those that owe credits.
     pub(super) owes: bool,
+}
+
+impl Entry {
+    /// Notes a message taken in. When a quarter of the peer's window has gone it is put in the list of those that owe credits.
+    #[inline(always)]
+    pub(super) fn take_in(&mut self, owing: &mut Vec<u32>) {
+        self.taken += 1;
+        if self.taken - self.credited >= self.credits_due && !self.owes {
+            self.owes = true;
+            owing.push(self.connection.index);
+        }
+    }
 }
 
 /// All of them.

@@ -143,6 +143,7 @@ impl Polling {
             is_quiet: false,
             taken: 0,
             credited: 0,
+            credits_due: u64::from(window / 4).max(1),
             owes: false,
         })
     }

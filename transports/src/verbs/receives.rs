@@ -1,4 +1,8 @@
 //! The shared receive queue, and the packets that are posted to it.
+//!
+//! The NIC puts the front of a message into the slot's *line*, a cache line of a table of the device's: the header, and as many bytes as a short
+//! message has. Only what is longer goes on in the slot's packet. So a short message is one write of the NIC's and one line for the CPU to
+//! read, and its packet is not touched; of a longer one the front is copied to where it belongs, at the beginning of the packet.
 
 use super::bounces::HEADER;
 use super::memory::{Area, Slabs};
@@ -6,12 +10,25 @@ use super::sys::bindings::{ibv_recv_wr, ibv_sge};
 use super::sys::{PostFailure, ProtectionDomain, SharedReceiveQueue, VerbsError};
 use super::wr_id::WrId;
 use crate::contract::{Header, Payload};
-use crate::mem::{MemMut, Packet, PacketSource, SmallBytes, copy::copy_now};
+use crate::mem::{MemMut, MemRef, Packet, PacketSource, SmallBytes, copy::copy_now};
 use std::sync::Arc;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Receives that are posted under one doorbell.
 const TOGETHER: usize = 16;
+
+/// What comes into a slot's line.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Line {
+    header: [u64; 2],
+    front: [u8; SmallBytes::MAX],
+}
+
+/// From one line to the next, in bytes: each is a cache line of its own.
+const PITCH: usize = 64;
+
+const _: () = assert!(size_of::<Line>() <= PITCH && std::mem::offset_of!(Line, front) == HEADER);
 
 /// A place for one message.
 #[derive(Debug)]
@@ -26,7 +43,9 @@ pub(super) struct Receives {
     // In the order in which they have to go: the queue, whose receives name registrations, then these, then the memory.
     queue: Option<Arc<SharedReceiveQueue>>,
     slabs: Slabs,
-    headers: Area,
+    lines: Area,
+    /// Bytes of a payload that lie in the line: none where no CPU may touch a packet, since nobody could put them there.
+    front: usize,
     slots: Vec<Slot>,
     /// Slots with a packet, not posted so far.
     fresh: Vec<u32>,
@@ -58,12 +77,14 @@ impl Receives {
         source: Arc<dyn PacketSource>,
     ) -> Result<Self, VerbsError> {
         let queue = SharedReceiveQueue::create(domain, depth, 2)?;
-        let headers = Area::new(domain, depth as usize * HEADER)?;
+        let lines = Area::new(domain, depth as usize * PITCH)?;
+        let front = if source.kind().is_host() { SmallBytes::MAX.min(source.packet_size()) } else { 0 };
         let slots = (0..depth).map(|_| Slot { packet: None, key: 0 }).collect();
         Ok(Self {
             queue: Some(queue),
             slabs: Slabs::new(domain.clone()),
-            headers,
+            lines,
+            front,
             slots,
             fresh: Vec::with_capacity(depth as usize),
             empty: (0..depth).rev().map(|slot| (slot, None)).collect(),
@@ -89,39 +110,49 @@ impl Receives {
         self.queue.as_ref().is_some_and(|queue| queue.as_raw().addr() == address)
     }
 
-    /// Takes the message out of a slot, `len` bytes with its header. `None`: too short to have one. The slot is posted again, with another
+    /// Takes a message of `len` bytes out of a slot, with its header, if all of it lies in the line; the slot is posted again with the
+    /// packet that it has. `None`: it is longer, or has no header; it is still there.
+    #[inline(always)]
+    pub(super) fn take_short(&mut self, slot: u32, len: usize) -> Option<(Header, SmallBytes)> {
+        let payload = len.checked_sub(HEADER).filter(|payload| *payload <= self.front)?;
+        let line = self.line(slot)?;
+        self.fresh.push(slot);
+        Some((Header(line.header), SmallBytes::first(payload, line.front)))
+    }
+
+    /// Takes a message out of a slot, `len` bytes with its header. `None`: too short to have one. The slot is posted again, with another
     /// packet if the message has kept its own; where there is none, `credit_to` is told of when there is.
-    #[inline]
     pub(super) fn take(&mut self, slot: u32, len: usize, credit_to: u32) -> Option<(Taken, bool)> {
-        let at = slot as usize;
-        let mut header = [0_u64; 2];
-        let read = self.headers.part(at * HEADER, HEADER);
-        let read = read.map(|bytes| copy_now(MemMut::host(header.as_mut_bytes()), bytes));
-        let payload = len.checked_sub(HEADER);
-        let (Some(Ok(())), Some(payload), Some(place)) = (read, payload, self.slots.get_mut(at)) else {
+        if let Some((header, bytes)) = self.take_short(slot, len) {
+            return Some((Taken::Small(header, bytes), true));
+        }
+        let (Some(payload), Some(line)) = (len.checked_sub(HEADER), self.line(slot)) else {
             self.again(slot);
             return None;
         };
-        let Some(mut packet) = place.packet.take() else {
+        let Some(mut packet) = self.slots.get_mut(slot as usize)?.packet.take() else {
             debug_assert!(false, "a slot without a packet is not posted");
             return None;
         };
         packet.set_len(payload);
-        if payload <= SmallBytes::MAX
-            && let Some(mut small) = SmallBytes::zeroed(payload)
-            && copy_now(MemMut::host(small.as_mut_slice()), packet.view()).is_ok()
-        {
-            place.packet = Some(packet);
-            self.fresh.push(slot);
-            return Some((Taken::Small(Header(header), small), true));
-        }
+        let copied = copy_now(packet.view_mut(), MemRef::host(&line.front[..self.front]));
+        debug_assert!(copied.is_ok() || self.front == 0, "the packet is of the source's kind");
         let refilled = self.fill(slot);
         // While half of the receives stand, one that is missing is nobody's loss.
         let enough = 2 * self.empty.len() < self.slots.len();
         if !refilled {
             self.empty.push((slot, (!enough).then_some(credit_to)));
         }
-        Some((Taken::Large(Header(header), Payload::Packet(packet)), refilled || enough))
+        Some((Taken::Large(Header(line.header), Payload::Packet(packet)), refilled || enough))
+    }
+
+    /// What has come into a slot's line.
+    #[inline(always)]
+    fn line(&self, slot: u32) -> Option<Line> {
+        let mut line = Line::new_zeroed();
+        let came = self.lines.part(slot as usize * PITCH, size_of::<Line>())?;
+        copy_now(MemMut::host(line.as_mut_bytes()), came).ok()?;
+        Some(line)
     }
 
     /// A receive has ended without a message.
@@ -187,10 +218,10 @@ impl Receives {
         self.fresh.len() >= self.enough
     }
 
-    /// Whether any have.
+    /// Whether any have, while others lack a packet: all that stand may be gone. Else three quarters of them stand, as fewer are not due.
     #[inline(always)]
-    pub(super) fn has_fresh(&self) -> bool {
-        !self.fresh.is_empty()
+    pub(super) fn are_missed(&self) -> bool {
+        !self.fresh.is_empty() && self.is_hungry()
     }
 
     /// Posts what is to be posted.
@@ -209,27 +240,29 @@ impl Receives {
     /// Posts the last `count`. How many went.
     fn post_some(&mut self, count: usize) -> usize {
         let Some(queue) = &self.queue else { return 0 };
-        let room = self.source.packet_size();
+        let room = self.source.packet_size().saturating_sub(self.front);
+        let length = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         let mut parts = [[ibv_sge::default(); 2]; TOGETHER];
         let mut requests = [ibv_recv_wr::default(); TOGETHER];
         let slots = self.fresh.iter().rev().take(count);
         for ((&slot, parts), request) in slots.zip(&mut parts).zip(&mut requests) {
             let Some(Slot { packet: Some(packet), key }) = self.slots.get(slot as usize) else { return 0 };
             parts[0] = ibv_sge {
-                addr: self.headers.addr(slot as usize * HEADER),
-                length: 16,
-                lkey: self.headers.key(),
+                addr: self.lines.addr(slot as usize * PITCH),
+                length: length(HEADER + self.front),
+                lkey: self.lines.key(),
             };
-            let length = u32::try_from(room).unwrap_or(u32::MAX);
-            parts[1] = ibv_sge { addr: packet.addr() as u64, length, lkey: *key };
+            parts[1] =
+                ibv_sge { addr: (packet.addr() + self.front) as u64, length: length(room), lkey: *key };
             request.wr_id = WrId::Receive(slot).encode();
-            (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), 2);
+            // A part of no length is one of 2 GiB to some devices.
+            (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), if room > 0 { 2 } else { 1 });
         }
         let first = requests.as_mut_ptr();
         for at in 1..count {
             requests[at - 1].next = first.wrapping_add(at);
         }
-        // SAFETY: each receive names its slot's part of the header table, and the packet in its slot, which stays there until the
+        // SAFETY: each receive names its slot's line, and the packet in its slot, which stays there until the
         // receive is over or the queue is destroyed.
         match unsafe { queue.post(first) } {
             Ok(()) => count,
