@@ -79,7 +79,8 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     }
     let owner = gpu.shared.gpus()?.get(usize::try_from(facts.ordinal).unwrap_or(usize::MAX));
     let owner = owner.ok_or_else(|| wrong("is of no device that this process can see"))?;
-    let home = gpu.shared.engine(owner, facts.context)?.home()?;
+    let engine = gpu.shared.engine(owner, facts.context)?;
+    let home = engine.home()?;
     let _current = home.context.enter()?;
     let base = extent.base;
     if !home.context.sync_memops {
