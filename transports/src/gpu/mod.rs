@@ -172,6 +172,18 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// What this device's driver knows of an address: [`Driver::classify`].
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
+    /// Makes the context in which this device's work is begun the calling thread's, and leaves it so, as `cudaSetDevice` does.
+    ///
+    /// No thread has to have one: without it the context is the thread's during each call of the driver, and the caller's
+    /// again afterwards. That takes two calls more for each copy, so a thread that calls no CUDA itself does well to say
+    /// this once, for the device that its messages and puts are read from.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn make_current(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     /// Whether what was allocated through this handle is still there.
     ///
     /// # Errors

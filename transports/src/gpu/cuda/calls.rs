@@ -117,6 +117,7 @@ calls! {
     device_primary_ctx_get_state(device: Device, flags: *mut c_uint, active: *mut c_int) = "cuDevicePrimaryCtxGetState";
 
     ctx_get_current(context: *mut ContextHandle) = "cuCtxGetCurrent";
+    ctx_set_current(context: ContextHandle) = "cuCtxSetCurrent";
     ctx_push_current(context: ContextHandle) = "cuCtxPushCurrent_v2";
     ctx_pop_current(context: *mut ContextHandle) = "cuCtxPopCurrent_v2";
     ctx_get_id(context: ContextHandle, id: *mut c_ulonglong) = "cuCtxGetId";

@@ -116,6 +116,13 @@ impl Context {
         Ok(Current { pushed: Some(self), _thread: PhantomData })
     }
 
+    /// Makes it current in this thread, in the place of the one that is.
+    pub(super) fn stay(&self) -> Result<(), GpuError> {
+        self.check()?;
+        // SAFETY: as in `enter`.
+        unsafe { self.calls.ctx_set_current(self.raw) }
+    }
+
     /// The number by which the driver tells contexts apart for good: a handle may come back. 0 where it has none.
     pub(super) fn number(calls: &Calls, raw: ContextHandle) -> u64 {
         let mut number = 0;

@@ -288,6 +288,10 @@ impl Gpu for CudaGpu {
         self.shared.classify(addr)
     }
 
+    fn make_current(&self) -> Result<(), GpuError> {
+        self.home()?.context.stay()
+    }
+
     fn check(&self) -> Result<(), GpuError> {
         self.home()?.context.check()
     }
