@@ -30,7 +30,7 @@ impl Moving {
     ///
     /// # Errors
     /// As there.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn start(dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
         if matches!((dst.kind(), src.kind()), (MemKind::Device(_), MemKind::Device(_))) {
             return Transfer::start(dst, src).map(Self::Engine);
@@ -38,11 +38,7 @@ impl Moving {
         Self::start_with_host(dst, src, staging)
     }
 
-    fn start_with_host(
-        mut dst: Buffer,
-        src: Buffer,
-        staging: &Arc<Staging>,
-    ) -> Result<Self, Box<Refused>> {
+    fn start_with_host(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
         let len = src.len();
         let gpu = match (dst.kind(), src.kind()) {
             (MemKind::Host, MemKind::Device(_)) => src.view().place().gpu().cloned(),
