@@ -184,7 +184,6 @@ impl Region {
     }
 
     /// Length in bytes.
-    #[inline]
     pub fn len(&self) -> usize {
         self.0.len
     }
@@ -195,7 +194,6 @@ impl Region {
     }
 
     /// What sort of memory it is.
-    #[inline]
     pub fn kind(&self) -> MemKind {
         self.0.kind
     }
@@ -206,13 +204,11 @@ impl Region {
     }
 
     /// The GPU that owns it.
-    #[inline]
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         self.root().0.gpu.as_ref()
     }
 
     /// Where it starts: an address for drivers, not to be dereferenced.
-    #[inline]
     pub fn addr(&self) -> usize {
         self.0.base.as_ptr() as usize
     }
@@ -263,7 +259,6 @@ impl Region {
     }
 
     /// The region that it is a part of; itself, if it is a part of none.
-    #[inline]
     pub fn root(&self) -> &Self {
         self.0.root.as_ref().unwrap_or(self)
     }
@@ -279,7 +274,6 @@ impl Region {
     }
 
     /// A part of it that keeps all of it alive. `None` when the part is not inside.
-    #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Option<RegionSlice> {
         let end = offset.checked_add(len)?;
         (end <= self.0.len).then(|| RegionSlice { region: self.clone(), offset, len })
@@ -302,12 +296,10 @@ impl Region {
     }
 
     /// All of it.
-    #[inline]
     pub fn whole(&self) -> RegionSlice {
         RegionSlice { region: self.clone(), offset: 0, len: self.0.len }
     }
 
-    #[inline]
     fn place(&self) -> Place<'_> {
         match self.0.kind {
             MemKind::Host => Place::Host,
@@ -362,7 +354,6 @@ pub struct RegionSlice {
 
 impl RegionSlice {
     /// Length in bytes.
-    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -373,25 +364,21 @@ impl RegionSlice {
     }
 
     /// The region that it is a part of.
-    #[inline]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
     /// Where it starts in the region, in bytes.
-    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// What sort of memory it is.
-    #[inline]
     pub fn kind(&self) -> MemKind {
         self.region.kind()
     }
 
     /// The bytes, for the copy function.
-    #[inline]
     pub fn view(&self) -> MemRef<'_> {
         // SAFETY: `offset + len` was checked against the region when the slice was made, and the region
         // keeps its memory allocated while `self` lives.
@@ -403,7 +390,6 @@ impl RegionSlice {
     /// The bytes, to be written by the copy function.
     ///
     /// It takes `&self`: a region is shared memory by nature, and no references into it exist.
-    #[inline]
     pub fn view_mut(&self) -> MemMut<'_> {
         // SAFETY: as in `view`; regions give out no references, so none is alive.
         unsafe {

@@ -25,7 +25,6 @@ pub enum Place<'a> {
 
 impl<'a> Place<'a> {
     /// The kind of memory, as plain data.
-    #[inline]
     pub fn kind(self) -> MemKind {
         match self {
             Self::Host => MemKind::Host,
@@ -43,7 +42,6 @@ impl<'a> Place<'a> {
     }
 
     /// The GPU whose engine moves bytes here.
-    #[inline]
     pub fn gpu(self) -> Option<&'a Arc<dyn Gpu>> {
         match self {
             Self::Device(gpu) | Self::Managed(gpu) => Some(gpu),
@@ -52,7 +50,6 @@ impl<'a> Place<'a> {
     }
 
     /// Puts a kind and the engine found for it together; `Unknown` when a device kind has no engine.
-    #[inline]
     pub fn of(kind: MemKind, gpu: Option<&'a Arc<dyn Gpu>>) -> Self {
         match (kind, gpu) {
             (MemKind::Host, _) => Self::Host,
