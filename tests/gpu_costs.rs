@@ -5,6 +5,11 @@
 mod mock;
 mod support;
 
+#[path = "gpu_costs/instructions.rs"]
+mod instructions;
+#[path = "verbs_instructions/profile.rs"]
+mod profile;
+
 use carrack::buffer::raw;
 use carrack::region::Region;
 use carrack::transports::gpu::cuda::CudaDriver;
@@ -127,6 +132,13 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
     ground.word("mock_enter");
     let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &over));
     assert_eq!(ground.during(post), copies(9, 0));
+    ground.word("mock_leave");
+    // As it does where the thread was given it: then progress changes none, either, not even for its first question.
+    ground.gpu.make_current().unwrap();
+    let wanted = over.get() + 18;
+    assert_eq!(ground.during(post), copies(9, 0));
+    let ends = ground.during(|| ground.until(|| over.get() == wanted));
+    assert!(ends.queries <= 3 && ends.switches == 0, "{ends:?}");
     ground.word("mock_leave");
 }
 

@@ -30,7 +30,7 @@ use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -161,9 +161,10 @@ impl Unmapped {
     }
 }
 
-/// Regions of peers' in which messages lie, by the rank and its name for them.
+/// Regions of peers' in which messages lie, by the rank and its name for them: looked up for each message, of few as a rule, and under names that
+/// peers choose.
 #[derive(Default)]
-pub(crate) struct Introduced(Mutex<HashMap<(Rank, u64), Arc<Known>>>);
+pub(crate) struct Introduced(Mutex<BTreeMap<(Rank, u64), Arc<Known>>>);
 
 /// A region of a peer's.
 pub(crate) struct Known {
@@ -174,8 +175,21 @@ pub(crate) struct Known {
 }
 
 impl Introduced {
-    fn all(&self) -> MutexGuard<'_, HashMap<(Rank, u64), Arc<Known>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<(Rank, u64), Arc<Known>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of some. They are closed without the lock.
+    fn drop_those(&self, are_gone: impl Fn(Rank, &Known) -> bool) {
+        let mut gone = Vec::new();
+        self.all().retain(|&(rank, _), known| {
+            let is_gone = are_gone(rank, known);
+            if is_gone {
+                gone.push(known.clone());
+            }
+            !is_gone
+        });
+        drop(gone);
     }
 
     /// A peer tells of a region.
@@ -202,23 +216,15 @@ impl Introduced {
 
     /// Lets go of what has been withdrawn over there.
     pub(crate) fn let_go(&self) {
-        let gone: Vec<_> = {
-            let mut all = self.all();
-            let ended = |known: &Known| {
-                known
-                    .imported
-                    .get()
-                    .is_some_and(|known| known.as_ref().is_ok_and(|known| known.region().is_none()))
-            };
-            all.extract_if(|_, known| ended(known)).collect()
-        };
-        drop(gone);
+        let has_ended = |known: &Imported| known.region().is_none();
+        self.drop_those(|_, known| {
+            known.imported.get().is_some_and(|known| known.as_ref().is_ok_and(has_ended))
+        });
     }
 
     /// Forgets a peer that is gone.
     pub(crate) fn forget(&self, peer: Rank) {
-        let gone: Vec<_> = self.all().extract_if(|(rank, _), _| *rank == peer).collect();
-        drop(gone);
+        self.drop_those(|rank, _| rank == peer);
     }
 }
 

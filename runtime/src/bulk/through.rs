@@ -30,7 +30,15 @@ impl Moving {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn start(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
+    #[inline]
+    pub(crate) fn start(dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
+        if matches!((dst.kind(), src.kind()), (MemKind::Device(_), MemKind::Device(_))) {
+            return Transfer::start(dst, src).map(Self::Engine);
+        }
+        Self::start_with_host(dst, src, staging)
+    }
+
+    fn start_with_host(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
         let len = src.len();
         let gpu = match (dst.kind(), src.kind()) {
             (MemKind::Host, MemKind::Device(_)) => src.view().place().gpu().cloned(),
@@ -58,6 +66,24 @@ impl Moving {
         match self {
             Self::Engine(transfer) => transfer.poll(),
             Self::Through(through) => through.poll(first),
+        }
+    }
+
+    /// As [`poll`](Self::poll), without how it ended.
+    #[inline]
+    pub(crate) fn is_over(&mut self, first: bool) -> bool {
+        match self {
+            Self::Engine(transfer) => transfer.is_over(),
+            Self::Through(through) => through.poll(first).is_some(),
+        }
+    }
+
+    /// Why it failed, once it is over, if it did.
+    #[inline]
+    pub(crate) fn failure(&self) -> Option<CopyError> {
+        match self {
+            Self::Engine(transfer) => transfer.failure().cloned(),
+            Self::Through(through) => through.failed.clone(),
         }
     }
 

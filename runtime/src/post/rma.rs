@@ -21,7 +21,7 @@ use crate::runtime::Runtime;
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
-use carrack_transports::mem::{MemKind, Refused, Transfer};
+use carrack_transports::mem::{MemKind, Refused, RegionSlice, Transfer};
 use std::sync::Arc;
 
 /// What a put is made of.
@@ -333,6 +333,16 @@ impl Post<'_, Put<'_>> {
                 return Ok(Begun::Busy);
             }
         }
+        if let Some((region, at)) = remote
+            && matches!(region.kind(), MemKind::Device(_))
+            && let Some(target) = region.slice(at, size)
+            && let Some(source) = take_slice_on_gpu(given)
+        {
+            return self.begin_between(place, (target, source), comp).map_err(|refused| {
+                *given = Some(SendBuffer::Owned(refused.src));
+                PostError::Memory(refused.cause)
+            });
+        }
         let (owned, borrowed) = own_or_take(device, given);
         if let Some(slice) = remote.and_then(|(region, at)| region.slice(at, size)) {
             return self.transfer(place, (Buffer::Region(slice), owned), true, comp, None).map_err(
@@ -347,6 +357,35 @@ impl Post<'_, Put<'_>> {
         let request = self.request(place, size as u64);
         let operation = self.outstanding(size, comp);
         device.bulk.request(device, &self.runtime.0, message, request, operation, owned);
+        Ok(Begun::UnderWay)
+    }
+}
+
+impl Post<'_, Put<'_>> {
+    /// A put from one GPU's memory to another's, as most are: what `transfer` does, without a look at what else the two could be. Not
+    /// inlined: what it keeps on the stack is nothing for a put of host memory.
+    #[inline(never)]
+    fn begin_between(
+        &self,
+        place: &Place<'_>,
+        (target, source): (RegionSlice, RegionSlice),
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, Box<Refused>> {
+        let (rank, tag, size, user_context) = (self.rank, self.tag, source.len(), self.user_context);
+        let transfer = Moving::Engine(Transfer::between(target, source)?);
+        let device = self.device_inner();
+        device.add_landing(Landing {
+            transfer,
+            comp: comp.cloned(),
+            rank,
+            tag,
+            size,
+            user_context,
+            gives_source: true,
+            signal: place.signal,
+            name: device.bulk.now(),
+            fetched: None,
+        });
         Ok(Begun::UnderWay)
     }
 }
@@ -386,6 +425,19 @@ pub(super) fn own_or_take<'a>(
     match given {
         Some(SendBuffer::Borrowed(bytes)) => (own(device, bytes), Some(*bytes)),
         _ => (take(given), None),
+    }
+}
+
+/// Part of a region in memory of a GPU, if that is what is put.
+#[inline]
+fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> {
+    let Some(SendBuffer::Owned(Buffer::Region(slice))) = given else { return None };
+    if !matches!(slice.kind(), MemKind::Device(_)) {
+        return None;
+    }
+    match given.take() {
+        Some(SendBuffer::Owned(Buffer::Region(slice))) => Some(slice),
+        _ => None,
     }
 }
 

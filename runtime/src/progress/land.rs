@@ -144,6 +144,7 @@ impl DeviceInner {
             || (!self.landing.is_empty() && self.landing.lock().iter().any(by_engine))
     }
 
+    #[inline(always)]
     pub(crate) fn add_landing(&self, landing: Landing) {
         let mut landings = self.landing.lock();
         landings.push_back(landing);

@@ -48,6 +48,8 @@ struct Scratch {
     met: Met,
     runtime: u64,
     comps: Snapshot,
+    /// Copies that have ended; empty between calls.
+    ended: Vec<Landing>,
     /// Calls, for what is done now and then.
     calls: u32,
 }
@@ -156,7 +158,8 @@ impl Inner {
         }
         let mut scratch = SCRATCH.with(Cell::take).unwrap_or_else(|| {
             let batch = Batch::new(self.settings.poll_batch());
-            Box::new(Scratch { batch, met: Met::default(), runtime: 0, comps: Snapshot::default(), calls: 0 })
+            let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
+            Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
         });
         if scratch.runtime != self.id {
             scratch.runtime = self.id;
@@ -217,7 +220,7 @@ impl Pass<'_> {
             self.look_at_runtime(seldom);
         }
         let chores = self.device.chores.there();
-        if chores.any() && !self.upkeep(chores, &mut scratch.comps) {
+        if chores.any() && !self.upkeep(chores, scratch) {
             return;
         }
         self.device.deaf.listens();
@@ -262,12 +265,12 @@ impl Pass<'_> {
 
     /// Does what is there to be done beside the transports. Whether they may be looked at.
     #[cold]
-    fn upkeep(&mut self, chores: chores::Found, comps: &mut Snapshot) -> bool {
+    fn upkeep(&mut self, chores: chores::Found, scratch: &mut Scratch) -> bool {
         if chores.has(Chore::Backlogs) {
             self.move_backlogs();
         }
         if chores.has(Chore::Landings) {
-            self.move_landings();
+            self.move_landings(&mut scratch.ended);
         }
         if chores.has(Chore::Ordered) {
             self.move_ordered();
@@ -290,7 +293,7 @@ impl Pass<'_> {
         }
         // What is in the line came before what is deferred.
         let tells = !chores.has(Chore::Line) || self.move_line();
-        tells && (!chores.has(Chore::Deferred) || self.retry_deferred(comps))
+        tells && (!chores.has(Chore::Deferred) || self.retry_deferred(&mut scratch.comps))
     }
 
     /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it

@@ -18,10 +18,15 @@ const AT_ONCE: usize = 16;
 
 /// Takes out the copies that are done, from one on to the first that is not, as long as there is room for them. Those that stay
 /// are moved up once, for there may be thousands.
+#[inline]
 fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
+    let is_over = |landing: &mut Landing| landing.transfer.is_over(at == 0);
+    // Most of the time the first one is not done, and that is all.
+    if !landings.get_mut(at).is_some_and(is_over) {
+        return;
+    }
     let most = landings.len().min(at + AT_ONCE.saturating_sub(done.len()));
-    let is_under_way = |landing: &mut Landing| landing.transfer.poll(at == 0).is_none();
-    let count = landings.range_mut(at..most).position(is_under_way);
+    let count = landings.range_mut(at..most).position(|landing| !is_over(landing));
     done.extend(landings.drain(at..count.map_or(most, |count| at + count)));
 }
 
@@ -80,13 +85,15 @@ impl Pass<'_> {
     /// Looks which engines are done. Engines do what they are given in order, and to ask for an event takes as long as a small
     /// message: so only the oldest of those that are not done is asked for, and now and then one of the others in turn, since there are
     /// several engines, unless it is known to come after the oldest.
-    #[cold]
-    pub(super) fn move_landings(&mut self) {
-        let mut ended = Vec::new();
-        let turn = self.device.landing_turn.fetch_add(1, Ordering::Relaxed);
+    ///
+    /// `ended` is empty, before and after: room for those that are done.
+    pub(super) fn move_landings(&mut self, ended: &mut Vec<Landing>) {
+        // Two threads may take the same turn: it says whom to ask next, and nothing else.
+        let turn = self.device.landing_turn.load(Ordering::Relaxed);
+        self.device.landing_turn.store(turn.wrapping_add(1), Ordering::Relaxed);
         let mut asks_another = turn.is_multiple_of(EACH);
         while let Some(mut landings) = self.device.landing.try_lock() {
-            take_done(&mut landings, 0, &mut ended);
+            take_done(&mut landings, 0, ended);
             if ended.len() < AT_ONCE
                 && std::mem::take(&mut asks_another)
                 && let Some(others @ 1..) = landings.len().checked_sub(1)
@@ -95,13 +102,16 @@ impl Pass<'_> {
                 if let (Some(oldest), Some(other)) = (landings.front(), landings.get(at))
                     && !other.transfer.is_behind(&oldest.transfer)
                 {
-                    take_done(&mut landings, at, &mut ended);
+                    take_done(&mut landings, at, ended);
                 }
+            }
+            if ended.is_empty() {
+                break;
             }
             self.device.landing.set_count(landings.len());
             drop(landings);
             let are_all = ended.len() < AT_ONCE;
-            for landing in &mut ended {
+            for landing in &mut *ended {
                 self.landed(landing);
             }
             ended.clear();
@@ -111,10 +121,11 @@ impl Pass<'_> {
         }
     }
 
-    /// A copy is over.
+    /// A copy is over, as its transfer has said.
+    #[inline]
     pub(crate) fn landed(&mut self, landing: &mut Landing) {
         self.moved = true;
-        let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
+        let outcome = landing.transfer.failure().map_or(Ok(()), Err);
         if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
             let message = Message::Signal { comp, tag: landing.tag };
             self.device.control(self.inner, landing.rank, message, word(landing.size as u64));

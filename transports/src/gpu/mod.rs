@@ -172,6 +172,18 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// What this device's driver knows of an address: [`Driver::classify`].
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
+    /// Makes the context in which this device's work is begun the calling thread's, and leaves it so, as `cudaSetDevice` does.
+    ///
+    /// No thread has to have one: without it the context is the thread's during each call of the driver, and the caller's
+    /// again afterwards. That takes two calls more for each copy, so a thread that calls no CUDA itself does well to say
+    /// this once, for the device that its messages and puts are read from.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn make_current(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     /// Whether what was allocated through this handle is still there.
     ///
     /// # Errors
@@ -373,7 +385,15 @@ pub enum Until {
 
 /// Something that will have happened: an engine's copy, or all work of a stream up to a point.
 #[derive(Clone)]
-pub struct Event(Arc<dyn EventState>);
+pub struct Event(Stands);
+
+/// By what an event is told apart.
+#[derive(Clone)]
+enum Stands {
+    Alone(Arc<dyn EventState>),
+    /// One of many, of which none needs memory of its own.
+    In(Arc<dyn Sequence>, u64),
+}
 
 /// What stands behind an [`Event`]. Any thread may ask.
 pub trait EventState: Any + Send + Sync {
@@ -397,30 +417,75 @@ pub trait EventState: Any + Send + Sync {
     }
 }
 
+/// Work that ends in the order in which it was begun: each piece of it is a number, counted up. Any thread may ask.
+pub trait Sequence: Any + Send + Sync {
+    /// Whether that piece is over. Never blocks.
+    ///
+    /// # Errors
+    /// The work failed: it will never be over otherwise.
+    fn query(&self, number: u64) -> Result<bool, GpuError>;
+
+    /// Blocks until that piece is over.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    fn wait(&self, number: u64) -> Result<(), GpuError>;
+}
+
 impl Event {
     /// An event over a driver's own.
     pub fn new(state: Arc<dyn EventState>) -> Self {
-        Self(state)
+        Self(Stands::Alone(state))
     }
 
-    /// What stands behind it, for the driver that made it.
-    pub fn state(&self) -> &dyn EventState {
-        &*self.0
+    /// The end of a piece of work.
+    pub fn numbered(sequence: Arc<dyn Sequence>, number: u64) -> Self {
+        Self(Stands::In(sequence, number))
+    }
+
+    /// What stands behind it, for the driver that made it, unless it is a piece of a sequence.
+    pub fn state(&self) -> Option<&dyn EventState> {
+        match &self.0 {
+            Stands::Alone(state) => Some(&**state),
+            Stands::In(..) => None,
+        }
+    }
+
+    /// The sequence that it is a piece of, and which one, for the driver that made it.
+    pub fn piece(&self) -> Option<(&dyn Sequence, u64)> {
+        match &self.0 {
+            Stands::Alone(_) => None,
+            Stands::In(sequence, number) => Some((&**sequence, *number)),
+        }
     }
 
     /// Whether it has fired. Never blocks. An error means that the work failed.
+    #[inline]
     pub fn query(&self) -> Result<bool, GpuError> {
-        self.0.query()
+        match &self.0 {
+            Stands::Alone(state) => state.query(),
+            Stands::In(sequence, number) => sequence.query(*number),
+        }
     }
 
     /// Whether it cannot fire before `earlier`, as far as is known without asking.
+    #[inline]
     pub fn is_behind(&self, earlier: &Self) -> bool {
-        self.0.is_behind(&*earlier.0)
+        match (&self.0, &earlier.0) {
+            (Stands::Alone(state), Stands::Alone(earlier)) => state.is_behind(&**earlier),
+            (Stands::In(sequence, number), Stands::In(other, earlier)) => {
+                number >= earlier && Arc::ptr_eq(sequence, other)
+            }
+            _ => false,
+        }
     }
 
     /// Blocks until it has fired.
     pub fn wait(&self) -> Result<(), GpuError> {
-        self.0.wait()
+        match &self.0 {
+            Stands::Alone(state) => state.wait(),
+            Stands::In(sequence, number) => sequence.wait(*number),
+        }
     }
 }
 

@@ -170,6 +170,7 @@ impl Buffer {
     }
 
     /// The GPU that owns it, of part of a region that has one, and of a packet.
+    #[inline]
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         match self {
             Self::Region(slice) => slice.region().gpu(),

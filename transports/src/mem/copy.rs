@@ -139,7 +139,11 @@ pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
 ///
 /// # Errors
 /// [`CopyError::Unknown`], [`CopyError::Managed`]: such memory is touched by nobody here.
+#[inline]
 pub fn check_kinds(dst: MemKind, src: MemKind) -> Result<(), CopyError> {
+    if matches!((dst, src), (MemKind::Device(_), MemKind::Device(_))) {
+        return Ok(());
+    }
     if dst == MemKind::Unknown || src == MemKind::Unknown {
         return Err(CopyError::Unknown { dst, src });
     }

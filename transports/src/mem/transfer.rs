@@ -1,7 +1,7 @@
 //! A copy that takes time, holding both of its ends until it is over.
 
 use super::copy::{copy, copy_on};
-use super::{Buffer, Copied, CopyError, MemMut, MemRef};
+use super::{Buffer, Copied, CopyError, MemMut, MemRef, RegionSlice};
 use crate::gpu::{Event, Stream};
 
 /// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
@@ -37,9 +37,27 @@ impl Transfer {
     /// # Errors
     /// [`Refused`], which gives the buffers back, when the target is too short or may not be written,
     /// a kind is unknown, or the engine refused.
+    #[inline]
     pub fn start(dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
-        Self::start_part((dst, 0), (src, 0), len)
+        // SAFETY: the event is waited for before the buffers go.
+        Self::start_by((dst, 0), (src, 0), len, |dst, src| unsafe { copy(dst, src) })
+    }
+
+    /// Begins the copy of all of `src`, where both are parts of regions: the same as [`start`](Self::start), with fewer moves.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn between(dst: RegionSlice, src: RegionSlice) -> Result<Self, Box<Refused>> {
+        // SAFETY: the event is waited for before the buffers go.
+        let copied = unsafe { copy(dst.view_mut(), src.view()) };
+        let (dst, src) = (Buffer::Region(dst), Buffer::Region(src));
+        match copied {
+            Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
+            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::Pending(event) }),
+            Err(cause) => Err(Box::new(Refused { dst, src, cause })),
+        }
     }
 
     /// Begins the copy of `len` bytes: from a place in the source to a place in the target, in bytes from their beginnings.
@@ -47,7 +65,7 @@ impl Transfer {
     /// # Errors
     /// As [`start`](Self::start); and when the source ends before that.
     pub fn start_part(dst: (Buffer, usize), src: (Buffer, usize), len: usize) -> Result<Self, Box<Refused>> {
-        // SAFETY: the event is waited for before the buffers go.
+        // SAFETY: as in `start`.
         Self::start_by(dst, src, len, |dst, src| unsafe { copy(dst, src) })
     }
 
@@ -57,10 +75,11 @@ impl Transfer {
     /// As `start`; and when there is a side that the engine of a stream does not reach.
     pub fn start_on(stream: &dyn Stream, dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
-        // SAFETY: as in `start_part`.
+        // SAFETY: as in `start`.
         Self::start_by((dst, 0), (src, 0), len, |dst, src| unsafe { copy_on(stream, dst, src) })
     }
 
+    #[inline]
     fn start_by(
         (mut dst, to): (Buffer, usize),
         (src, from): (Buffer, usize),
@@ -91,21 +110,32 @@ impl Transfer {
     }
 
     /// Whether it is over: `None` while it is not. Never blocks.
+    #[inline]
     pub fn poll(&mut self) -> Option<Result<(), CopyError>> {
-        if let State::Pending(event) = &self.state {
-            match event.query() {
-                Ok(false) => return None,
-                Ok(true) => self.state = State::Done,
-                Err(cause) => {
-                    let (dst, src) = (self.dst.kind(), self.src.kind());
-                    self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
-                }
+        self.is_over().then(|| self.failure().map_or(Ok(()), |error| Err(error.clone())))
+    }
+
+    /// The same, without how it ended. Never blocks.
+    #[inline]
+    pub fn is_over(&mut self) -> bool {
+        let State::Pending(event) = &self.state else { return true };
+        match event.query() {
+            Ok(false) => return false,
+            Ok(true) => self.state = State::Done,
+            Err(cause) => {
+                let (dst, src) = (self.dst.kind(), self.src.kind());
+                self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
             }
         }
+        true
+    }
+
+    /// Why it failed, once it is over, if it did.
+    #[inline]
+    pub fn failure(&self) -> Option<&CopyError> {
         match &self.state {
-            State::Done => Some(Ok(())),
-            State::Failed(error) => Some(Err(CopyError::clone(error))),
-            State::Pending(_) => None,
+            State::Failed(error) => Some(error),
+            State::Done | State::Pending(_) => None,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each entry may be missing; calling it then is an error that names it. Results are integers, so no answer of a
 //! driver is undefined behaviour.
 
-use super::error::{self, MISSING_CALL};
+use super::error::{self, MISSING_CALL, NOT_READY};
 use super::sys::{
     AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr, EventHandle,
     MemOp, PoolHandle, PoolProps, StreamHandle, Uuid,
@@ -15,7 +15,10 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 
 macro_rules! calls {
-    ($($name:ident($($arg:ident: $type:ty),*) = $symbol:literal $(or $older:literal)?;)*) => {
+    (
+        questions { $($question:ident($about:ident: $kind:ty) = $asked:literal;)* }
+        $($name:ident($($arg:ident: $type:ty),*) = $symbol:literal $(or $older:literal)?;)*
+    ) => {
         /// The calls that this driver's library has.
         pub(super) struct Calls {
             /// Where the library lies.
@@ -23,12 +26,14 @@ macro_rules! calls {
             /// Never closed: the driver has threads and exit handlers of its own.
             _library: ManuallyDrop<Library>,
             $($name: Option<unsafe extern "C" fn($($type),*) -> c_int>,)*
+            $($question: Option<unsafe extern "C" fn($kind) -> c_int>,)*
         }
 
         impl Calls {
             /// Looks all of them up.
             pub(super) fn of(library: Library, path: String) -> Self {
                 $(let $name = find(&library, $symbol)$(.or_else(|| find(&library, $older)))?;)*
+                $(let $question = find(&library, $asked);)*
                 $(
                     // SAFETY: a symbol of this name is a function of this signature: the driver's interface does
                     // not change under a name. An entry is a nullable function pointer of the C calling convention.
@@ -36,13 +41,20 @@ macro_rules! calls {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(found)
                     });
                 )*
-                Self { path, _library: ManuallyDrop::new(library), $($name),* }
+                $(
+                    // SAFETY: as above.
+                    let $question = $question.map(|found| unsafe {
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($kind) -> c_int>(found)
+                    });
+                )*
+                Self { path, _library: ManuallyDrop::new(library), $($name,)* $($question),* }
             }
 
             /// Those that it lacks.
             pub(super) fn missing(&self) -> Vec<&'static str> {
                 let mut missing = Vec::new();
                 $(if self.$name.is_none() { missing.push($symbol); })*
+                $(if self.$question.is_none() { missing.push($asked); })*
                 missing
             }
 
@@ -60,11 +72,33 @@ macro_rules! calls {
                     }
                 }
             )*
+
+            $(
+                /// Whether it is over. That it is not is no error: it is the answer most of the time.
+                ///
+                /// # Safety
+                /// As the driver's documentation of the call of that name says.
+                #[inline]
+                pub(super) unsafe fn $question(&self, $about: $kind) -> Result<bool, GpuError> {
+                    let Some(call) = self.$question else { return Err(self.lacks($asked)) };
+                    // SAFETY: passed on from the caller.
+                    match unsafe { call($about) } {
+                        0 => Ok(true),
+                        NOT_READY => Ok(false),
+                        code => Err(self.error($asked, code)),
+                    }
+                }
+            )*
         }
     };
 }
 
 calls! {
+    questions {
+        stream_query(stream: StreamHandle) = "cuStreamQuery";
+        event_query(event: EventHandle) = "cuEventQuery";
+    }
+
     init(flags: c_uint) = "cuInit";
     driver_get_version(version: *mut c_int) = "cuDriverGetVersion";
     get_error_name(code: c_int, name: *mut *const c_char) = "cuGetErrorName";
@@ -83,6 +117,7 @@ calls! {
     device_primary_ctx_get_state(device: Device, flags: *mut c_uint, active: *mut c_int) = "cuDevicePrimaryCtxGetState";
 
     ctx_get_current(context: *mut ContextHandle) = "cuCtxGetCurrent";
+    ctx_set_current(context: ContextHandle) = "cuCtxSetCurrent";
     ctx_push_current(context: ContextHandle) = "cuCtxPushCurrent_v2";
     ctx_pop_current(context: *mut ContextHandle) = "cuCtxPopCurrent_v2";
     ctx_get_id(context: ContextHandle, id: *mut c_ulonglong) = "cuCtxGetId";
@@ -145,7 +180,6 @@ calls! {
     stream_destroy(stream: StreamHandle) = "cuStreamDestroy_v2";
     stream_get_ctx(stream: StreamHandle, context: *mut ContextHandle) = "cuStreamGetCtx";
     stream_wait_event(stream: StreamHandle, event: EventHandle, flags: c_uint) = "cuStreamWaitEvent";
-    stream_query(stream: StreamHandle) = "cuStreamQuery";
     stream_synchronize(stream: StreamHandle) = "cuStreamSynchronize";
     stream_write_value64(stream: StreamHandle, at: DevicePtr, value: u64, flags: c_uint) = "cuStreamWriteValue64_v2";
     stream_write_value32(stream: StreamHandle, at: DevicePtr, value: u32, flags: c_uint) = "cuStreamWriteValue32_v2";
@@ -156,7 +190,6 @@ calls! {
     event_create(event: *mut EventHandle, flags: c_uint) = "cuEventCreate";
     event_destroy(event: EventHandle) = "cuEventDestroy_v2";
     event_record(event: EventHandle, stream: StreamHandle) = "cuEventRecord";
-    event_query(event: EventHandle) = "cuEventQuery";
     event_synchronize(event: EventHandle) = "cuEventSynchronize";
 }
 
@@ -168,6 +201,7 @@ fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
 
 impl Calls {
     /// The driver's answer as an error; a code that we have no name for is named by the driver.
+    #[cold]
     pub(super) fn error(&self, call: &'static str, code: c_int) -> GpuError {
         let mut error = error::error(call, code);
         if error::describe(code).is_none()

@@ -32,8 +32,15 @@ enum Hold {
 impl Context {
     /// Whether it is still there, asked without its handle: the driver takes a handle to a destroyed context at its word,
     /// and crashes (seen on driver 580). Buffer ids are never given out twice.
+    #[inline]
     pub(super) fn check(&self) -> Result<(), GpuError> {
-        let Hold::Anchor(anchor, id) = self.hold else { return Ok(()) };
+        match self.hold {
+            Hold::Anchor(anchor, id) => self.check_anchor(anchor, id),
+            Hold::Count | Hold::Nothing => Ok(()),
+        }
+    }
+
+    fn check_anchor(&self, anchor: DevicePtr, id: u64) -> Result<(), GpuError> {
         let mut now = 0_u64;
         // SAFETY: the place for the answer is ours, and has its 8 bytes; any address may be asked about.
         let asked =
@@ -109,6 +116,13 @@ impl Context {
         Ok(Current { pushed: Some(self), _thread: PhantomData })
     }
 
+    /// Makes it current in this thread, in the place of the one that is.
+    pub(super) fn stay(&self) -> Result<(), GpuError> {
+        self.check()?;
+        // SAFETY: as in `enter`.
+        unsafe { self.calls.ctx_set_current(self.raw) }
+    }
+
     /// The number by which the driver tells contexts apart for good: a handle may come back. 0 where it has none.
     pub(super) fn number(calls: &Calls, raw: ContextHandle) -> u64 {
         let mut number = 0;
@@ -145,7 +159,16 @@ pub(super) struct Current<'a> {
     _thread: PhantomData<*const ()>,
 }
 
+impl Current<'_> {
+    /// Whether this thread had the context already.
+    #[inline]
+    pub(super) fn was_there(&self) -> bool {
+        self.pushed.is_none()
+    }
+}
+
 impl Drop for Current<'_> {
+    #[inline]
     fn drop(&mut self) {
         let Some(context) = self.pushed else { return };
         let mut popped = ContextHandle::NULL;

@@ -5,7 +5,7 @@ use super::driver::Shared;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because, error};
 use super::event::{Fired, IpcEvent};
 use super::home::{Home, lock};
-use super::lane::Way;
+use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
@@ -25,11 +25,24 @@ pub struct CudaGpu {
     info: GpuInfo,
     pub(super) device: Device,
     /// Made when it is first needed: a context takes time and hundreds of MiB of the device.
-    home: OnceLock<Arc<Home>>,
+    work: OnceLock<Work>,
     making: Mutex<()>,
     /// Why memory for a fabric was refused, once it was tried.
     pub(super) fabric: OnceLock<Option<GpuError>>,
     me: Weak<Self>,
+}
+
+/// Where a device works, and the copies that it does there.
+struct Work {
+    home: Arc<Home>,
+    copies: [Arc<Copies>; Way::ALL.len()],
+}
+
+impl Work {
+    fn new(home: Home) -> Self {
+        let home = Arc::new(home);
+        Self { copies: Way::ALL.map(|way| Copies::new(&home, way)), home }
+    }
 }
 
 impl CudaGpu {
@@ -50,15 +63,15 @@ impl CudaGpu {
     ) -> Result<Arc<Self>, GpuError> {
         let context = Context::adopted(shared.calls, context, gpu.device)?;
         let home = Home::new(context, shared.gpus()?.len(), shared.waits());
-        Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Arc::new(home))))
+        Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Work::new(home))))
     }
 
-    fn new(shared: &'static Shared, info: GpuInfo, device: Device, home: OnceLock<Arc<Home>>) -> Arc<Self> {
+    fn new(shared: &'static Shared, info: GpuInfo, device: Device, work: OnceLock<Work>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             shared,
             info,
             device,
-            home,
+            work,
             making: Mutex::default(),
             fabric: OnceLock::new(),
             me: Weak::clone(me),
@@ -76,23 +89,39 @@ impl CudaGpu {
     }
 
     /// What the library has in its context, which is made if need be.
-    pub(super) fn home(&self) -> Result<Arc<Home>, GpuError> {
-        if let Some(home) = self.home.get() {
-            return Ok(Arc::clone(home));
+    #[inline]
+    pub(super) fn home(&self) -> Result<&Arc<Home>, GpuError> {
+        self.work().map(|work| &work.home)
+    }
+
+    /// What the library has in its context, if that is made.
+    fn known_home(&self) -> Option<&Arc<Home>> {
+        self.work.get().map(|work| &work.home)
+    }
+
+    #[inline]
+    fn work(&self) -> Result<&Work, GpuError> {
+        match self.work.get() {
+            Some(work) => Ok(work),
+            None => self.begin_work(),
         }
+    }
+
+    #[cold]
+    fn begin_work(&self) -> Result<&Work, GpuError> {
         let _making = lock(&self.making);
-        if let Some(home) = self.home.get() {
-            return Ok(Arc::clone(home));
+        if let Some(work) = self.work.get() {
+            return Ok(work);
         }
         let context = Context::primary(self.shared.calls, self.device)?;
-        let home = Arc::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
-        Ok(Arc::clone(self.home.get_or_init(|| home)))
+        let work = Work::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
+        Ok(self.work.get_or_init(|| work))
     }
 
     /// Whether a context of this device is its primary one.
     pub(super) fn is_primary(&self, context: ContextHandle) -> Result<bool, GpuError> {
         // There is no primary context to compare with before somebody has made it; then holding it costs nothing.
-        match self.home.get() {
+        match self.known_home() {
             Some(home) => Ok(home.context.raw == context),
             None => Ok(self.is_active()? && self.home()?.context.raw == context),
         }
@@ -100,7 +129,7 @@ impl CudaGpu {
 
     /// Whether the device has a primary context: without one it has no ordinary memory in this process.
     fn is_active(&self) -> Result<bool, GpuError> {
-        if self.home.get().is_some() {
+        if self.work.get().is_some() {
             return Ok(true);
         }
         let (mut flags, mut active) = (0, 0);
@@ -120,7 +149,7 @@ impl CudaGpu {
         if peer::is_enabled(home, at) {
             return Ok(());
         }
-        match self.shared.gpus()?.get(at).and_then(|other| other.home.get()) {
+        match self.shared.gpus()?.get(at).and_then(|other| other.known_home()) {
             Some(other) => peer::enable(home, other),
             None => Ok(()),
         }
@@ -128,7 +157,16 @@ impl CudaGpu {
 
     /// Which way a copy goes, if it may be done at all.
     fn way(&self, home: &Home, dst: MemKind, src: MemKind) -> Result<Way, GpuError> {
-        let own = |kind| kind == MemKind::Device(self.info.uuid);
+        if let (MemKind::Device(to), MemKind::Device(from)) = (dst, src) {
+            let (to_own, from_own) = (to == self.info.uuid, from == self.info.uuid);
+            if !to_own {
+                self.reach(home, to);
+            }
+            if !from_own {
+                self.reach(home, from);
+            }
+            return Ok(if to_own && from_own { Way::Within } else { Way::Peer });
+        }
         let refuse = |code, hint: &str| Err(because("copy", code, format!("{hint}: from {src} to {dst}")));
         let way = match (dst, src) {
             (MemKind::Managed(_), _) | (_, MemKind::Managed(_)) => {
@@ -137,19 +175,23 @@ impl CudaGpu {
             (MemKind::Unknown, _) | (_, MemKind::Unknown) => {
                 return refuse(INVALID_VALUE, "memory of unknown kind: classify it first");
             }
-            (MemKind::Device(_), MemKind::Device(_)) if own(dst) && own(src) => Way::Within,
-            (MemKind::Device(_), MemKind::Device(_)) => Way::Peer,
             (MemKind::Device(_), _) => Way::FromHost,
             (_, MemKind::Device(_)) => Way::ToHost,
             _ => return refuse(INVALID_VALUE, "the CPU copies between host and host"),
         };
-        for owner in [dst, src].into_iter().filter(|kind| !own(*kind)).filter_map(MemKind::gpu) {
-            // A copy works without access, more slowly: the driver takes it through host memory.
-            if let Err(why) = self.make_reachable(home, owner) {
-                tracing::debug!(%why, "no peer access");
-            }
+        if let Some(owner) = dst.gpu().or(src.gpu()).filter(|owner| *owner != self.info.uuid) {
+            self.reach(home, owner);
         }
         Ok(way)
+    }
+
+    /// As [`make_reachable`](Self::make_reachable), as far as it can be: a copy works without access, more slowly, since the driver
+    /// takes it through host memory.
+    #[inline]
+    fn reach(&self, home: &Home, owner: GpuUuid) {
+        if let Err(why) = self.make_reachable(home, owner) {
+            tracing::debug!(%why, "no peer access");
+        }
     }
 
     /// A copy between two contexts, told both: for VMM and pool memory that this device was given no access to, where
@@ -190,8 +232,8 @@ impl CudaGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
-        let home = self.home()?;
-        let way = self.way(&home, dst.1, src.1)?;
+        let Work { home, copies } = self.work()?;
+        let way = self.way(home, dst.1, src.1)?;
         if len == 0 {
             return Ok(Event::new(Arc::new(Fired)));
         }
@@ -213,7 +255,7 @@ impl CudaGpu {
             && refused.code == INVALID_VALUE
             && matches!(way, Way::Peer | Way::Within)
         {
-            started = self.copy_between_contexts(&home, (to, from), len, stream);
+            started = self.copy_between_contexts(home, (to, from), len, stream);
         }
         started.map_err(|error| match error.code {
             INVALID_VALUE if error.hint.is_empty() => {
@@ -227,7 +269,7 @@ impl CudaGpu {
             _ => error,
         })?;
         if users.is_none() {
-            return Ok(home.given(way));
+            return Ok(copies[way as usize].given());
         }
         home.record(stream).inspect_err(|_| {
             // Nobody could tell when it is over, so it has to be over now.
@@ -244,6 +286,10 @@ impl Gpu for CudaGpu {
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
         self.shared.classify(addr)
+    }
+
+    fn make_current(&self) -> Result<(), GpuError> {
+        self.home()?.context.stay()
     }
 
     fn check(&self) -> Result<(), GpuError> {
@@ -276,7 +322,7 @@ impl Gpu for CudaGpu {
         let at = self.shared.position(peer).ok_or_else(|| unseen("reaches", peer))?;
         let other = self.shared.gpus()?.get(at).ok_or_else(|| error("reaches", INVALID_DEVICE))?;
         peer::can_access(self.shared.calls, self.device, other.device)?;
-        if other.is_active()? { peer::enable(&*self.home()?, &*other.home()?) } else { Ok(()) }
+        if other.is_active()? { peer::enable(self.home()?, other.home()?) } else { Ok(()) }
     }
 
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
@@ -309,22 +355,22 @@ impl Gpu for CudaGpu {
 
     unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
         // SAFETY: passed on from the caller.
-        unsafe { memory::register_host(&self.home()?, addr, len) }
+        unsafe { memory::register_host(self.home()?, addr, len) }
     }
 
     fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
-        match self.home.get() {
+        match self.known_home() {
             Some(home) => home.waits.when_none(task),
             None => task(),
         }
     }
 
     fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {
-        Ok(Arc::new(IpcEvent::make(&self.home()?)?))
+        Ok(Arc::new(IpcEvent::make(self.home()?)?))
     }
 
     fn open_event(&self, handle: &[u8; 64]) -> Result<Arc<dyn SharedEvent>, GpuError> {
-        Ok(Arc::new(IpcEvent::open(&self.home()?, *handle)?))
+        Ok(Arc::new(IpcEvent::open(self.home()?, *handle)?))
     }
 }
 

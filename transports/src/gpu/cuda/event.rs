@@ -1,12 +1,12 @@
 //! Events of the driver: our own, used again and again, and those that processes share.
 
 use super::driver::{CudaDriver, Shared};
-use super::error::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, because, released};
+use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
 use super::home::Home;
-use super::lane::Copying;
+use super::lane::Copies;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle};
-use crate::gpu::{Event, EventState, GpuError, SharedEvent, Stream};
+use crate::gpu::{Event, EventState, GpuError, Sequence, SharedEvent, Stream};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ struct UserEvent {
 
 impl UserEvent {
     /// Asks; once more within a context, where a driver wants one and this thread has none.
-    fn ask(&self, call: impl Fn() -> Result<(), GpuError>) -> Result<(), GpuError> {
+    fn ask<T>(&self, call: impl Fn() -> Result<T, GpuError>) -> Result<T, GpuError> {
         match call() {
             Err(error) if error.code == INVALID_CONTEXT => {
                 let gpu = self.shared.gpus()?.first().ok_or(error)?;
@@ -125,11 +125,7 @@ impl UserEvent {
 impl EventState for UserEvent {
     fn query(&self) -> Result<bool, GpuError> {
         // SAFETY: the promise that `event_from_raw` was given.
-        match self.ask(|| unsafe { self.shared.calls.event_query(self.raw) }) {
-            Ok(()) => Ok(true),
-            Err(error) if error.code == NOT_READY => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.ask(|| unsafe { self.shared.calls.event_query(self.raw) })
     }
 
     fn wait(&self) -> Result<(), GpuError> {
@@ -143,21 +139,26 @@ pub(super) fn with_raw(
     event: &Event,
     wait_for: impl FnOnce(EventHandle) -> Result<(), GpuError>,
 ) -> Result<(), GpuError> {
-    let state: &dyn Any = event.state();
-    if let Some(own) = state.downcast_ref::<CudaEvent>() {
-        return own.event.living().and_then(wait_for);
+    if let Some((sequence, number)) = event.piece() {
+        let sequence: &dyn Any = sequence;
+        if let Some(copies) = sequence.downcast_ref::<Copies>() {
+            return if copies.query(number)? { Ok(()) } else { copies.with_event(wait_for) };
+        }
     }
-    if let Some(copy) = state.downcast_ref::<Copying>() {
-        return if copy.query()? { Ok(()) } else { copy.with_event(wait_for) };
-    }
-    if let Some(shared) = state.downcast_ref::<LastRecord>() {
-        return shared.0.living().and_then(wait_for);
-    }
-    if let Some(user) = state.downcast_ref::<UserEvent>() {
-        return wait_for(user.raw);
-    }
-    if state.is::<Fired>() {
-        return Ok(());
+    if let Some(state) = event.state() {
+        let state: &dyn Any = state;
+        if let Some(own) = state.downcast_ref::<CudaEvent>() {
+            return own.event.living().and_then(wait_for);
+        }
+        if let Some(shared) = state.downcast_ref::<LastRecord>() {
+            return shared.0.living().and_then(wait_for);
+        }
+        if let Some(user) = state.downcast_ref::<UserEvent>() {
+            return wait_for(user.raw);
+        }
+        if state.is::<Fired>() {
+            return Ok(());
+        }
     }
     Err(because(
         "cuStreamWaitEvent",

@@ -3,15 +3,20 @@
 use super::calls::Calls;
 use super::context::Context;
 use super::course::CourseWords;
-use super::error::{INVALID_CONTEXT, NOT_READY, released};
+use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+thread_local! {
+    /// Whether this thread had no context when it last asked whether something was over, on a driver that wants one for that.
+    static HAS_NO_CONTEXT: Cell<bool> = const { Cell::new(false) };
+}
 
 /// What belongs to one context. Fields are dropped in this order: what lives in the context before the context.
 #[derive(Debug)]
@@ -26,8 +31,6 @@ pub(super) struct Home {
     pub(super) courses: CourseWords,
     /// Whether the device has host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
-    /// Whether the driver wants a context for the question whether something is over; not known before it has said so.
-    asks_in_context: AtomicBool,
     /// Held while one of the above is made: none is made twice.
     setup: Mutex<()>,
     pub(super) context: Context,
@@ -43,7 +46,6 @@ impl Home {
             waits,
             courses: CourseWords::default(),
             same_addresses: OnceLock::new(),
-            asks_in_context: AtomicBool::new(false),
             setup: Mutex::default(),
             context,
         }
@@ -127,36 +129,32 @@ impl Home {
     #[inline]
     pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
         // SAFETY: an event that is alive: its holder asks.
-        self.is_ready(|| unsafe { self.calls().event_query(raw) })
+        self.ask(|| unsafe { self.calls().event_query(raw) })
     }
 
     /// Whether a stream of the library's has done all that it was given.
     #[inline]
     pub(super) fn is_idle(&self, stream: StreamHandle) -> Result<bool, GpuError> {
         // SAFETY: a stream of this home's, which lives as long.
-        self.is_ready(|| unsafe { self.calls().stream_query(stream) })
+        self.ask(|| unsafe { self.calls().stream_query(stream) })
     }
 
+    /// Asks the driver, within the context only where it has to be: some want one, and this thread may have none.
     #[inline]
-    fn is_ready(&self, ask: impl Fn() -> Result<(), GpuError>) -> Result<bool, GpuError> {
-        let ask_in_context = || self.context.enter().and_then(|_current| ask());
-        let answer = if self.asks_in_context.load(Ordering::Relaxed) {
-            ask_in_context()
-        } else {
-            self.context.check()?;
-            match ask() {
-                // A thread without a context, on a driver that wants one.
-                Err(error) if error.code == INVALID_CONTEXT => {
-                    self.asks_in_context.store(true, Ordering::Relaxed);
-                    ask_in_context()
-                }
-                answer => answer,
+    fn ask(&self, question: impl Fn() -> Result<bool, GpuError>) -> Result<bool, GpuError> {
+        if HAS_NO_CONTEXT.get() {
+            let current = self.context.enter()?;
+            HAS_NO_CONTEXT.set(!current.was_there());
+            return question();
+        }
+        self.context.check()?;
+        match question() {
+            Err(error) if error.code == INVALID_CONTEXT => {
+                HAS_NO_CONTEXT.set(true);
+                let _current = self.context.enter()?;
+                question()
             }
-        };
-        match answer {
-            Ok(()) => Ok(true),
-            Err(error) if error.code == NOT_READY => Ok(false),
-            Err(error) => Err(error),
+            answer => answer,
         }
     }
 

@@ -79,7 +79,8 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     }
     let owner = gpu.shared.gpus()?.get(usize::try_from(facts.ordinal).unwrap_or(usize::MAX));
     let owner = owner.ok_or_else(|| wrong("is of no device that this process can see"))?;
-    let home = gpu.shared.engine(owner, facts.context)?.home()?;
+    let engine = gpu.shared.engine(owner, facts.context)?;
+    let home = engine.home()?;
     let _current = home.context.enter()?;
     let base = extent.base;
     if !home.context.sync_memops {
@@ -95,9 +96,9 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
             unsafe { home.calls().ipc_get_mem_handle(&raw mut handle, base) }?;
             HandleKey::Bytes(handle.0)
         }
-        HandleForm::Fd => HandleKey::Fd(export_vmm_fd(&home, base)?),
+        HandleForm::Fd => HandleKey::Fd(export_vmm_fd(home, base)?),
         HandleForm::Pool => {
-            let fd = export_pool_fd(&home, PoolHandle(facts.pool))?;
+            let fd = export_pool_fd(home, PoolHandle(facts.pool))?;
             let mut data = Bytes64([0; 64]);
             // SAFETY: the place for the answer is ours; the pointer is one of the pool's.
             unsafe { home.calls().mem_pool_export_pointer(&raw mut data, base) }?;
@@ -105,7 +106,7 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
         }
         HandleForm::Fabric => {
             let mut handle = Bytes64([0; 64]);
-            export_vmm(&home, base, (&raw mut handle).cast(), handle_type::FABRIC)?;
+            export_vmm(home, base, (&raw mut handle).cast(), handle_type::FABRIC)?;
             HandleKey::Fabric(handle.0)
         }
     };
@@ -187,22 +188,22 @@ pub(super) fn open(gpu: &CudaGpu, handle: &Handle) -> Result<Region, GpuError> {
     let kind = MemKind::Device(handle.gpu);
     let (ptr, owner): (DevicePtr, Box<dyn std::any::Any + Send + Sync>) = match &handle.key {
         HandleKey::Bytes(bytes) => {
-            let opened = open_bytes(gpu, &home, handle, *bytes)?;
+            let opened = open_bytes(gpu, home, handle, *bytes)?;
             (opened.ptr, Box::new(opened))
         }
         HandleKey::Fd(fd) => {
             let from = descriptor(fd);
-            let memory = open_vmm(gpu, &home, handle, from, handle_type::POSIX_FD)?;
+            let memory = open_vmm(gpu, home, handle, from, handle_type::POSIX_FD)?;
             (memory.ptr, Box::new(memory))
         }
         HandleKey::Fabric(bytes) => {
             let mut bytes = Bytes64(*bytes);
             let from = (&raw mut bytes).cast();
-            let memory = open_vmm(gpu, &home, handle, from, handle_type::FABRIC)?;
+            let memory = open_vmm(gpu, home, handle, from, handle_type::FABRIC)?;
             (memory.ptr, Box::new(memory))
         }
         HandleKey::Pool(fd, data) => {
-            let opening = open_pool(gpu, &home, fd, *data)?;
+            let opening = open_pool(gpu, home, fd, *data)?;
             (opening.ptr, Box::new(opening))
         }
     };

@@ -7,9 +7,8 @@
 
 use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
-use crate::gpu::{Event, EventState, GpuError};
+use crate::gpu::{Event, GpuError, Sequence};
 use crate::sync::TryLock;
-use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -21,6 +20,10 @@ pub(super) enum Way {
     ToHost,
     Within,
     Peer,
+}
+
+impl Way {
+    pub(super) const ALL: [Self; 4] = [Self::FromHost, Self::ToHost, Self::Within, Self::Peer];
 }
 
 /// One stream of the library's.
@@ -110,66 +113,64 @@ impl Home {
         self.lane_of(way).stream.get().copied()
     }
 
+    #[inline]
+    fn lane_of(&self, way: Way) -> &Lane {
+        &self.lanes[way as usize]
+    }
+}
+
+/// The copies of one lane. Made once: the event of a copy is its number here.
+pub(super) struct Copies {
+    home: Arc<Home>,
+    way: Way,
+}
+
+impl Copies {
+    pub(super) fn new(home: &Arc<Home>, way: Way) -> Arc<Self> {
+        Arc::new(Self { home: Arc::clone(home), way })
+    }
+
     /// Notes that the lane's stream was just given a copy. The event fires when that is over.
-    pub(super) fn given(self: &Arc<Self>, way: Way) -> Event {
-        let number = self.lane_of(way).given.fetch_add(1, Ordering::AcqRel) + 1;
-        Event::new(Arc::new(Copying { home: Arc::clone(self), way, number }))
+    #[inline]
+    pub(super) fn given(self: &Arc<Self>) -> Event {
+        let number = self.lane().given.fetch_add(1, Ordering::AcqRel) + 1;
+        Event::numbered(Arc::clone(self) as Arc<dyn Sequence>, number)
     }
 
     #[inline]
-    fn lane_of(&self, way: Way) -> &Lane {
-        match way {
-            Way::FromHost => &self.lanes[0],
-            Way::ToHost => &self.lanes[1],
-            Way::Within => &self.lanes[2],
-            Way::Peer => &self.lanes[3],
-        }
+    fn lane(&self) -> &Lane {
+        self.home.lane_of(self.way)
     }
-}
 
-/// A copy under way.
-pub(super) struct Copying {
-    home: Arc<Home>,
-    way: Way,
-    number: u64,
-}
-
-impl Copying {
-    /// An event of the driver's behind it, for a stream to wait for: a fresh one, since the lane's is recorded again and
+    /// An event of the driver's behind all of them, for a stream to wait for: a fresh one, since the lane's is recorded again and
     /// again. It is given back at once: a stream that waits has noted what it stood for.
     pub(super) fn with_event<T>(
         &self,
         use_it: impl FnOnce(EventHandle) -> Result<T, GpuError>,
     ) -> Result<T, GpuError> {
-        let Mark { event, .. } = self.home.lane_of(self.way).record(&self.home)?;
+        let Mark { event, .. } = self.lane().record(&self.home)?;
         let outcome = use_it(event);
         self.home.keep_event(event);
         outcome
     }
 }
 
-impl EventState for Copying {
-    fn query(&self) -> Result<bool, GpuError> {
-        self.home.lane_of(self.way).is_over(&self.home, self.number)
+impl Sequence for Copies {
+    #[inline]
+    fn query(&self, number: u64) -> Result<bool, GpuError> {
+        self.lane().is_over(&self.home, number)
     }
 
-    fn wait(&self) -> Result<(), GpuError> {
-        if self.query()? {
+    fn wait(&self, number: u64) -> Result<(), GpuError> {
+        if self.query(number)? {
             return Ok(());
         }
-        let lane = self.home.lane_of(self.way);
+        let lane = self.lane();
         let Mark { event, covers } = lane.record(&self.home)?;
         let outcome = self.home.wait_for(event);
         self.home.keep_event(event);
         outcome?;
-        lane.is_done_up_to(covers, self.number);
+        lane.is_done_up_to(covers, number);
         Ok(())
-    }
-
-    fn is_behind(&self, earlier: &dyn EventState) -> bool {
-        let earlier: &dyn Any = earlier;
-        earlier.downcast_ref::<Self>().is_some_and(|earlier| {
-            earlier.way == self.way && earlier.number <= self.number && Arc::ptr_eq(&earlier.home, &self.home)
-        })
     }
 }

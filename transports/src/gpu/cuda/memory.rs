@@ -90,13 +90,13 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
     let uuid = gpu.info().uuid;
     let current = home.context.enter()?;
     let allocated = match flavour {
-        Flavour::Plain => plain(&home, len).map(|memory| (memory, MemKind::Device(uuid))),
-        Flavour::Shareable => shareable(gpu, &home, len).map(|memory| (memory, MemKind::Device(uuid))),
-        Flavour::Pooled => pooled(gpu, &home, len).map(|memory| (memory, MemKind::Device(uuid))),
-        Flavour::Pinned => pinned(&home, len).map(|memory| (memory, MemKind::Pinned)),
-        Flavour::Managed => managed(&home, len).map(|memory| (memory, MemKind::Managed(uuid))),
+        Flavour::Plain => plain(home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Shareable => shareable(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Pooled => pooled(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Pinned => pinned(home, len).map(|memory| (memory, MemKind::Pinned)),
+        Flavour::Managed => managed(home, len).map(|memory| (memory, MemKind::Managed(uuid))),
     };
-    let allocated = allocated.map_err(|error| explain(&home, len, error));
+    let allocated = allocated.map_err(|error| explain(home, len, error));
     drop(current);
     let (memory, kind) = allocated?;
     region(gpu, memory.ptr, len, kind, Box::new(memory))

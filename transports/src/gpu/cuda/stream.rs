@@ -27,7 +27,7 @@ pub struct CudaStream {
 impl CudaStream {
     /// A new stream in a context.
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, GpuError> {
-        let home = gpu.home()?;
+        let home = Arc::clone(gpu.home()?);
         let current = home.context.enter()?;
         let raw = home.new_stream()?;
         drop(current);
@@ -49,7 +49,7 @@ impl CudaStream {
         // SAFETY: the caller's promise; the place for the answer is ours.
         unsafe { calls.stream_get_ctx(raw, &raw mut context) }?;
         let gpu = shared.gpu_in(context)?;
-        Ok(Self { home: gpu.home()?, gpu, raw, owned: false, course: OnceLock::new() })
+        Ok(Self { home: Arc::clone(gpu.home()?), gpu, raw, owned: false, course: OnceLock::new() })
     }
 
     /// The stream as the driver's own calls take it.
@@ -115,8 +115,8 @@ impl Stream for CudaStream {
     }
 
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
-        let state: &dyn Any = event.state();
-        if let Some(past) = state.downcast_ref::<Past>() {
+        let state = event.state().map(|state| -> &dyn Any { state });
+        if let Some(past) = state.and_then(|state| state.downcast_ref::<Past>()) {
             return if past.query()? { Ok(()) } else { self.hold(past.as_wait()).map(drop) };
         }
         with_raw(event, |event| {

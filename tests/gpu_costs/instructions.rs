@@ -1,0 +1,185 @@
+//! How many instructions operations on memory of a GPU take in this library, outside of the driver: a small copy takes the driver some
+//! two microseconds, of which a thousand instructions are a seventh.
+//!
+//! Counted by callgrind, which runs this program once more; what the mock's functions take, and whatever they call, is taken off. A
+//! build that is not optimised as a release is, or a machine without valgrind, has nothing to count: the test says so.
+
+use super::profile::instructions;
+use super::support::{Job, OverShm, built, connect, unstarted};
+use super::{Ground, put};
+use carrack::region::Region;
+use carrack::transports::gpu::cuda::CudaDriver;
+use carrack::{Counter, Rank, Rmr, Runtime, Tag};
+use std::hint::black_box;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+const ROLE: &str = "TEST_GPU_INSTRUCTIONS";
+
+/// Puts that are under way at a time, and that are counted.
+const WINDOW: u64 = 512;
+const PUTS: u64 = 2 * WINDOW;
+
+/// Calls of progress that find nothing over, that are counted.
+const PASSES: u64 = 1000;
+
+/// Messages, and those before, which warm up.
+const MESSAGES: u64 = 100;
+const WARM_UP: u64 = 8;
+
+/// What is counted, how often it is done, and the most that it may take each time: what it takes, and a little more.
+const MOST: [(&str, &str, u64, u64); 5] = [
+    ("puts_in_their_role", "measured_puts", PUTS, 1180),
+    ("puts_in_their_role", "measured_ends", PUTS, 610),
+    // Two copies are under way: the first one's event is asked for.
+    ("puts_in_their_role", "measured_fruitless", PASSES, 670),
+    ("messages_in_their_role", "measured_send", MESSAGES, 1310),
+    // The receiver asks for the copy three times, of which the last finds it over; and its sender hears of it.
+    ("messages_in_their_role", "measured_message", MESSAGES, 5600),
+];
+
+#[inline(never)]
+fn measured_puts(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
+    (0..WINDOW).for_each(|_| put(ground, from.whole(), to, over));
+}
+
+#[inline(never)]
+fn measured_ends(ground: &Ground, over: &Counter, wanted: u64) {
+    ground.until(|| over.get() == wanted);
+}
+
+#[inline(never)]
+fn measured_fruitless(rank: &Runtime) {
+    (0..PASSES).for_each(|_| drop(rank.progress()));
+}
+
+#[inline(never)]
+fn measured_send(rank: &Runtime, from: &Region, sent: &Counter) {
+    let send = rank.post_send(Rank(1), from.whole(), Tag(1)).comp(sent);
+    assert!(send.allow_retry(false).call().unwrap().is_posted());
+}
+
+#[inline(never)]
+fn measured_message(ranks: &[Runtime], [sent, received]: [&Counter; 2], wanted: u64) {
+    while received.get() < wanted {
+        drop(ranks[1].progress());
+    }
+    while sent.get() < wanted {
+        drop(ranks[0].progress());
+    }
+}
+
+#[test]
+fn puts_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = black_box(Ground::new("put-instructions"));
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    (0..WINDOW).for_each(|_| put(&ground, from.whole(), &to, &over));
+    ground.until(|| over.get() == WINDOW);
+    for window in 1..=PUTS / WINDOW {
+        measured_puts(&ground, &from, &to, &over);
+        measured_ends(&ground, &over, (window + 1) * WINDOW);
+    }
+    let wanted = over.get() + 2;
+    ground.word("mock_hold");
+    (0..2).for_each(|_| put(&ground, from.whole(), &to, &over));
+    drop(ground.runtime.progress());
+    measured_fruitless(&ground.runtime);
+    ground.word("mock_release");
+    ground.until(|| over.get() == wanted);
+}
+
+/// Between two ranks of a process, of which the receiver maps the memory anew each time: so what the offer's arrival takes is not counted.
+#[test]
+fn messages_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = Ground::new("send-instructions");
+    let start = |bootstrap| {
+        let driver = Arc::new(CudaDriver::at(&ground.library));
+        let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
+        builder.bootstrap(Box::new(bootstrap)).start().unwrap()
+    };
+    let ranks: Vec<Runtime> = black_box(unstarted(2).into_iter().map(start).collect());
+    connect(&ranks);
+    let (from, to) = (ground.plain(), ground.plain());
+    let (sent, received) = (Counter::new(), Counter::new());
+    for message in 1..=WARM_UP + MESSAGES {
+        let receive = ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+        assert!(receive.is_posted());
+        if message <= WARM_UP {
+            let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
+            assert!(send.allow_retry(false).call().unwrap().is_posted());
+            while sent.get() < message {
+                ranks.iter().for_each(|rank| drop(rank.progress()));
+            }
+            continue;
+        }
+        measured_send(&ranks[0], &from, &sent);
+        assert!(ranks[1].progress().unwrap(), "the offer has come, and the copy is under way");
+        measured_message(&ranks, [&sent, &received], message);
+    }
+}
+
+#[test]
+fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
+    if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
+        println!("skipped: not optimised as a release is; `cargo test --release --test gpu_costs`");
+        return;
+    }
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: there is no valgrind here");
+        return;
+    }
+    let mut wrong = Vec::new();
+    for (role, name, times, most) in MOST {
+        let each = counted(role, name) / times;
+        println!("{name}: {each} instructions");
+        if !(100..=most).contains(&each) {
+            wrong.push((name, each, most));
+        }
+    }
+    assert!(wrong.is_empty(), "nothing was counted, or too much: {wrong:?}");
+}
+
+/// The profile's folder, as far as this program lies where Cargo has put it.
+fn profile_of_this_build() -> String {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().and_then(Path::parent).and_then(Path::file_name);
+    folder.unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The instructions that a function takes in all, outside of the driver.
+fn counted(role: &str, name: &str) -> u64 {
+    let out = std::env::temp_dir().join(format!("carrack-callgrind-{}-{name}", std::process::id()));
+    let done = Command::new("valgrind")
+        .args([
+            "-q",
+            "--tool=callgrind",
+            "--collect-atstart=no",
+            "--compress-strings=no",
+            "--compress-pos=no",
+        ])
+        .arg(format!("--toggle-collect=gpu_costs::instructions::{name}"))
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("instructions::{role}"), "--test-threads=1"])
+        .env(ROLE, "1")
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let profile = std::fs::read_to_string(&out).unwrap();
+    let _ = std::fs::remove_file(&out);
+    instructions(&profile, is_the_drivers)
+}
+
+/// `cuMemcpyDtoDAsync_v2`, but no function of this library.
+fn is_the_drivers(function: &str) -> bool {
+    function.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
+}
