@@ -60,6 +60,14 @@ impl Memory {
         Ok(Self { place, all_host: sides.are_host() })
     }
 
+    /// Makes its GPU's context the calling thread's, as a program that uses the GPU has it from `cudaSetDevice`.
+    pub(super) fn make_current(&self) -> Result<(), PerfError> {
+        match &self.place {
+            Place::Host => Ok(()),
+            Place::Pinned(gpu) | Place::Device(gpu) => Ok(gpu.make_current()?),
+        }
+    }
+
     /// Whether a GPU has to do with it that is simulated.
     pub(super) fn is_simulated(&self) -> bool {
         match &self.place {

@@ -67,6 +67,7 @@ impl Round<'_> {
 
     fn sit(&self, seat: &Seat) -> Result<Measured, PerfError> {
         place::run_on(&seat.cpus)?;
+        self.memory.make_current()?;
         let Point { op, test, size, .. } = self.point;
         let content = payload(1, size);
         let outgoing = || self.memory.holding(&content, self.memory.is_lent(self.point, &seat.runtime));
