@@ -105,7 +105,14 @@ fn test_release(context: &mut Context) -> Outcome {
     let crowded = context.run_tests(command.args(["--", "--test-threads", "32"]));
     // What is shipped is counted as it is shipped.
     let mut command = context.workspace.cargo();
-    let counted = context.run_tests(command.args(["test", "--release", "--test", "verbs_instructions"]));
+    let counted = context.run_tests(command.args([
+        "test",
+        "--release",
+        "--test",
+        "verbs_instructions",
+        "--test",
+        "gpu_costs",
+    ]));
     [all, crowded].into_iter().find(|outcome| !matches!(outcome, Outcome::Passed)).unwrap_or(counted)
 }
 
