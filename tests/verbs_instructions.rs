@@ -14,10 +14,8 @@ mod profile;
 use carrack::transports::contract::{Batch, Device, Event, Link, PeerId, Polled, Short};
 use carrack::transports::verbs::simulated::Config;
 use ground::{Side, fabric, identity, nic, options};
-use profile::instructions;
+use profile::{counted, why_not};
 use std::hint::black_box;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use support::Watchdog;
@@ -103,17 +101,16 @@ fn a_rank_in_its_role() {
 #[test]
 fn a_message_of_8_bytes_takes_no_more_instructions_than_it_did() {
     let _watchdog = Watchdog::over("instructions");
-    if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
-        println!("skipped: not optimised as a release is; `cargo test --release --test verbs_instructions`");
-        return;
-    }
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("skipped: there is no valgrind here");
+    if let Some(why) = why_not("verbs_instructions") {
+        println!("skipped: {why}");
         return;
     }
     let measured =
         [("measured_send", 2), ("measured_poll", 2), ("measured_afterwards", 2), ("measured_completion", 1)];
-    let [send, poll, afterwards, completion] = measured.map(|(name, ways)| counted(name) / (ways * COUNTED));
+    let [send, poll, afterwards, completion] = measured.map(|(name, ways)| {
+        let path = format!("verbs_instructions::{name}");
+        counted(&path, "a_rank_in_its_role", ROLE, is_the_nics) / (ways * COUNTED)
+    });
     println!(
         "8 bytes: {send} instructions to send, {completion} to find the end of it; {poll} to find the message, {afterwards} afterwards"
     );
@@ -123,33 +120,7 @@ fn a_message_of_8_bytes_takes_no_more_instructions_than_it_did() {
     assert!(afterwards <= AFTERWARDS, "{afterwards}");
 }
 
-/// The profile's folder, as far as this program lies where Cargo has put it.
-fn profile_of_this_build() -> String {
-    let program = std::env::current_exe().unwrap();
-    let folder = program.parent().and_then(Path::parent).and_then(Path::file_name);
-    folder.unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// The instructions that a function takes in all, outside of the provider.
-fn counted(name: &str) -> u64 {
-    let out = std::env::temp_dir().join(format!("carrack-callgrind-{}-{name}", std::process::id()));
-    let done = Command::new("valgrind")
-        .args([
-            "-q",
-            "--tool=callgrind",
-            "--collect-atstart=no",
-            "--compress-strings=no",
-            "--compress-pos=no",
-        ])
-        .arg(format!("--toggle-collect=verbs_instructions::{name}"))
-        .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "a_rank_in_its_role", "--test-threads=1"])
-        .env(ROLE, "1")
-        .output()
-        .unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let profile = std::fs::read_to_string(&out).unwrap();
-    let _ = std::fs::remove_file(&out);
-    instructions(&profile, |function| function.contains("simulated") && function.contains("abi"))
+/// Whether a function is the simulated NIC's, as libibverbs would call it.
+fn is_the_nics(function: &str) -> bool {
+    function.contains("simulated") && function.contains("abi")
 }

@@ -4,15 +4,13 @@
 //! Counted by callgrind, which runs this program once more; what the mock's functions take, and whatever they call, is taken off. A
 //! build that is not optimised as a release is, or a machine without valgrind, has nothing to count: the test says so.
 
-use super::profile::instructions;
+use super::profile::{counted, why_not};
 use super::support::{Job, OverShm, built, connect, unstarted};
 use super::{Ground, put};
 use carrack::region::Region;
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::{Counter, Rank, Rmr, Runtime, Tag};
 use std::hint::black_box;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 const ROLE: &str = "TEST_GPU_INSTRUCTIONS";
@@ -129,54 +127,20 @@ fn messages_in_their_role() {
 
 #[test]
 fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
-    if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
-        println!("skipped: not optimised as a release is; `cargo test --release --test gpu_costs`");
-        return;
-    }
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("skipped: there is no valgrind here");
+    if let Some(why) = why_not("gpu_costs") {
+        println!("skipped: {why}");
         return;
     }
     let mut wrong = Vec::new();
     for (role, name, times, most) in MOST {
-        let each = counted(role, name) / times;
+        let (role, path) = (format!("instructions::{role}"), format!("gpu_costs::instructions::{name}"));
+        let each = counted(&path, &role, ROLE, is_the_drivers) / times;
         println!("{name}: {each} instructions");
         if !(100..=most).contains(&each) {
             wrong.push((name, each, most));
         }
     }
     assert!(wrong.is_empty(), "nothing was counted, or too much: {wrong:?}");
-}
-
-/// The profile's folder, as far as this program lies where Cargo has put it.
-fn profile_of_this_build() -> String {
-    let program = std::env::current_exe().unwrap();
-    let folder = program.parent().and_then(Path::parent).and_then(Path::file_name);
-    folder.unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// The instructions that a function takes in all, outside of the driver.
-fn counted(role: &str, name: &str) -> u64 {
-    let out = std::env::temp_dir().join(format!("carrack-callgrind-{}-{name}", std::process::id()));
-    let done = Command::new("valgrind")
-        .args([
-            "-q",
-            "--tool=callgrind",
-            "--collect-atstart=no",
-            "--compress-strings=no",
-            "--compress-pos=no",
-        ])
-        .arg(format!("--toggle-collect=gpu_costs::instructions::{name}"))
-        .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("instructions::{role}"), "--test-threads=1"])
-        .env(ROLE, "1")
-        .output()
-        .unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let profile = std::fs::read_to_string(&out).unwrap();
-    let _ = std::fs::remove_file(&out);
-    instructions(&profile, is_the_drivers)
 }
 
 /// `cuMemcpyDtoDAsync_v2`, but no function of this library.

@@ -1,8 +1,53 @@
-//! What callgrind writes, as far as a sum needs it.
+//! Instructions of one function, as callgrind counts them when it runs this test program once more.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Why nothing can be counted here, if so: `test` is this program's name for Cargo.
+pub(crate) fn why_not(test: &str) -> Option<String> {
+    if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
+        return Some(format!("not optimised as a release is; `cargo test --release --test {test}`"));
+    }
+    let has_valgrind = Command::new("valgrind").arg("--version").output().is_ok();
+    (!has_valgrind).then(|| "there is no valgrind here".into())
+}
+
+/// The profile's folder, as far as this program lies where Cargo has put it.
+fn profile_of_this_build() -> String {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().and_then(Path::parent).and_then(Path::file_name);
+    folder.unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The instructions that a function, named by its whole path, takes in all while the test `role` runs, which is told so by the variable
+/// `told`; without those functions for which `skipped` is true, nor what they call.
+pub(crate) fn counted(function: &str, role: &str, told: &str, skipped: impl Fn(&str) -> bool) -> u64 {
+    let name = function.replace("::", "-");
+    let out = std::env::temp_dir().join(format!("carrack-callgrind-{}-{name}", std::process::id()));
+    let done = Command::new("valgrind")
+        .args([
+            "-q",
+            "--tool=callgrind",
+            "--collect-atstart=no",
+            "--compress-strings=no",
+            "--compress-pos=no",
+        ])
+        .arg(format!("--toggle-collect={function}"))
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", role, "--test-threads=1"])
+        .env(told, "1")
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let profile = std::fs::read_to_string(&out).unwrap();
+    let _ = std::fs::remove_file(&out);
+    instructions(&profile, skipped)
+}
 
 /// The instructions of a profile, without those of functions for which `skipped` is true when others call them, nor of what these
 /// call. Names and positions are not compressed in it.
-pub(crate) fn instructions(profile: &str, skipped: impl Fn(&str) -> bool) -> u64 {
+fn instructions(profile: &str, skipped: impl Fn(&str) -> bool) -> u64 {
     let (mut total, mut taken_off) = (0, 0);
     let (mut function, mut callee) = ("", "");
     let mut is_call = false;
