@@ -1,10 +1,11 @@
 /* The copy engine's side of `cargo xtask bench-peers`: raw calls of NVIDIA's driver, one test, one line of JSON.
  *
- *     copy_bench latency|bandwidth|rate SIZE ITERATIONS
+ *     copy_bench latency|bandwidth|rate SIZE ITERATIONS [push|pull]
  *     copy_bench devices
  *
  * Memory of device 0 is copied to memory of device 1, or of device 0 where there is no other, by cuMemcpyDtoDAsync on one
- * non-blocking stream of device 0.
+ * non-blocking stream: of device 0, so that its engine writes over the link (push, as a put does), or of device 1, so that its
+ * engine reads (pull, as a get does).
  *
  * latency    each copy waited for by cuStreamSynchronize; the median and the mean, in microseconds.
  * bandwidth  ITERATIONS copies back to back, then one wait.
@@ -63,8 +64,10 @@ static int by_size(const void *one, const void *other)
 int main(int count, char **words)
 {
     int is_question = count == 2 && strcmp(words[1], "devices") == 0;
-    if (count != 4 && !is_question)
-        give_up(2, "expected: latency|bandwidth|rate SIZE ITERATIONS", count);
+    int is_pulled = count == 5 && strcmp(words[4], "pull") == 0;
+    int is_pushed = count == 4 || (count == 5 && strcmp(words[4], "push") == 0);
+    if (!is_pulled && !is_pushed && !is_question)
+        give_up(2, "expected: latency|bandwidth|rate SIZE ITERATIONS [push|pull]", count);
     const char *test = words[1];
     size_t size = is_question ? 1 : strtoul(words[2], NULL, 10);
     long iterations = is_question ? 1 : strtol(words[3], NULL, 10);
@@ -100,8 +103,10 @@ int main(int count, char **words)
     check(retain(&near, 0), "cuDevicePrimaryCtxRetain");
     check(set_current(near), "cuCtxSetCurrent");
     check(allocate(&from, size), "cuMemAlloc");
+    if (is_pulled)
+        check(set_current(far), "cuCtxSetCurrent");
     if (devices > 1) {
-        int enabled = enable(far, 0);
+        int enabled = enable(is_pulled ? near : far, 0);
         if (enabled != ALREADY_ENABLED)
             check(enabled, "cuCtxEnablePeerAccess");
     }
