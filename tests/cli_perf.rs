@@ -423,3 +423,54 @@ fn a_reader_that_has_heard_enough_is_no_failure() {
         assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
     }
 }
+
+/// The comments and the rows of `put_get_bench` with these arguments.
+fn osu(args: &[&str]) -> (Vec<String>, Vec<Vec<f64>>) {
+    let output = run(&[&["put_get_bench", "--seconds", "0.02"], args].concat());
+    let said = stdout(&output);
+    let (comments, rows): (Vec<_>, Vec<_>) =
+        said.lines().filter(|line| !line.is_empty()).partition(|line| line.starts_with('#'));
+    let figures = |row: &&str| row.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    (comments.into_iter().map(str::to_owned).collect(), rows.iter().map(figures).collect())
+}
+
+#[test]
+fn the_osu_format_has_a_row_of_size_and_figure_for_each_power_of_two() {
+    let tests = ["latency", "bw", "put_latency", "put_bw", "get_latency", "get_bw", "am_latency"];
+    for test in tests {
+        let (comments, rows) = osu(&[test, "H", "H", "-m", "8:32"]);
+        let sizes: Vec<_> = rows.iter().map(|row| row[0]).collect();
+        assert_eq!(sizes, [8.0, 16.0, 32.0], "{test}");
+        assert!(rows.iter().all(|row| row.len() == 2 && row[1] > 0.0), "{test}: {rows:?}");
+        let buffers = "# Send Buffer on HOST (H) and Receive Buffer on HOST (H)";
+        assert!(comments.iter().any(|line| line == buffers), "{comments:?}");
+        let column = if test.ends_with("latency") { "Latency (us)" } else { "Bandwidth (MB/s)" };
+        assert!(comments.last().unwrap().ends_with(column), "{comments:?}");
+    }
+    let (_, rows) = osu(&["mbw_mr", "-m", "8:8"]);
+    let [[size, megabytes, messages]] =
+        rows.iter().map(|row| row[..].try_into().unwrap()).collect::<Vec<[f64; 3]>>()[..]
+    else {
+        panic!("{rows:?}");
+    };
+    assert!(size == 8.0 && (messages * 8.0 / 1e6 / megabytes - 1.0).abs() < 0.02, "{rows:?}");
+}
+
+#[test]
+fn the_osu_format_goes_through_every_pair_of_memory() {
+    let output = command(&["put_get_bench", "get_latency", "all", "-m", "64:64", "--seconds", "0.01"])
+        .env("CARRACK_GPU", "fake")
+        .output()
+        .unwrap();
+    let said = stdout(&output);
+    let pairs: Vec<_> = said.lines().filter(|line| line.starts_with("# Send Buffer")).collect();
+    assert!(
+        pairs.len() == 9 && pairs[8] == "# Send Buffer on DEVICE (D) and Receive Buffer on DEVICE (D)",
+        "{said}"
+    );
+    assert_eq!(said.lines().filter(|line| line.starts_with("64 ")).count(), 9, "{said}");
+    for wrong in [&["latency", "H"][..], &["latency", "M", "M"], &["latency", "-m", "8:4"], &["speed"]] {
+        let output = run(&[&["put_get_bench"], wrong].concat());
+        assert!(output.status.code() == Some(2) && !stderr(&output).is_empty(), "{wrong:?}");
+    }
+}

@@ -3,7 +3,7 @@
 //! | module | idea |
 //! |---|---|
 //! | [`launch`] | `carrack run`: starts the ranks of a job, and leaves nothing behind |
-//! | [`perf`] | `carrack perf`: latency, bandwidth and message rate between two ranks |
+//! | [`perf`] | `carrack perf`: latency, bandwidth and message rate between two ranks; `carrack put_get_bench`: the same as OSU's benchmarks print it |
 //! | [`info`] | `carrack info`: what this machine has, and the settings in force |
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
 //! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
@@ -49,6 +49,9 @@ enum Verb {
     Run(launch::LaunchOptions),
     /// Measure latency, bandwidth and message rate between two ranks
     Perf(perf::PerfOptions),
+    /// Ping-pong, puts, gets and message rate, in the output format of the OSU benchmarks
+    #[command(name = "put_get_bench", visible_alias = "osu")]
+    PutGetBench(perf::OsuOptions),
     /// Say what this machine has, and which settings are in force
     Info(info::InfoOptions),
     /// Say which path leads to each peer, and why no other was taken
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => launch::launch(options),
         Verb::Keeper(options) => launch::keep(options),
         Verb::Perf(options) => perf::perf(&options),
+        Verb::PutGetBench(options) => perf::put_get_bench(&options),
         Verb::Info(options) => info::info(&options),
         Verb::Explain(options) => explain::explain(&options),
         Verb::Selftest(options) => selftest::selftest(&options),

@@ -49,12 +49,12 @@ pub(super) fn there_and_back(
             let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
             in_turn(leads, give, || receive(seat, memory, point, &theirs))
         }
-        Op::Put | Op::PutSeen => {
+        Op::Put | Op::PutSeen | Op::PutOver => {
             let window = Window::open(seat, memory, &poison(&theirs))?;
             let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
             let Seat { runtime, device, peer, checks_name, checks, over, .. } = seat;
             let put = || {
-                let put = runtime.post_put(*peer, lend(&mine), &window.theirs, 0);
+                let put = runtime.post_put(*peer, lent(&mine), &window.theirs, 0);
                 let mut put = put.device(device).comp(over).remote_comp(*checks_name);
                 seat.start(|| put.call())?;
                 seat.settle(0)
@@ -126,16 +126,16 @@ fn by_leader(
 fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
     let Seat { runtime, device, peer, tag, checks_name, over, .. } = seat;
     if op == Op::Am {
-        let mut message = runtime.post_am(*peer, lend(payload), *checks_name).device(device).comp(over);
+        let mut message = runtime.post_am(*peer, lent(payload), *checks_name).device(device).comp(over);
         seat.start(|| message.call())
     } else {
-        let mut message = runtime.post_send(*peer, lend(payload), *tag).device(device).comp(over);
+        let mut message = runtime.post_send(*peer, lent(payload), *tag).device(device).comp(over);
         seat.start(|| message.call())
     }
 }
 
 /// What an operation gets of a buffer: the memory itself where the buffer is to be lent.
-fn lend(payload: &Buffer) -> SendBuffer<'_> {
+pub(super) fn lent(payload: &Buffer) -> SendBuffer<'_> {
     match payload {
         Buffer::Region(slice) => SendBuffer::from(slice.clone()),
         host => SendBuffer::Borrowed(host.as_slice().unwrap_or_default()),

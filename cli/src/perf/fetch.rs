@@ -1,8 +1,9 @@
-//! Gets from the peer's memory, and additions to it.
+//! Gets from the peer's memory, additions to it, and puts that are waited for.
 //!
 //! Rank 0 does all of it. Rank 1 makes progress until it is told that it is over: memory that is not mapped is
 //! reached through its owner.
 
+use super::check::lent;
 use super::error::PerfError;
 use super::figures::Measured;
 use super::memory::Memory;
@@ -26,6 +27,8 @@ enum What {
     /// The whole window, into the same memory each time. The buffer that came back is at hand for the next one; while
     /// others are under way, another handle to that memory is made.
     Get { room: Buffer, spare: Option<Buffer> },
+    /// The same bytes are put into the window.
+    Put(Buffer),
     /// One is added to the window's first word.
     Add,
 }
@@ -41,6 +44,11 @@ impl<'a> Fetch<'a> {
         let room = memory.target(size)?;
         let spare = Some(another(&room));
         Ok(Self { seat, window, what: What::Get { room, spare }, begun: 0 })
+    }
+
+    /// Puts of `payload` into the window.
+    pub(super) fn put(seat: &'a Seat, window: &'a Window, payload: Buffer) -> Self {
+        Self { seat, window, what: What::Put(payload), begun: 0 }
     }
 
     /// Additions of one.
@@ -60,6 +68,10 @@ impl<'a> Fetch<'a> {
                 let mut get = runtime.post_get(*peer, buffer, theirs, 0).device(device).comp(over);
                 *spare = self.seat.begin(|| get.call())?.map(|status| status.buffer);
                 Ok(())
+            }
+            What::Put(payload) => {
+                let mut put = runtime.post_put(*peer, lent(payload), theirs, 0).device(device).comp(over);
+                self.seat.start(|| put.call())
             }
             What::Add => {
                 let mut add = runtime.post_fetch_add(*peer, theirs, 0, 1).device(device).comp(over);

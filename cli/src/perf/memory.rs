@@ -80,7 +80,7 @@ impl Memory {
     /// calls: large messages, and all that a GPU's engine or the owner of remote memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
         match point.op {
-            Op::Put | Op::PutSeen | Op::Get => !self.all_host,
+            Op::Put | Op::PutSeen | Op::PutOver | Op::Get => !self.all_host,
             _ => point.size > runtime.max_eager(),
         }
     }
@@ -160,6 +160,12 @@ impl Memory {
             }
         }
     }
+}
+
+/// How many GPUs the first driver has that has any.
+pub(super) fn devices(runtime: &Runtime) -> usize {
+    let counts = runtime.gpu_drivers().iter().filter_map(|driver| driver.devices().ok());
+    counts.map(|gpus| gpus.len()).find(|&count| count > 0).unwrap_or(0)
 }
 
 /// The GPU of this number of the first driver that has any.

@@ -26,6 +26,7 @@
 //! | [`check`] | a random payload there and back, compared to the last byte |
 //! | [`figures`] | what a round came to |
 //! | [`record`] | a point's result, as a line of JSON |
+//! | [`osu`] | `carrack put_get_bench`: the same in the form of the OSU benchmarks |
 //! | [`table`], [`plot`], [`bar`] | the same for people: rows, charts, progress |
 //! | [`error`] | what can go wrong |
 
@@ -43,6 +44,7 @@ mod line;
 mod memory;
 mod options;
 mod order;
+mod osu;
 mod place;
 mod plan;
 mod plot;
@@ -60,4 +62,5 @@ mod tally;
 mod window;
 
 pub(crate) use options::PerfOptions;
+pub(crate) use osu::{OsuOptions, put_get_bench};
 pub(crate) use start::perf;

@@ -1,5 +1,6 @@
 //! The command line of `perf`.
 
+use super::osu::OsuTest;
 use super::sides::Sides;
 use crate::launch::Bind;
 use carrack::bootstrap::MAX_RANKS;
@@ -26,8 +27,9 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
 rate       the same, for small messages (8 B unless --size is given).
 
 A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen carries none: its receiver
-looks at the last byte until it is there, as ib_write_lat and ucp_put_lat do; it has a latency only, and host memory. A get, a fetch_add (of 8 bytes,
-whatever --size says), a barrier and a copy are no ping-pongs: their latency is the time until they are over, all of it.
+looks at the last byte until it is there, as ib_write_lat and ucp_put_lat do; it has a latency only, and host memory. A get, a put_over, a
+fetch_add (of 8 bytes, whatever --size says), a barrier and a copy are no ping-pongs: their latency is the time until they are over, all
+of it. A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it has a latency only.
 Gets and additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two
 then, with one thread each; rank 0 measures it. A copy stays within rank 0, which sees both devices then: it goes from
 memory of rank 0's kind to memory of rank 1's, by the target's GPU, else the source's, else the CPU.
@@ -37,7 +39,7 @@ ping-pong goes both ways. What a GPU carries out is over when its engine says so
 all of them are. Active messages that fit into a packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\", \"put\", \"put_seen\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
+  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message
   ranks         how many there are
@@ -99,6 +101,10 @@ pub(crate) struct PerfOptions {
     #[arg(long)]
     pub(super) json: bool,
 
+    /// Not of this command line: figures are printed as the OSU benchmarks print them.
+    #[arg(skip)]
+    pub(super) like_osu: Option<OsuTest>,
+
     /// Draw latency and bandwidth over message size into this SVG file.
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
@@ -133,6 +139,9 @@ pub(super) enum Op {
     /// Puts without a signal, whose receiver looks at its memory until they are there.
     #[value(name = "put_seen")]
     PutSeen,
+    /// Puts without a signal, of which each is waited for before the next.
+    #[value(name = "put_over")]
+    PutOver,
     /// Gets from memory of the peer.
     Get,
     /// Additions to a word of the peer's memory.
@@ -152,6 +161,7 @@ impl Op {
             Self::Send => "send",
             Self::Put => "put",
             Self::PutSeen => "put_seen",
+            Self::PutOver => "put_over",
             Self::Get => "get",
             Self::FetchAdd => "fetch_add",
             Self::Barrier => "barrier",
@@ -160,7 +170,7 @@ impl Op {
     }
 }
 
-fn size(text: &str) -> Result<usize, String> {
+pub(super) fn size(text: &str) -> Result<usize, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
@@ -171,7 +181,7 @@ fn ranks(text: &str) -> Result<u32, String> {
     }
 }
 
-fn threads(text: &str) -> Result<usize, String> {
+pub(super) fn threads(text: &str) -> Result<usize, String> {
     match text.trim().parse() {
         Ok(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(threads),
         _ => Err(format!("a rank has 1 to {MAX_THREADS} threads")),
@@ -179,7 +189,7 @@ fn threads(text: &str) -> Result<usize, String> {
 }
 
 /// Read as its variable is, so that a transport which is added to the settings is known here, too.
-fn transport(text: &str) -> Result<TransportChoice, String> {
+pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
     let settings = Settings::from_vars([("CARRACK_TRANSPORT", text)]).map_err(|error| error.to_string())?;
     match settings.transports() {
         [one] => Ok(*one),
@@ -187,7 +197,7 @@ fn transport(text: &str) -> Result<TransportChoice, String> {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("give a number of seconds above 0 and up to 3600, such as 0.5".into()),

@@ -85,7 +85,7 @@ impl Plan {
                 for &test in tests {
                     let sizes: &[usize] = match (op, test) {
                         (Op::FetchAdd, Test::Bandwidth) => &[],
-                        (Op::PutSeen, Test::Bandwidth | Test::Rate) => &[],
+                        (Op::PutSeen | Op::PutOver, Test::Bandwidth | Test::Rate) => &[],
                         (Op::FetchAdd, _) => &[WORD],
                         (Op::Barrier, Test::Latency) if !points.contains(&BARRIER) => &[0],
                         (Op::Barrier, _) => &[],

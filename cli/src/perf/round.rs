@@ -97,6 +97,10 @@ impl Round<'_> {
                 let window = Window::open(seat, self.memory, &vec![0; size.max(1)])?;
                 self.measure(&mut SeenLine::new(seat, &window, size), seat)
             }
+            Op::PutOver => {
+                let window = Window::open(seat, self.memory, &vec![0; size])?;
+                self.fetch(seat, || Ok(Fetch::put(seat, &window, outgoing()?)))
+            }
             Op::Put => {
                 let window = Window::open(seat, self.memory, &vec![0; size])?;
                 let every = if test == Test::Latency { 1 } else { stream::window(size) };

@@ -6,7 +6,7 @@ use super::memory::Memories;
 use super::options::PerfOptions;
 use super::plan::Plan;
 use super::session::Session;
-use super::{plot, table};
+use super::{osu, plot, table};
 use crate::own_ranks;
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, is_closed_pipe};
@@ -136,16 +136,20 @@ fn lead(session: &mut Session, options: &PerfOptions) -> Result<(), PerfError> {
     let mut out = io::stdout();
     let bar = Bar::new(session.plan().points.len());
     let mut records = Vec::new();
-    let heading = (!options.json).then(|| format!("# {}\n{}", session.describe(), table::heading()));
+    let osu = options.like_osu.map(|test| (test, session.plan().sides));
+    let heading = match osu {
+        Some((test, sides)) => Some(format!("# {}\n{}", session.describe(), osu::heading(test, sides))),
+        None => (!options.json).then(|| format!("# {}\n{}", session.describe(), table::heading())),
+    };
     let mut heading = heading.into_iter();
     session.lead(
         |point| bar.begin(point),
         |record| {
             records.push(record.clone());
-            let line = if options.json {
-                serde_json::to_string(record).map_err(io::Error::from)?
-            } else {
-                table::row(record)
+            let line = match (osu, options.json) {
+                (Some((test, _)), _) => osu::row(test, record),
+                (None, true) => serde_json::to_string(record).map_err(io::Error::from)?,
+                (None, false) => table::row(record),
             };
             bar.over(|| {
                 for heading in heading.by_ref() {

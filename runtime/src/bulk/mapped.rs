@@ -24,7 +24,7 @@ use crate::progress::{Fetched, Landing};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
-    Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WireKey,
+    Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WeakImported, WireKey,
 };
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
@@ -169,9 +169,37 @@ pub(crate) struct Introduced(Mutex<BTreeMap<(Rank, u64), Arc<Known>>>);
 /// A region of a peer's.
 pub(crate) struct Known {
     key: WireKey,
-    imported: OnceLock<Result<Imported, String>>,
+    imported: OnceLock<Result<Held, String>>,
     /// The later, the more recently it was used.
     used: AtomicU64,
+}
+
+/// How a region of a peer's is known.
+enum Held {
+    Mapped(Imported),
+    /// It is of this very process, of another rank in it: whoever kept it would keep it from being freed.
+    Own(WeakImported),
+}
+
+impl Held {
+    fn of(imported: Imported) -> Self {
+        if imported.is_own() { Self::Own(imported.downgrade()) } else { Self::Mapped(imported) }
+    }
+
+    fn get(&self) -> Option<Imported> {
+        match self {
+            Self::Mapped(imported) => Some(imported.clone()),
+            Self::Own(own) => own.upgrade(),
+        }
+    }
+
+    /// Whether its owner has withdrawn it.
+    fn has_ended(&self) -> bool {
+        match self {
+            Self::Mapped(imported) => imported.region().is_none(),
+            Self::Own(own) => own.upgrade().is_none_or(|imported| imported.region().is_none()),
+        }
+    }
 }
 
 impl Introduced {
@@ -216,9 +244,8 @@ impl Introduced {
 
     /// Lets go of what has been withdrawn over there.
     pub(crate) fn let_go(&self) {
-        let has_ended = |known: &Imported| known.region().is_none();
         self.drop_those(|_, known| {
-            known.imported.get().is_some_and(|known| known.as_ref().is_ok_and(has_ended))
+            known.imported.get().is_some_and(|held| held.as_ref().is_ok_and(Held::has_ended))
         });
     }
 
@@ -368,14 +395,14 @@ impl Known {
             }
             imported
         };
-        let imported = match self.imported.get() {
-            Some(imported) => imported.clone().ok()?,
-            None => match import() {
-                // Memory of this very process, of another rank in it, would be kept by whoever remembers it.
-                Ok(own) if own.is_own() => own,
-                other => self.imported.get_or_init(|| other).clone().ok()?,
-            },
+        let held = match self.imported.get() {
+            Some(held) => held,
+            None => {
+                let held = import().map(Held::of);
+                self.imported.get_or_init(|| held)
+            }
         };
+        let imported = held.as_ref().ok()?.get()?;
         let region = imported.region()?;
         let slice = region.slice(usize::try_from(offset).ok()?, usize::try_from(size).ok()?)?;
         Some((imported, Buffer::Region(slice)))

@@ -2,7 +2,7 @@
 
 use super::RemotePlace;
 use crate::gpu::Gpu;
-use crate::mem::{Buffer, Region, shared::Share};
+use crate::mem::{Buffer, Region, WeakRegion, shared::Share};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -127,6 +127,12 @@ impl Imported {
         self.is_own
     }
 
+    /// The same, that keeps no memory.
+    pub fn downgrade(&self) -> WeakImported {
+        let Self { region, standing, is_own } = self;
+        WeakImported { region: region.downgrade(), standing: standing.clone(), is_own: *is_own }
+    }
+
     /// The memory, while the peer keeps it registered. Asked before each access: a registration that ends in the midst
     /// of one harms nobody, since the memory stays mapped.
     #[inline]
@@ -136,5 +142,21 @@ impl Imported {
             Standing::Guard(guard) => guard.strong_count() > 0,
         };
         stands.then_some(&self.region)
+    }
+}
+
+/// A peer's region that is mapped here as long as somebody else has it.
+#[derive(Clone, Debug)]
+pub struct WeakImported {
+    region: WeakRegion,
+    standing: Standing,
+    is_own: bool,
+}
+
+impl WeakImported {
+    /// The region, if anybody still has it.
+    pub fn upgrade(&self) -> Option<Imported> {
+        let Self { region, standing, is_own } = self;
+        Some(Imported { region: region.upgrade()?, standing: standing.clone(), is_own: *is_own })
     }
 }

@@ -52,7 +52,7 @@ pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::Caps;
 pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
-pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WireKey};
+pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WeakImported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 

@@ -1,0 +1,377 @@
+//! `carrack put_get_bench`: the figures of `carrack perf`, asked for and printed as the OSU benchmarks are, so that they can be laid
+//! beside theirs.
+//!
+//! Of the format (OSU Micro-Benchmarks 5 to 7): two lines of comment that name test and memory, one that names the columns, and a row
+//! for each size: the size in ten columns, figures in eighteen each, with two decimals. Latencies are means in microseconds, as theirs;
+//! a MB is 10^6 bytes.
+
+use super::memory::devices;
+use super::options::{self, Op, PerfOptions, Wanted};
+use super::plan::Test;
+use super::record::Record;
+use super::sides::{Kind, Sides};
+use super::start;
+use crate::launch::Bind;
+use crate::own_ranks::is_rank;
+use crate::{USAGE, complain};
+use carrack::bootstrap::Alone;
+use carrack::settings::{TransportChoice, parse_size};
+use carrack::{Runtime, StartError};
+use clap::{Args, ValueEnum};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// Sizes when none are given, as in the OSU benchmarks: powers of two to 4 MiB.
+const SIZES: Range = Range { min: 1, max: 4 << 20 };
+
+/// The options of `carrack put_get_bench`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+latency      ping-pong with sends and receives; half of a round trip (osu_latency)
+bw           sends in windows, one way (osu_bw)
+mbw_mr       the same of so many pairs of threads, with messages a second (osu_mbw_mr)
+put_latency  a put without a signal, until its bytes are visible there (osu_put_latency)
+put_bw       puts in windows, one way (osu_put_bw)
+get_latency  a get, until its bytes are here (osu_get_latency)
+get_bw       gets in windows (osu_get_bw)
+am_latency   ping-pong with active messages
+all          each of them
+
+Memory is H (host), P (host memory that is locked for GPUs), D or D0 (the first GPU), D1 (the second), and so on; the first is that of
+rank 0, the second that of rank 1. D D takes a GPU for each rank where there are two, as the OSU benchmarks do. `all` in their place
+measures every pair of kinds. Latencies are means; a MB is 10^6 bytes. What else is measured, and how, `carrack perf --help` says.
+
+Examples:
+  carrack put_get_bench latency                two ranks on this machine, host memory
+  carrack put_get_bench put_bw D D -m 8:64M    from GPU to GPU
+  carrack run -n 2 -- carrack put_get_bench get_latency H D")]
+pub(crate) struct OsuOptions {
+    /// What to measure.
+    #[arg(value_enum)]
+    test: Asked,
+
+    /// Memory of rank 0 and of rank 1; or `all`, for every pair of kinds.
+    #[arg(num_args = 0..=2, value_parser = place, value_name = "MEMORY")]
+    memory: Vec<Place>,
+
+    /// Sizes from MIN to MAX bytes, powers of two; 1:4M if not given.
+    #[arg(short = 'm', long = "message-size", value_parser = Range::parse, value_name = "[MIN:]MAX")]
+    sizes: Option<Range>,
+
+    /// Pairs of threads of mbw_mr.
+    #[arg(short = 'p', long, value_parser = options::threads, default_value = "1", value_name = "N")]
+    pairs: usize,
+
+    /// How long to measure each size.
+    #[arg(long, value_parser = options::seconds, default_value = "0.1", value_name = "SECONDS")]
+    seconds: Duration,
+
+    /// The transport; that of CARRACK_TRANSPORT, or shm, if not given.
+    #[arg(long, value_parser = options::transport, value_name = "NAME")]
+    transport: Option<TransportChoice>,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Asked {
+    Latency,
+    Bw,
+    #[value(name = "mbw_mr")]
+    MbwMr,
+    #[value(name = "put_latency")]
+    PutLatency,
+    #[value(name = "put_bw")]
+    PutBw,
+    #[value(name = "get_latency")]
+    GetLatency,
+    #[value(name = "get_bw")]
+    GetBw,
+    #[value(name = "am_latency")]
+    AmLatency,
+    All,
+}
+
+/// A test of the OSU benchmarks': its name there, ours, and what makes it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OsuTest {
+    word: &'static str,
+    title: &'static str,
+    op: Op,
+    test: Test,
+    /// Whether messages a second stand beside bytes.
+    has_rate: bool,
+}
+
+const fn of(word: &'static str, title: &'static str, op: Op, test: Test) -> OsuTest {
+    OsuTest { word, title, op, test, has_rate: false }
+}
+
+const LATENCY: OsuTest = of("latency", "Latency", Op::Send, Test::Latency);
+const BW: OsuTest = of("bw", "Bandwidth", Op::Send, Test::Bandwidth);
+const MBW_MR: OsuTest = OsuTest {
+    has_rate: true,
+    ..of("mbw_mr", "Multiple Bandwidth / Message Rate", Op::Send, Test::Bandwidth)
+};
+const PUT_LATENCY: OsuTest = of("put_latency", "Put Latency", Op::PutOver, Test::Latency);
+const PUT_BW: OsuTest = of("put_bw", "Put Bandwidth", Op::Put, Test::Bandwidth);
+const GET_LATENCY: OsuTest = of("get_latency", "Get Latency", Op::Get, Test::Latency);
+const GET_BW: OsuTest = of("get_bw", "Get Bandwidth", Op::Get, Test::Bandwidth);
+const AM_LATENCY: OsuTest = of("am_latency", "Active Message Latency", Op::Am, Test::Latency);
+const ALL: [OsuTest; 8] = [LATENCY, BW, MBW_MR, PUT_LATENCY, PUT_BW, GET_LATENCY, GET_BW, AM_LATENCY];
+
+impl Asked {
+    fn tests(self) -> &'static [OsuTest] {
+        match self {
+            Self::Latency => &[LATENCY],
+            Self::Bw => &[BW],
+            Self::MbwMr => &[MBW_MR],
+            Self::PutLatency => &[PUT_LATENCY],
+            Self::PutBw => &[PUT_BW],
+            Self::GetLatency => &[GET_LATENCY],
+            Self::GetBw => &[GET_BW],
+            Self::AmLatency => &[AM_LATENCY],
+            Self::All => &ALL,
+        }
+    }
+}
+
+/// Memory, as the OSU benchmarks name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Kind(Kind),
+    /// A GPU, whichever.
+    Device,
+    /// Every pair of kinds.
+    All,
+}
+
+fn place(text: &str) -> Result<Place, String> {
+    let known = "memory is H, P, D, D0, D1, ..., or `all` for every pair of kinds";
+    match (text, text.strip_prefix('D')) {
+        ("H", _) => Ok(Place::Kind(Kind::Host)),
+        ("P", _) => Ok(Place::Kind(Kind::Pinned)),
+        ("D", _) => Ok(Place::Device),
+        ("all", _) => Ok(Place::All),
+        ("M" | "MD" | "MH", _) => Err("managed memory is not sent: the driver moves it meanwhile".into()),
+        (_, Some(number)) => match number.parse() {
+            Ok(number) => Ok(Place::Kind(Kind::Device(number))),
+            Err(_) => Err(format!("{number:?} is no number of a device: {known}")),
+        },
+        _ => Err(known.into()),
+    }
+}
+
+/// Sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    min: usize,
+    max: usize,
+}
+
+impl Range {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (min, max) = text.split_once(':').unwrap_or(("1", text));
+        let bytes = |text: &str| parse_size(text).map_err(|error| error.to_string());
+        let range = Self { min: bytes(min)?, max: bytes(max)? };
+        let whys = [
+            (range.min == 0, "the smallest size is 1 byte or more"),
+            (range.min > range.max, "the smallest size comes first, as in 8:1M"),
+        ];
+        match whys.into_iter().find(|(is_so, _)| *is_so) {
+            Some((_, why)) => Err(why.into()),
+            None => Ok(range),
+        }
+    }
+
+    /// Doubled from the smallest on, as in the OSU benchmarks.
+    fn sizes(self) -> Vec<usize> {
+        let doubled = |size: &usize| size.checked_mul(2).filter(|next| *next <= self.max);
+        std::iter::successors(Some(self.min), doubled).collect()
+    }
+}
+
+/// Measures as the command line says.
+pub(crate) fn put_get_bench(options: &OsuOptions) -> ExitCode {
+    let sides = match pairs(&options.memory) {
+        Ok(sides) => sides,
+        Err(why) => {
+            complain(why);
+            return ExitCode::from(USAGE);
+        }
+    };
+    match (&sides[..], options.test.tests()) {
+        ([sides], [test]) => start::perf(&as_perf(options, *test, *sides)),
+        _ if is_rank() => {
+            complain(
+                "`all` starts jobs of its own: leave the launcher out, or name one test and one pair of memory",
+            );
+            ExitCode::from(USAGE)
+        }
+        (pairs, tests) => each(options, pairs, tests),
+    }
+}
+
+/// The memory of both ranks: one pair, or every pair of kinds that this machine has.
+fn pairs(memory: &[Place]) -> Result<Vec<Sides>, String> {
+    let kind = |place: Place, device: fn() -> Kind| match place {
+        Place::Kind(kind) => Ok(kind),
+        Place::Device => Ok(device()),
+        Place::All => Err("`all` stands alone, in the place of both kinds of memory".to_owned()),
+    };
+    match *memory {
+        [] => Ok(vec![Sides { first: Kind::Host, others: Kind::Host }]),
+        [Place::All] => Ok(every_pair(count_devices())),
+        [first, others] => Ok(vec![Sides {
+            first: kind(first, || Kind::Device(0))?,
+            others: kind(others, || Kind::Device(far(count_devices())))?,
+        }]),
+        _ => Err("give the memory of both ranks, such as D D or H D; or none, for host memory".into()),
+    }
+}
+
+fn every_pair(devices: usize) -> Vec<Sides> {
+    let kinds = |device| match devices {
+        0 => vec![Kind::Host],
+        _ => vec![Kind::Host, Kind::Pinned, Kind::Device(device)],
+    };
+    let with_each = |first| kinds(far(devices)).into_iter().map(move |others| Sides { first, others });
+    kinds(0).into_iter().flat_map(with_each).collect()
+}
+
+/// The GPU of rank 1: the second, where there are two.
+fn far(devices: usize) -> usize {
+    usize::from(devices > 1)
+}
+
+/// GPUs that this process sees. Where there are none, or nothing starts, perf says why.
+fn count_devices() -> usize {
+    let alone = || {
+        let alone = Alone::new().map_err(StartError::from)?;
+        Runtime::builder().bootstrap(Box::new(alone)).start()
+    };
+    alone().map_or(0, |runtime: Runtime| devices(&runtime))
+}
+
+/// A pair and a test after another, each as a job of its own. What cannot be measured on this machine is said, and left out.
+fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
+    let mut failed = None;
+    for (sides, test) in pairs.iter().flat_map(|sides| tests.iter().map(move |test| (sides, test))) {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["put_get_bench", test.word]);
+        command.args([sides.first, sides.others].map(letters));
+        if let Some(Range { min, max }) = options.sizes {
+            command.args(["-m".to_owned(), format!("{min}:{max}")]);
+        }
+        command.args(["--pairs".to_owned(), options.pairs.to_string()]);
+        command.args(["--seconds".to_owned(), options.seconds.as_secs_f64().to_string()]);
+        command.args(options.transport.map(|transport| format!("--transport={transport}")));
+        match command.status() {
+            Ok(status) if status.success() => println!(),
+            Ok(status) => failed = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
+            Err(error) => {
+                complain(format_args!("starting this command once more: {error}"));
+                failed = Some(1);
+            }
+        }
+    }
+    failed.map_or(ExitCode::SUCCESS, ExitCode::from)
+}
+
+/// A kind as it is asked for here.
+fn letters(kind: Kind) -> String {
+    match kind {
+        Kind::Host => "H".into(),
+        Kind::Pinned => "P".into(),
+        Kind::Device(number) => format!("D{number}"),
+    }
+}
+
+/// One test as `carrack perf` has it.
+fn as_perf(options: &OsuOptions, osu: OsuTest, sides: Sides) -> PerfOptions {
+    PerfOptions {
+        test: match osu.test {
+            Test::Latency => Wanted::Latency,
+            Test::Bandwidth => Wanted::Bandwidth,
+            Test::Rate => Wanted::Rate,
+        },
+        op: vec![osu.op],
+        size: options.sizes.unwrap_or(SIZES).sizes(),
+        ranks: None,
+        threads: vec![if osu.has_rate { options.pairs } else { 1 }],
+        share_device: false,
+        mem: sides,
+        transport: options.transport,
+        seconds: options.seconds,
+        bind: Bind::Core,
+        json: false,
+        like_osu: Some(osu),
+        plot: None,
+        plot_percentiles: None,
+    }
+}
+
+/// The lines above the rows.
+pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
+    let OsuTest { title, .. } = osu;
+    let place = |kind| match kind {
+        Kind::Host => "HOST (H)".to_owned(),
+        Kind::Pinned => "PINNED HOST (P)".to_owned(),
+        Kind::Device(_) => "DEVICE (D)".to_owned(),
+    };
+    let (first, others) = (place(sides.first), place(sides.others));
+    let columns = match osu.test {
+        Test::Latency => format!("{:<10}{:>18}", "# Size", "Latency (us)"),
+        _ if osu.has_rate => format!("{:<10}{:>18}{:>18}", "# Size", "MB/s", "Messages/s"),
+        _ => format!("{:<10}{:>18}", "# Size", "Bandwidth (MB/s)"),
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "# Carrack {title} Test v{version}, in the format of the OSU Micro-Benchmarks\n\
+         # Send Buffer on {first} and Receive Buffer on {others}\n{columns}"
+    )
+}
+
+/// A result's row.
+pub(super) fn row(osu: OsuTest, record: &Record) -> String {
+    let size = record.size;
+    let latency = record.latency_us.map(|us| us.mean);
+    let bandwidth = record.bandwidth_gbps.map(|gbps| gbps * 1e3);
+    let figure = latency.or(bandwidth).unwrap_or(f64::NAN);
+    match record.rate_mps.filter(|_| osu.has_rate) {
+        Some(rate) => format!("{size:<10}{figure:>18.2}{:>18.2}", rate * 1e6),
+        None => format!("{size:<10}{figure:>18.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_double_from_the_smallest_and_stop_at_the_largest() {
+        let sizes = |text| Range::parse(text).map(Range::sizes);
+        assert_eq!(sizes("8"), Ok(vec![1, 2, 4, 8]));
+        assert_eq!(sizes("3:20"), Ok(vec![3, 6, 12]));
+        assert_eq!(sizes("4K:4K"), Ok(vec![4096]));
+        assert_eq!(SIZES.sizes().len(), 23);
+        for wrong in ["", "0:8", "8:4", "1:x", ":", "-1:8", "1:2:3"] {
+            assert!(sizes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn memory_is_named_by_letters_and_comes_in_pairs() {
+        let all = |words: &[&str]| {
+            words.iter().map(|word| place(word)).collect::<Result<Vec<_>, _>>().and_then(|all| pairs(&all))
+        };
+        let pair = |first, others| Ok(vec![Sides { first, others }]);
+        assert_eq!(all(&[]), pair(Kind::Host, Kind::Host));
+        assert_eq!(all(&["H", "D3"]), pair(Kind::Host, Kind::Device(3)));
+        assert_eq!(all(&["P", "H"]), pair(Kind::Pinned, Kind::Host));
+        assert_eq!([0, 1, 2].map(|devices| every_pair(devices).len()), [1, 9, 9]);
+        assert_eq!(every_pair(2)[8], Sides { first: Kind::Device(0), others: Kind::Device(1) });
+        for wrong in [&["H"][..], &["M", "M"], &["D-1", "H"], &["h", "H"], &["all", "H"], &["Dx", "D"]] {
+            assert!(all(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
