@@ -8,9 +8,14 @@ use std::process::Command;
 
 /// Runs an example on so many ranks. What it printed.
 fn run(example: &str, ranks: u32) -> Vec<String> {
+    run_with(example, ranks, &[])
+}
+
+/// The same with arguments of its own.
+fn run_with(example: &str, ranks: u32, args: &[&str]) -> Vec<String> {
     let program = examples().join(example);
     let mut command = Command::new(carrack());
-    command.args(["run", "-n", &ranks.to_string(), "--timeout", "100", "--"]).arg(program);
+    command.args(["run", "-n", &ranks.to_string(), "--timeout", "100", "--"]).arg(program).args(args);
     printed(command, &format!("{example} on {ranks}"))
 }
 
@@ -63,6 +68,39 @@ fn processes_pass_blocks_round_a_ring_of_gpus_in_the_order_of_streams() {
         let right =
             lines.iter().filter(|line| line.contains("200 steps of 1 MiB") && line.contains("all right"));
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
+    }
+}
+
+#[test]
+fn a_heat_equation_on_a_grid_of_gpus_is_what_one_cpu_computes() {
+    let folder = std::env::temp_dir().join(format!("carrack-halo-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (ranks, grid) in [(2, "of 1 x 2"), (4, "of 2 x 2"), (3, "of 1 x 3")] {
+        let picture = folder.join(format!("{ranks}.svg"));
+        let lines = run_with("halo_2d", ranks, &["24", "12", picture.to_str().unwrap()]);
+        let right = lines.iter().filter(|line| {
+            line.contains(grid)
+                && line.contains("60 steps as one CPU computes them")
+                && line.ends_with("all right")
+        });
+        assert_eq!(right.count() as u32, ranks, "{lines:?}");
+        assert_eq!(saying(&lines, "us a step"), ranks as usize, "{lines:?}");
+        let svg = std::fs::read_to_string(&picture).unwrap();
+        let warm = svg.matches("<rect").count();
+        assert!(svg.ends_with("</svg>\n") && warm == 64 * 64, "{warm} squares");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_field_that_is_no_field_is_refused_with_what_to_write() {
+    for args in [&["2"][..], &["64", "0"], &["many"], &["99999"]] {
+        let output = Command::new(examples().join("halo_2d")).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && (said.contains("halo_2d [CELLS") || said.contains("3 to 32768")),
+            "{args:?}: {said}"
+        );
     }
 }
 

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use super::cores::Cores;
-use super::row::Row;
+use super::row::{Op, Row};
 use super::side::{self, Figure, Prepared, Role, Setting, Side, Variant, limit, tune};
 use crate::child;
 use crate::error::TaskError;
@@ -26,6 +26,10 @@ impl Memcpy {
         let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), program);
         let what = if row.gpu { row.test.name() } else { "memcpy" };
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
+        if row.gpu && row.op == Op::Get {
+            // The engine of whoever gets reads over the link, which takes longer than writing.
+            command.arg("pull");
+        }
         let heard = child::hear(&mut command, limit(self.seconds))?;
         side::read_line(name, &heard.unless_failed(&command)?, row)
     }

@@ -1,0 +1,303 @@
+//! A rank's block: where it lies, and its steps.
+//!
+//! Two streams share a step. One computes the cells at the border, as soon as the neighbours' edges of the step before are there, and
+//! puts the new ones; the other computes the rest meanwhile. Each begins a step when both have ended the one before.
+//!
+//! Fields of odd and even steps have memory of their own. A neighbour is one step ahead at the most, since it needs an edge of each
+//! step from here, so what it puts for the next step finds nobody reading.
+
+use crate::cuda::CudaKernels;
+use crate::gpus::Result;
+use crate::grid::{Grid, SIDES, Side};
+use crate::heat;
+use crate::simulated::SimulatedKernels;
+use carrack::buffer::{Region, RegionSlice};
+use carrack::transports::gpu::{Event, Flavour, Gpu, Stream};
+use carrack::{Counter, Mr, Rank, RemoteComp, Rmr, Runtime, StreamCounter};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Steps that the streams are given in advance: each has room for some hundred operations, and then blocks whoever gives it more.
+const AHEAD: usize = 16;
+
+/// Where everything lies in a rank's memory, in cells of 8 bytes: two fields with a row of the neighbour's above and below, and
+/// columns, which lie one cell behind another there: two that come on each side, and one that goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+impl Layout {
+    fn field(&self, odd: usize) -> usize {
+        odd * (self.rows + 2) * self.columns
+    }
+
+    /// Where the neighbour's edge on that side comes to.
+    fn incoming(&self, side: Side, odd: usize) -> usize {
+        match side {
+            Side::Up => self.field(odd),
+            Side::Down => self.field(odd) + (self.rows + 1) * self.columns,
+            Side::Left => self.field(2) + odd * self.rows,
+            Side::Right => self.field(2) + (2 + odd) * self.rows,
+        }
+    }
+
+    /// Where the own edge of that side lies.
+    fn outgoing(&self, side: Side, odd: usize) -> usize {
+        match side {
+            Side::Up => self.field(odd) + self.columns,
+            Side::Down => self.field(odd) + self.rows * self.columns,
+            Side::Left => self.field(2) + 4 * self.rows,
+            Side::Right => self.field(2) + 5 * self.rows,
+        }
+    }
+
+    /// Cells of an edge.
+    fn edge(&self, side: Side) -> usize {
+        if matches!(side, Side::Up | Side::Down) { self.columns } else { self.rows }
+    }
+
+    fn cells(&self) -> usize {
+        self.field(2) + 6 * self.rows
+    }
+}
+
+/// What a step reads and writes: offsets in cells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) layout: Layout,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Columns of the neighbours on the left and on the right.
+    pub(crate) beside: [usize; 2],
+    /// The own ones, for them.
+    pub(crate) edges: [usize; 2],
+}
+
+/// What computes: on memory of the block, in the order of a stream.
+pub(crate) trait Kernels {
+    /// All cells but those at the border.
+    fn interior(&self, stream: &Arc<dyn Stream>, step: &Step) -> Result<()>;
+
+    /// Those at the border; the columns among them also to where they are put from.
+    fn border(&self, stream: &Arc<dyn Stream>, step: &Step) -> Result<()>;
+}
+
+struct Neighbour {
+    rank: Rank,
+    side: Side,
+    rmr: Rmr,
+    /// Its object that counts edges from here, and the one here that counts its.
+    name: RemoteComp,
+    arrived: StreamCounter,
+}
+
+pub(crate) struct Field<'a> {
+    runtime: &'a Runtime,
+    layout: Layout,
+    memory: Region,
+    _registered: Mr,
+    kernels: Box<dyn Kernels>,
+    border: Arc<dyn Stream>,
+    interior: Arc<dyn Stream>,
+    neighbours: Vec<Neighbour>,
+    /// Steps so far, and how many edges each neighbour has put.
+    step: u64,
+    exchanged: u64,
+    put: Counter,
+    posted: u64,
+}
+
+impl<'a> Field<'a> {
+    /// As it begins. All ranks make theirs.
+    pub(crate) fn new(
+        runtime: &'a Runtime,
+        gpu: &Arc<dyn Gpu>,
+        grid: Grid,
+        [rows, columns]: [usize; 2],
+    ) -> Result<Self> {
+        let layout = Layout { rows, columns };
+        let memory = gpu.allocate(8 * layout.cells(), Flavour::Plain)?;
+        memory.whole().write(&bytes(&begin(&grid, layout)))?;
+        let registered = runtime.register_memory(&memory)?;
+
+        // Each rank's region, and the names of its four counters.
+        let counters = SIDES.map(|_| StreamCounter::new(runtime, gpu));
+        let mut own = runtime.get_rmr(&registered).to_bytes();
+        let long = own.len();
+        let mut arrived = Vec::new();
+        for counter in counters {
+            let counter = counter?;
+            own.extend(runtime.register_comp(&counter)?.0.to_le_bytes());
+            arrived.push(counter);
+        }
+        let all = runtime.allgather(&own)?;
+        let mut neighbours = Vec::new();
+        for (at, (side, arrived)) in SIDES.into_iter().zip(arrived).enumerate() {
+            let Some(rank) = grid.neighbour(side) else { continue };
+            arrived.watch(rank);
+            let (rmr, names) = all[rank.0 as usize].split_at(long);
+            let width = names.len() / SIDES.len();
+            let opposite = &names[(at ^ 1) * width..][..width];
+            let name = RemoteComp(u32::from_le_bytes(opposite.try_into()?));
+            neighbours.push(Neighbour { rank, side, rmr: Rmr::from_bytes(rmr)?, name, arrived });
+        }
+        gpu.make_current()?;
+        let kernels: Box<dyn Kernels> = match gpu.info().simulated {
+            true => Box::new(SimulatedKernels::new(&memory)),
+            false => Box::new(CudaKernels::new(&memory)?),
+        };
+        runtime.barrier()?;
+        Ok(Self {
+            runtime,
+            layout,
+            memory,
+            _registered: registered,
+            kernels,
+            border: gpu.stream()?,
+            interior: gpu.stream()?,
+            neighbours,
+            step: 0,
+            exchanged: 0,
+            put: Counter::new(),
+            posted: 0,
+        })
+    }
+
+    /// So many steps. Seconds that each took.
+    pub(crate) fn exchange(&mut self, steps: u64) -> Result<f64> {
+        self.go(steps, true)
+    }
+
+    /// The same without anybody else: what is computed is wrong at the border, and takes as long.
+    pub(crate) fn compute(&mut self, steps: u64) -> Result<f64> {
+        self.go(steps, false)
+    }
+
+    fn go(&mut self, steps: u64, exchanges: bool) -> Result<f64> {
+        self.runtime.barrier()?;
+        let began = Instant::now();
+        let mut ends = VecDeque::from([[self.border.record()?, self.interior.record()?]]);
+        for _ in 0..steps {
+            let [border, interior] = ends.back().expect("one is always there").clone();
+            self.interior.wait(&border)?;
+            self.border.wait(&interior)?;
+            let step = self.next_step();
+            self.kernels.interior(&self.interior, &step)?;
+            // The first edges were there from the beginning.
+            if exchanges && self.exchanged > 0 {
+                for neighbour in &self.neighbours {
+                    neighbour.arrived.wait_on(&self.border, self.exchanged)?;
+                }
+            }
+            self.kernels.border(&self.border, &step)?;
+            self.step += 1;
+            // The puts come behind what others wait for: the next interior begins when the border is computed.
+            let computed = self.border.record()?;
+            if exchanges {
+                self.give_edges()?;
+            }
+            ends.push_back([computed, self.interior.record()?]);
+            while ends.len() > AHEAD {
+                self.settle(&ends.pop_front().expect("there are more"))?;
+            }
+        }
+        for end in ends {
+            self.settle(&end)?;
+        }
+        let (border, put, posted) = (self.border.record()?, &self.put, self.posted);
+        self.settle(&[border.clone(), border])?;
+        self.runtime.wait(|| put.get() >= posted)?;
+        match self.neighbours.iter().find_map(|neighbour| neighbour.arrived.error()) {
+            Some(error) => Err(error.into()),
+            None => Ok(began.elapsed().as_secs_f64() / steps as f64),
+        }
+    }
+
+    fn next_step(&self) -> Step {
+        let (from, to) = (self.step as usize % 2, (self.step as usize + 1) % 2);
+        let layout = self.layout;
+        let columns = [Side::Left, Side::Right];
+        Step {
+            layout,
+            from: layout.field(from),
+            to: layout.field(to),
+            beside: columns.map(|side| layout.incoming(side, from)),
+            edges: columns.map(|side| layout.outgoing(side, to)),
+        }
+    }
+
+    /// Puts the edges to the neighbours, in the order of the stream that computes them.
+    fn give_edges(&mut self) -> Result<()> {
+        let odd = self.step as usize % 2;
+        self.exchanged += 1;
+        for Neighbour { rank, side, rmr, name, .. } in &self.neighbours {
+            let opposite = SIDES[*side as usize ^ 1];
+            let there = 8 * self.layout.incoming(opposite, odd) as u64;
+            let edge = self.slice(self.layout.outgoing(*side, odd), self.layout.edge(*side))?;
+            let put = self.runtime.post_put(*rank, edge, rmr, there).remote_comp(*name);
+            let put = put.on_stream(&self.border).comp(&self.put).allow_done(false);
+            let _posted = put.allow_retry(false).call()?;
+            self.posted += 1;
+        }
+        Ok(())
+    }
+
+    /// Makes progress until both have fired.
+    fn settle(&self, [one, other]: &[Event; 2]) -> Result<()> {
+        while !(one.query()? && other.query()?) {
+            self.runtime.progress()?;
+        }
+        Ok(())
+    }
+
+    fn slice(&self, at: usize, cells: usize) -> Result<RegionSlice> {
+        self.memory.slice(8 * at, 8 * cells).ok_or_else(|| "an edge outside of the block".into())
+    }
+
+    /// The block's cells, row by row.
+    pub(crate) fn cells(&self) -> Result<Vec<f64>> {
+        let Layout { rows, columns } = self.layout;
+        let at = self.layout.outgoing(Side::Up, self.step as usize % 2);
+        let bytes = self.slice(at, rows * columns)?.to_vec()?;
+        Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
+    }
+}
+
+impl Drop for Field<'_> {
+    fn drop(&mut self) {
+        // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has been said.
+        let _ = self.border.synchronize();
+        let _ = self.interior.synchronize();
+        let _ = self.runtime.barrier();
+    }
+}
+
+/// The first field, with what the neighbours have of it, and zeros everywhere else.
+fn begin(grid: &Grid, layout: Layout) -> Vec<f64> {
+    let Layout { rows, columns } = layout;
+    let all = [grid.rows * rows, grid.columns * columns];
+    let [row, column] = grid.place(grid.me);
+    let (first_row, first_column) = ((row * rows) as isize, (column * columns) as isize);
+    let cell =
+        |row: usize, column: isize| heat::begin(first_row + row as isize - 1, first_column + column, all);
+    let mut cells = vec![0.0; layout.cells()];
+    for row in 0..rows + 2 {
+        for column in 0..columns {
+            cells[row * columns + column] = cell(row, column as isize);
+        }
+    }
+    for (side, column) in [(Side::Left, -1), (Side::Right, columns as isize)] {
+        let start = layout.incoming(side, 0);
+        for row in 0..rows {
+            cells[start + row] = cell(row + 1, column);
+        }
+    }
+    cells
+}
+
+fn bytes(cells: &[f64]) -> Vec<u8> {
+    cells.iter().flat_map(|cell| cell.to_le_bytes()).collect()
+}
