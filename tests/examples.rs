@@ -86,8 +86,14 @@ fn a_heat_equation_on_a_grid_of_gpus_is_what_one_cpu_computes() {
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
         assert_eq!(saying(&lines, "us a step"), ranks as usize, "{lines:?}");
         let svg = std::fs::read_to_string(&picture).unwrap();
-        let warm = svg.matches("<rect").count();
-        assert!(svg.ends_with("</svg>\n") && warm == 64 * 64, "{warm} squares");
+        let rows = svg.matches("<rect x=\"0\"").count();
+        let wide = |rect: &str| rect.split("width=\"").nth(1)?.split('"').next()?.parse::<usize>().ok();
+        let squares: usize = svg.split("<rect").skip(1).filter_map(wide).sum();
+        assert!(svg.ends_with("</svg>\n"), "{ranks} ranks: {svg}");
+        assert_eq!(
+            ([rows, squares], svg.contains(&format!("viewBox=\"0 0 {} ", squares / rows))),
+            ([64, 64 * 64], true)
+        );
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

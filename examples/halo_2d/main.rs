@@ -43,7 +43,7 @@ fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let size = usize::try_from(number(128).map_err(usage)?)?;
     let steps = number(50).map_err(usage)?;
     let picture = words.next();
-    if size < 3 || size > 1 << 15 || steps == 0 {
+    if !(3..=1 << 15).contains(&size) || steps == 0 {
         return Err("a block has 3 to 32768 cells each way, and there is a step at least".into());
     }
 

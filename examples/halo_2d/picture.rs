@@ -48,14 +48,20 @@ pub(crate) fn draw(
         8 * high
     );
     for y in 0..high {
-        for x in 0..wide {
+        let warm_at = |x: usize| {
             let heat = cell((2 * y + 1) * all_rows / (2 * high), (2 * x + 1) * all_columns / (2 * wide));
-            let warm = (heat.clamp(0.0, 1.0) * 255.0) as u8;
+            (heat.clamp(0.0, 1.0) * 255.0) as u8
+        };
+        let mut x = 0;
+        while x < wide {
+            let warm = warm_at(x);
+            let alike = (x..wide).take_while(|&x| warm_at(x) == warm).count();
             writeln!(
                 svg,
-                "<rect x=\"{x}\" y=\"{y}\" width=\"1\" height=\"1\" fill=\"#{warm:02x}20{:02x}\"/>",
+                "<rect x=\"{x}\" y=\"{y}\" width=\"{alike}\" height=\"1\" fill=\"#{warm:02x}20{:02x}\"/>",
                 255 - warm
             )?;
+            x += alike;
         }
     }
     // Where one rank's block ends.
