@@ -183,10 +183,12 @@ static void go(int timeout, time_t until, struct tally *tally)
 		write.wr.rdma.rkey = read.wr.rdma.rkey = there.memory->rkey;
 		for (int step = 0; step < 2; step++) {
 			struct ibv_wc done;
+			int found;
 
 			NEED(ibv_post_send(here.pair, steps[step], &bad) == 0);
-			while (ibv_poll_cq(here.sends, 1, &done) == 0)
+			while ((found = ibv_poll_cq(here.sends, 1, &done)) == 0)
 				hear(&there, &expected, pattern, length, tally);
+			NEED(found == 1);
 			if (done.status != IBV_WC_SUCCESS) {
 				printf("round %lu: the connection ends: %s\n", tally->rounds, ibv_wc_status_str(done.status));
 				tally->ended++;
