@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `registering` | pages on demand, writes in any order, thread domains: where the NIC has them, and where not |
 //! | `ending` | registrations that end in the midst of puts and gets |
+//! | `again` | what a NIC asks for a second time, because the answer was lost |
 //! | `strangers` | names of regions of another job, of a rank that started again, of one that is gone |
 
 mod support;
 
+#[path = "verbs_memory/again.rs"]
+mod again;
 #[path = "verbs_memory/ending.rs"]
 mod ending;
 #[path = "verbs_memory/registering.rs"]
@@ -47,4 +50,9 @@ fn ranks(nics: &[Arc<SimulatedNic>], options: &Options) -> Vec<Runtime> {
 
 fn settings() -> SettingsBuilder {
     OverSimulatedNic::settings()
+}
+
+/// What is lost is asked for again after a millisecond (4.096 µs times 2 to the power of 8).
+fn soon_again() -> Options {
+    Options { timeout: 8, retries: 7, ..Options::default() }
 }

@@ -5,7 +5,7 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::{OpError, PostError, ResourceError};
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::hold::{Deaf, Holds};
@@ -31,6 +31,8 @@ pub(crate) struct Direct {
     token: u64,
     rank: Rank,
     name: u64,
+    /// Whom of its owner's to tell when it is over: of a get, which the NIC may ask for again until then.
+    signal: Option<(RemoteComp, Tag)>,
 }
 
 /// Operations that links can hold at a time, of one device.
@@ -358,24 +360,24 @@ impl DeviceInner {
         failed
     }
 
-    /// Notes that a NIC is at an operation on a peer's memory. A name that everything later comes after.
-    pub(crate) fn note_direct(&self, token: u64, rank: Rank) {
+    /// Notes that a NIC is at an operation on a peer's memory, and whom to tell when it is over.
+    pub(crate) fn note_direct(&self, token: u64, rank: Rank, signal: Option<(RemoteComp, Tag)>) {
         let name = self.bulk.now();
         let mut direct = self.direct.lock();
-        direct.push(Direct { token, rank, name });
+        direct.push(Direct { token, rank, name, signal });
         self.direct.set_count(direct.len());
     }
 
-    /// It is over, or was never begun.
-    pub(crate) fn forget_direct(&self, token: u64) {
+    /// It is over, or was never begun. Whom to tell, if it went well.
+    pub(crate) fn forget_direct(&self, token: u64) -> Option<(RemoteComp, Tag)> {
         if self.direct.is_empty() {
-            return;
+            return None;
         }
         let mut direct = self.direct.lock();
-        if let Some(at) = direct.iter().position(|one| one.token == token) {
-            direct.swap_remove(at);
-        }
+        let at = direct.iter().position(|one| one.token == token);
+        let signal = at.and_then(|at| direct.swap_remove(at).signal);
         self.direct.set_count(direct.len());
+        signal
     }
 
     /// Whether a NIC is at an operation on a peer's memory that began before `name`.

@@ -38,12 +38,11 @@ impl Pass<'_> {
     fn let_go(&self, owner: Rank, region: u64, was_known: bool) {
         let device = self.device;
         let before = device.bulk.now();
-        let beside = device.known_route(owner).is_some_and(|route| route.has_link_to_words());
-        if !was_known || !beside || !device.has_memory_operations(owner, before) {
-            // On the same link, so behind everything that this rank's NIC was told to do there.
+        if !was_known || !device.has_memory_operations(owner, before) {
             return device.control(self.inner, owner, Message::LetGo { region }, SmallBytes::empty());
         }
-        // What goes over another link than that of messages has to be over first.
+        // Not behind what is under way there: a NIC asks again for what it has read and has not got, and to ask for memory that
+        // nobody may reach any more ends the connection. And some goes over another link.
         let nobody = (Tag::default(), UserContext::default(), None, Deadline::NEVER);
         let (tag, user_context, comp, deadline) = nobody;
         let operation = Outstanding { rank: owner, tag, size: 0, user_context, comp, deadline };

@@ -248,11 +248,6 @@ impl Route {
         let _ = self.words_over.set(transport);
     }
 
-    /// Whether operations on words of the peer's go over a link beside that of messages.
-    pub(crate) fn has_link_to_words(&self) -> bool {
-        self.to_words.get().is_some()
-    }
-
     /// Whether a transport brings nothing of the peer but what words need, so that its end there says nothing of the peer's: the link
     /// of messages will, behind the last of them.
     pub(crate) fn is_for_words(&self, transport: &str) -> bool {

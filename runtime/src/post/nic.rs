@@ -5,6 +5,7 @@ use super::rma::{Begun, Get, Place, Put, own_or_take};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
 use crate::error::PostError;
+use crate::names::RemoteComp;
 use crate::peer::route::Linked;
 use crate::protocol::header::Message;
 use crate::region::direct::{Knowledge, Remote};
@@ -62,11 +63,11 @@ impl<K> Post<'_, K> {
         Ok(Some(RemotePlace { addr: at.addr.wrapping_add(offset), key: at.key }))
     }
 
-    /// Gives an operation to the link.
+    /// Gives an operation to the link, and notes whom of the owner's to tell when it is over.
     pub(super) fn give<'b>(
         &self,
         link: &dyn Link,
-        size: usize,
+        (size, signal): (usize, Option<RemoteComp>),
         comp: Option<&Arc<dyn Completion>>,
         op: impl FnOnce(OpToken) -> Op<'b>,
     ) -> Result<Given, PostError> {
@@ -75,7 +76,7 @@ impl<K> Post<'_, K> {
             return Ok(Given::Full(RetryReason::Unanswered));
         };
         // First: it may be over on another thread before this call returns.
-        device.note_direct(token, self.rank);
+        device.note_direct(token, self.rank, signal.map(|signal| (signal, self.tag)));
         let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {
             return Ok(Given::UnderWay);
@@ -92,13 +93,9 @@ impl<K> Post<'_, K> {
     }
 
     /// `None`: it has to go by the memory's owner.
-    fn begun(&self, given: Given, place: &Place<'_>, size: usize) -> Option<Begun> {
+    fn begun(&self, given: Given) -> Option<Begun> {
         match given {
-            Given::UnderWay => {
-                // On the same link, so behind the bytes.
-                self.tell(self.device_inner(), place, size);
-                Some(Begun::UnderWay)
-            }
+            Given::UnderWay => Some(Begun::UnderWay),
             Given::Full(reason) if self.allow.retry => Some(Begun::Full(reason)),
             Given::Full(_) | Given::Refused(_) => None,
         }
@@ -121,12 +118,19 @@ impl Post<'_, Put<'_>> {
         let Some(to) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);
         let slot = &mut buffer;
-        let outcome = self.give(&*linked.link, size, comp, move |token| Op::Put { to, buffer: slot, token });
+        let size_and_signal = (size, None);
+        let outcome =
+            self.give(&*linked.link, size_and_signal, comp, move |token| Op::Put { to, buffer: slot, token });
         drop(known);
         if !matches!(outcome, Ok(Given::UnderWay)) {
             *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
         }
-        Ok(self.begun(outcome?, place, size))
+        let given = outcome?;
+        if matches!(given, Given::UnderWay) {
+            // On the same link, so behind the bytes.
+            self.tell(self.device_inner(), place, size);
+        }
+        Ok(self.begun(given))
     }
 }
 
@@ -145,12 +149,18 @@ impl Post<'_, Get<'_>> {
         let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let mut buffer = given.take().unwrap_or_default();
         let slot = &mut buffer;
-        let outcome =
-            self.give(&*linked.link, size, comp, move |token| Op::Get { from, buffer: slot, token });
+        // Told of when the bytes are here, and not by a message behind the request: a NIC that has not heard the answer asks
+        // again, and is given what lies there by then.
+        let size_and_signal = (size, place.signal);
+        let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Get {
+            from,
+            buffer: slot,
+            token,
+        });
         drop(known);
         if !matches!(outcome, Ok(Given::UnderWay)) {
             *given = Some(buffer);
         }
-        Ok(self.begun(outcome?, place, size))
+        Ok(self.begun(outcome?))
     }
 }

@@ -49,7 +49,7 @@ impl Post<'_, Atomic<'_>> {
             Operation::FetchAdd(value) => WordChange::Add(value),
             Operation::CompareSwap { expected, new } => WordChange::Swap { expected, new },
         };
-        let given = self.give(&*link, 8, comp, |token| Op::Atomic { word, change, token });
+        let given = self.give(&*link, (8, None), comp, |token| Op::Atomic { word, change, token });
         drop(known);
         let rank = self.rank;
         let unreachable = |why: String| PostError::Unreachable { rank, why };

@@ -2,7 +2,7 @@
 
 use super::signal::{SignalError, guarded, panicked, signal};
 use super::{Meeting, Met, Pass, Scratch};
-use crate::bulk::wire::Offer;
+use crate::bulk::wire::{Offer, word};
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::DeviceInner;
@@ -344,7 +344,11 @@ impl Pass<'_> {
                     tracing::error!(token, "a transport ended an operation that it did not have");
                     return Ok(());
                 };
-                self.device.forget_direct(token);
+                let signal = self.device.forget_direct(token);
+                if let Some((comp, tag)) = signal.filter(|_| outcome.is_ok()) {
+                    let message = Message::Signal { comp, tag };
+                    self.device.control(self.inner, operation.rank, message, word(operation.size as u64));
+                }
                 let error = outcome.err().map(|failure| OpError::of(*failure, operation.rank));
                 let (comp, status) = operation.end(buffer, error);
                 self.signal(comp.as_ref(), status)

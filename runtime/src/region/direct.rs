@@ -7,8 +7,8 @@
 //!   the NIC writes and reads
 //!                                        the registration ends
 //!   ◄────────────────── withdraw (region)
-//!   let go (region) ──────────────────►  behind everything that was written or read; when all have,
-//!                                        the NIC forgets the region
+//!   let go (region) ──────────────────►  when everything that was to be written or read is over; when
+//!                                        all have, the NIC forgets the region
 //! ```
 //!
 //! A NIC knows no generations: one that is asked for what is not registered breaks the connection. So nobody is told of a region

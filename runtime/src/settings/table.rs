@@ -55,7 +55,7 @@ settings! {
     verbs_hop_limit: usize,
         "CARRACK_VERBS_HOP_LIMIT", Count::of("hops", 1, 255), 64;
 
-    /// After what time a NIC sends again: 4.096 µs times two to the power of this.
+    /// After what time a NIC sends again: 4.096 µs times two to the power of this; with Soft-RoCE 18 or more.
     verbs_timeout: usize,
         "CARRACK_VERBS_TIMEOUT", Count::of("doublings", 1, 31), 18;
 

@@ -181,6 +181,8 @@ impl Shared {
         let unavailable = |why: String| Unavailable::new(name, why);
         let failed = |error: VerbsError| unavailable(error.to_string());
         let context = Context::open(verbs, &wish.device).map_err(failed)?;
+        let vendor = context.device_attr().map_err(failed)?.vendor_id;
+        options.check_for(&wish.device, vendor).map_err(unavailable)?;
         let (port, kind) = port(&context, wish, &options).map_err(unavailable)?;
         let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
         let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };

@@ -1,5 +1,7 @@
 //! What can be chosen about queue pairs and paths.
 
+use super::survey::SOFT_ROCE;
+
 /// How queue pairs are made, and which way they take. The numbers are those of the InfiniBand specification, as `ibv_modify_qp` takes
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +22,8 @@ pub struct Options {
     pub service_level: u8,
     /// Hop limit of global routes.
     pub hop_limit: u8,
-    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18: a second.
+    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18: a second, and the least for Soft-RoCE, which may do
+    /// twice what it sends again.
     pub timeout: u8,
     /// How often, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer that has gone.
     pub retries: u8,
@@ -85,7 +88,23 @@ impl Options {
         }
         Ok(())
     }
+
+    /// Whether a device of that vendor can be trusted with them. Soft-RoCE does a request twice that it sends again while the answer is
+    /// on its way: after a time that does not run out where nothing is lost, it has no reason to.
+    pub(super) fn check_for(&self, device: &str, vendor: u32) -> Result<(), String> {
+        let Self { timeout, .. } = self;
+        match vendor {
+            SOFT_ROCE if *timeout < LEAST_OF_SOFT_ROCE => Err(format!(
+                "{device} is Soft-RoCE, which may deliver a message twice when its time-out runs out, and one of {timeout} is short: \
+                 set CARRACK_VERBS_TIMEOUT to {LEAST_OF_SOFT_ROCE} or more (docs/rdma-guest.md)"
+            )),
+            _ => Ok(()),
+        }
+    }
 }
+
+/// A second, which a machine that is busy does not run out.
+const LEAST_OF_SOFT_ROCE: u8 = 18;
 
 #[cfg(test)]
 mod tests {
@@ -97,5 +116,14 @@ mod tests {
         let off = Options { timeout: 0, ..Options::default() };
         assert_eq!(off.check().unwrap_err(), "a time-out of 0 is not between 1 and 31");
         assert!(Options { service_level: 16, ..Options::default() }.check().is_err());
+    }
+
+    #[test]
+    fn soft_roce_is_given_a_second_and_no_other_device_is_asked_for_it() {
+        let short = Options { timeout: 14, ..Options::default() };
+        let why = short.check_for("rxe0", SOFT_ROCE).unwrap_err();
+        assert!(why.starts_with("rxe0 is Soft-RoCE") && why.contains("CARRACK_VERBS_TIMEOUT to 18"), "{why}");
+        short.check_for("mlx5_0", 0x2c9).unwrap();
+        Options::default().check_for("rxe0", SOFT_ROCE).unwrap();
     }
 }

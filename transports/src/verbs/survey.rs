@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// What Soft-RoCE says that its vendor is.
-const SOFT_ROCE: u32 = 0xff_ffff;
+pub(super) const SOFT_ROCE: u32 = 0xff_ffff;
 
 /// The same of the kernel's software iWARP.
 const SOFT_IWARP: u32 = 0x62_6d74;

@@ -105,8 +105,11 @@ pub(crate) struct Options {
     /// Build this test program of the workspace and run it; the words after -- are its arguments
     #[arg(long, value_name = "NAME")]
     test: Option<String>,
+    /// Build this C program, which uses verbs, and run it; the words after -- are its arguments
+    #[arg(long, value_name = "FILE.c", conflicts_with = "test")]
+    program: Option<PathBuf>,
     /// The command and its arguments
-    #[arg(last = true, required_unless_present = "test", value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present_any = ["test", "program"], value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
@@ -140,6 +143,9 @@ fn carry_out(options: &Options) -> Result<u8, GuestError> {
     plan.modules = absolute(&options.module)?;
     let source = options.kernel.clone().unwrap_or_default();
     let host = Host::prepare(&workspace, &source)?;
+    if let Some(file) = &options.program {
+        plan.command.insert(0, host.compile(file)?.into());
+    }
     if options.dmabuf {
         host.take_dmabufs(&mut plan)?;
     }

@@ -143,6 +143,15 @@ const CHECKS: &[Check] = &[
         &["--test-threads", "1", "network::", "kills::", "poor::", "gpus::a_driver"],
     )
     .long(),
+    // Without Carrack: what its default time-out is trusted to keep away.
+    Check {
+        name: "soft_device_repeats",
+        what: What::C("soft_device_repeats.c"),
+        wiring: Wiring::OneGuest,
+        status: 0,
+        is_long: true,
+        has_dmabufs: false,
+    },
     // The driver is built from the kernel's source, which is 170 MB to download.
     Check::tests("dma-bufs", Wiring::OneGuest, "verbs_guest", &["--test-threads", "1", "gpus::a_gpu"])
         .with_dmabufs()
