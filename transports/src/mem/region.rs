@@ -183,6 +183,12 @@ impl Region {
         Ok(unsafe { at.as_ref() })
     }
 
+    /// Whether both are handles to the same memory, part and all.
+    #[inline]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len

@@ -12,6 +12,7 @@
 //! | `context` | making a context current for a moment |
 //! | `home` | streams, events and peers of one context |
 //! | `lane` | the library's own streams, and how far each has come |
+//! | `pieces` | many copies in one call, and rows at regular distances |
 //! | `memory` | allocating and giving back |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
@@ -52,6 +53,7 @@ mod library;
 mod links;
 mod memory;
 mod peer;
+mod pieces;
 mod pointer;
 mod stream;
 mod sys;
