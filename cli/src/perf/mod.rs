@@ -32,6 +32,7 @@
 mod am;
 mod bar;
 mod barrier;
+mod batch;
 mod check;
 mod copy;
 mod error;

@@ -93,6 +93,9 @@ impl Round<'_> {
                 None => Ok(Measured::Nothing),
             },
             Op::Barrier => Ok(Measured::Nothing),
+            Op::PutBatch => {
+                batch::measure(seat, self.memory, self.point, self.clock, self.count, self.leads)
+            }
             Op::PutSeen => {
                 let window = Window::open(seat, self.memory, &vec![0; size.max(1)])?;
                 self.measure(&mut SeenLine::new(seat, &window, size), seat)

@@ -5,6 +5,7 @@
      -DSTUB      as a toolkit's stub: every call says 34
      -DANCIENT   a driver of CUDA 10.2
      -DNO_BATCH  as otherwise, without the calls that take many copies at once
+     -DNEW       as otherwise, and streams can be waited for
      -DOLD_BATCH as otherwise, with the first of the two forms of that call
      -DNO_ROWS   as -DNO_BATCH, and without the call for rows at equal distances, too
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
@@ -428,6 +429,14 @@ int cuStreamCreate(size_t *stream, unsigned flags) {
   *stream = 0x1000 + ++live_streams;
   return 0;
 }
+
+#ifdef NEW
+int cuStreamSynchronize(size_t stream) {
+  IN_CONTEXT;
+  questions[stream & 0xff] = 0;
+  return 0;
+}
+#endif
 
 int cuStreamDestroy_v2(size_t stream) {
   IN_CONTEXT;

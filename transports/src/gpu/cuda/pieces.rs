@@ -97,9 +97,11 @@ impl CudaGpu {
             // SAFETY: the caller's promise.
             match unsafe { give_batch(lane, pieces) } {
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
-                    // What it may have begun of the same copies is over before they are begun again.
-                    // SAFETY: a stream of this context.
-                    unsafe { lane.0.calls().stream_synchronize(lane.2) }?;
+                    if refused.code != MISSING_CALL {
+                        // What it may have begun of the same copies is over before they are begun again.
+                        // SAFETY: a stream of this context.
+                        unsafe { lane.0.calls().stream_synchronize(lane.2) }?;
+                    }
                     tracing::debug!(%refused, ?pieces, "one by one");
                     if refused.code != INVALID_VALUE {
                         let _ = self.no_batches.set(refused);
@@ -239,11 +241,12 @@ pub(super) fn how(gpu: &CudaGpu) -> String {
     let otherwise =
         "runs of rows at equal distances by one call of cuMemcpy2DAsync each, all others one by one";
     match gpu.no_batches.get() {
-        None if !missing.contains(&NEW) => format!("by one call of {NEW}, however many they are"),
-        None if !missing.contains(&OLD) => format!("by one call of {OLD}, however many they are"),
-        None => {
-            format!("{otherwise}: {} has no {OLD}, which drivers of CUDA 12.8 have", gpu.shared.calls.path)
+        _ if missing.contains(&NEW) && missing.contains(&OLD) => {
+            let path = &gpu.shared.calls.path;
+            format!("{otherwise}: {path} has no {OLD}, which drivers of CUDA 12.8 and later have")
         }
         Some(why) => format!("{otherwise}: {why}"),
+        None if missing.contains(&NEW) => format!("by one call of {OLD}, however many they are"),
+        None => format!("by one call of {NEW}, however many they are"),
     }
 }
