@@ -21,6 +21,7 @@ crate::over_each_transport!(
     pieces_arrive_to_the_last_byte_and_the_signal_behind_them,
     faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
+    a_thousand_pieces_between_gpus_are_one_call_of_the_driver_and_so_is_a_face,
     a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal,
     what_makes_no_sense_is_refused_by_name_and_moves_nothing,
     pieces_that_overlap_are_refused_and_both_are_named,
@@ -284,6 +285,34 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     }
     for remote in &remotes {
         assert!(remote.region.whole().to_vec().unwrap() == wanted);
+    }
+}
+
+fn a_thousand_pieces_between_gpus_are_one_call_of_the_driver_and_so_is_a_face<J: Job>() {
+    if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
+        return;
+    }
+    let ground = Ground::new::<J>();
+    let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
+    let (local, remote) = (ground.local(Memory::Gpu, 128_000), ground.remote(Memory::Gpu, true, 128_000));
+    let piece = |at: usize| Piece {
+        local: &local,
+        range: at * 64..(at + 1) * 64,
+        rmr: &remote.rmr,
+        offset: (999 - at as u64) * 128,
+    };
+    let pieces: Vec<_> = (0..1000).map(piece).collect();
+    let face = Face { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
+    for is_face in [false, true] {
+        let (sink, before) = (Sink::keeping(), fake.counters());
+        let mut put = if is_face {
+            zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face).comp(&sink)
+        } else {
+            zero.post_put_batch(Rank(1), &pieces).comp(&sink)
+        };
+        assert!(ground.ended(&sink, || put.call()).error.is_none());
+        let after = fake.counters();
+        assert_eq!((after.batches - before.batches, after.copies - before.copies), (1, 0), "face: {is_face}");
     }
 }
 

@@ -93,7 +93,9 @@ pub(super) fn check(
     }
     match found.iter().zip(&wanted).position(|(one, other)| one != other) {
         Some(at) => Err(PerfError::Corrupt { what: point.op.name(), size, at }),
-        None if found.len() != wanted.len() => Err(PerfError::Corrupt { what: point.op.name(), size, at: found.len() }),
+        None if found.len() != wanted.len() => {
+            Err(PerfError::Corrupt { what: point.op.name(), size, at: found.len() })
+        }
         None => Ok(()),
     }
 }
