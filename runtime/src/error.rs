@@ -181,7 +181,7 @@ pub enum PostError {
         /// Which one, counted from 0.
         at: usize,
         /// What is wrong with it.
-        cause: Box<PostError>,
+        cause: Box<Self>,
     },
     /// Two pieces of a batch write the same bytes.
     #[error(

@@ -4,9 +4,10 @@
 //! driver is undefined behaviour.
 
 use super::error::{self, MISSING_CALL, NOT_READY};
+use super::rows::{Copy2d, Copy3d, CopyAttributes};
 use super::sys::{
-    AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Copy2d, Copy3d, CopyAttributes,
-    Device, DevicePtr, EventHandle, MemOp, PoolHandle, PoolProps, StreamHandle, Uuid,
+    AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr, EventHandle,
+    MemOp, PoolHandle, PoolProps, StreamHandle, Uuid,
 };
 use crate::gpu::GpuError;
 use libloading::os::unix::Library;

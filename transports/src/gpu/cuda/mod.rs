@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `library` | opening `libcuda.so.1`, and telling a stub from a driver |
 //! | `calls` | the table of the driver's calls, each of which may be missing |
-//! | `sys` | its types and numbers |
+//! | `sys`, `rows` | its types and numbers; those of many copies and of rows |
 //! | `error` | its codes, in words |
 //! | `driver` | what the process has: [`CudaDriver`] |
 //! | `pointer` | what an address is |
@@ -55,6 +55,7 @@ mod memory;
 mod peer;
 mod pieces;
 mod pointer;
+mod rows;
 mod stream;
 mod sys;
 
