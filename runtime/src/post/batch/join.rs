@@ -107,7 +107,7 @@ impl Completion for Join {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comp::CompQueue;
+    use crate::comp::{AsCompletion, CompQueue};
 
     fn join(inner: Option<Arc<dyn Completion>>) -> Join {
         Join {
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn it_tells_once_after_the_last_share_and_of_the_first_error() {
         let ended = CompQueue::new(16);
-        let join = join(Some(Arc::new(ended.clone())));
+        let join = join(Some(ended.as_completion().clone()));
         join.add();
         join.add();
         assert!(join.signal(status(Some(OpError::Closed))).is_ok() && join.has_failed());
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn an_object_without_room_is_told_later() {
         let ended = CompQueue::new(1);
-        let object: Arc<dyn Completion> = Arc::new(ended.clone());
+        let object = ended.as_completion().clone();
         while object.signal(status(None)).is_ok() {}
         let join = join(Some(object));
         let refused = join.signal(status(None)).unwrap_err();
