@@ -301,6 +301,15 @@ impl Region {
         inside.then(|| unsafe { MemMut::from_raw(self.0.base.as_ptr().add(offset), len, self.place()) })
     }
 
+    /// Where a part of it begins, without a look at what sort of memory it is: for lists of parts of one region. `None` when the
+    /// part is not inside.
+    #[inline]
+    pub(super) fn pointer(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let inside = offset.checked_add(len)? <= self.0.len;
+        // SAFETY: within the allocation, which `self` keeps.
+        inside.then(|| unsafe { self.0.base.as_ptr().add(offset) })
+    }
+
     /// All of it.
     pub fn whole(&self) -> RegionSlice {
         RegionSlice { region: self.clone(), offset: 0, len: self.0.len }

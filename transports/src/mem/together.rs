@@ -68,12 +68,12 @@ impl Together {
     /// both lie within their regions: else it is left out.
     #[inline]
     pub fn push(&mut self, dst: (&Region, usize), src: (&Region, usize), len: usize) -> bool {
-        let (Some(to), Some(from)) = (dst.0.part_mut(dst.1, len), src.0.part(src.1, len)) else {
+        let (Some(to), Some(from)) = (dst.0.pointer(dst.1, len), src.0.pointer(src.1, len)) else {
             return false;
         };
         self.dst.hold(dst.0);
         self.src.hold(src.0);
-        self.pieces.push(to.ptr, from.ptr, len);
+        self.pieces.push(to, from, len);
         true
     }
 
@@ -140,10 +140,10 @@ pub fn start_face(
     from.check(src.len())?;
     check_kinds(dst.kind(), src.kind())?;
     let Some(engine) = engine(dst, src) else { return Ok(None) };
-    let (Some(target), Some(source)) = (dst.part_mut(to.offset, 0), src.part(from.offset, 0)) else {
+    let (Some(target), Some(source)) = (dst.pointer(to.offset, 0), src.pointer(from.offset, 0)) else {
         return Ok(None);
     };
-    let ends = ((target.ptr, dst.kind()), (source.ptr, src.kind()));
+    let ends = ((target, dst.kind()), (source.cast_const(), src.kind()));
     // SAFETY: every row lies within its region, which the two checks have said; the transfer holds the regions until the event
     // has fired.
     let begun = unsafe {

@@ -268,7 +268,7 @@ impl CudaGpu {
     }
 
     /// What a stream is given for copies of one way, and how their end is known: on a stream of the user's, or on the library's own for
-    /// that way. Where `give` fails, what it has given is waited for.
+    /// that way. A `give` that fails leaves nothing under way.
     pub(super) fn give_copies(
         &self,
         users: Option<StreamHandle>,
@@ -279,11 +279,7 @@ impl CudaGpu {
         let way = self.way(home, dst, src)?;
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
-        give(self, (home, way, stream)).inspect_err(|_| {
-            // Some of them may be under way, and what they touch is given back.
-            // SAFETY: a stream of this context.
-            let _ = unsafe { home.calls().stream_synchronize(stream) };
-        })?;
+        give(self, (home, way, stream))?;
         if users.is_none() {
             return Ok(copies[way as usize].given());
         }

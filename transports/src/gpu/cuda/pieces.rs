@@ -90,6 +90,7 @@ impl CudaGpu {
         let ends = pieces.kinds();
         // For ordinary host memory the driver's call may wait, and of it the one that says so is asked for.
         let is_pageable = ends.0 == MemKind::Host || ends.1 == MemKind::Host;
+        let mut is_begun = false;
         if pieces.count() > 1
             && !is_pageable
             && !LEGACY_STREAMS.contains(&lane.2.0)
@@ -97,28 +98,30 @@ impl CudaGpu {
         {
             // SAFETY: the caller's promise.
             match unsafe { give_batch(lane, pieces) } {
+                // If it has begun some of them, they are done once more behind that, on the same stream.
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
-                    if refused.code != MISSING_CALL {
-                        // What it may have begun of the same copies is over before they are begun again.
-                        // SAFETY: a stream of this context.
-                        unsafe { lane.0.calls().stream_synchronize(lane.2) }?;
-                    }
                     tracing::debug!(%refused, ?pieces, "one by one");
+                    is_begun = refused.code != MISSING_CALL;
                     if refused.code != INVALID_VALUE {
                         let _ = self.no_batches.set(refused);
                     }
                 }
-                given => return given,
+                given => return given.inspect_err(|_| settle(lane)),
             }
         }
         for run in pieces.runs() {
             // SAFETY: the caller's promise, of these of the copies.
-            unsafe { self.give_run(lane, ends, &run) }?;
+            let given = unsafe { self.give_run(lane, ends, &run, &mut is_begun) };
+            given.inspect_err(|_| {
+                if is_begun {
+                    settle(lane);
+                }
+            })?;
         }
         Ok(())
     }
 
-    /// Gives a stream copies of one length at equal distances.
+    /// Gives a stream copies of one length at equal distances. `is_begun`: whether some copies are under way.
     ///
     /// # Safety
     /// As `Gpu::copy`, of each of them.
@@ -127,6 +130,7 @@ impl CudaGpu {
         lane: Lane<'_>,
         (to, from): (MemKind, MemKind),
         run: &Run,
+        is_begun: &mut bool,
     ) -> Result<(), GpuError> {
         let (dst, src) = ((run.to, to), (run.from, from));
         if run.rows > 1 {
@@ -138,7 +142,10 @@ impl CudaGpu {
             // SAFETY: the caller's promise.
             match unsafe { give_grid(lane, dst, src, &grid) } {
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {}
-                given => return given,
+                given => {
+                    *is_begun |= given.is_ok();
+                    return given;
+                }
             }
         }
         for row in 0..run.rows {
@@ -146,8 +153,18 @@ impl CudaGpu {
                 (run.to.wrapping_add(row * run.dst_pitch), run.from.wrapping_add(row * run.src_pitch));
             // SAFETY: the caller's promise.
             unsafe { self.copy_one(lane, (to, dst.1), (from, src.1), run.len) }?;
+            *is_begun = true;
         }
         Ok(())
+    }
+}
+
+/// Waits for what a stream has been given: what its copies touch is given back. Only after an error, since the stream may wait for
+/// something itself.
+fn settle((home, _, stream): Lane<'_>) {
+    // SAFETY: a stream of this context.
+    if let Err(error) = unsafe { home.calls().stream_synchronize(stream) } {
+        tracing::debug!(%error, "after copies of which some were refused");
     }
 }
 
