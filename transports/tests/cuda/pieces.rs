@@ -1,7 +1,6 @@
 //! Many copies in one call, and faces.
 
 use crate::support::{MIB, make, need, payload};
-use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::{Face, Region, Together, Transfer, start_face};
 
 const ROOM: usize = 2 * MIB;
