@@ -110,6 +110,30 @@ fn operations_on_remote_memory_are_measured_over_both_transports() {
 }
 
 #[test]
+fn a_batch_of_pieces_is_measured_over_both_transports_and_onto_simulated_gpus() {
+    for args in [&["--transport", "shm"][..], &["--transport", "loopback"], &["--mem", "device,host"]] {
+        let batch = [
+            "perf",
+            "--json",
+            "--seconds",
+            "0.05",
+            "--op",
+            "put_batch",
+            "--size",
+            "0,8,100",
+            "--pieces",
+            "30",
+        ];
+        let output = command(&[&batch[..], args].concat()).env("CARRACK_GPU", "fake").output().unwrap();
+        let lines = lines(&stdout(&output));
+        lines.iter().for_each(assert_sane);
+        let of = |size| ("put_batch".to_owned(), "latency".to_owned(), size, 1);
+        assert_eq!(lines.iter().map(point).collect::<Vec<_>>(), [0, 8, 100].map(of));
+        assert!(lines.iter().all(|line| line["pieces"] == 30), "{lines:?}");
+    }
+}
+
+#[test]
 fn a_barrier_is_measured_over_as_many_ranks_as_there_are() {
     let carrack = carrack().to_str().unwrap();
     let launched = |ranks: &str| {

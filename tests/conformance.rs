@@ -7,6 +7,7 @@
 //! | `allowed` | which outcomes callers allow × operation × completion × room, in all combinations |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
+//! | `pieces`, `pieces_ordeals` | many puts or gets as one, batches and faces: what arrives, and what is refused, waits or fails |
 //! | `nic_words` | atomic operations on words whose agent is a NIC |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `buffers` | lists, packets filled in place, bytes on loan |
@@ -57,6 +58,10 @@ mod nic_words;
 mod order;
 #[path = "conformance/outcomes.rs"]
 mod outcomes;
+#[path = "conformance/pieces.rs"]
+mod pieces;
+#[path = "conformance/pieces_ordeals.rs"]
+mod pieces_ordeals;
 #[path = "conformance/pressure.rs"]
 mod pressure;
 #[path = "conformance/resources.rs"]

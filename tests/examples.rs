@@ -160,6 +160,16 @@ fn a_process_for_each_gpu_passes_tokens_around() {
     assert_eq!(saying(&run_alone("ring_ipc"), ": 2 tokens of 1048576 bytes came unchanged"), 2);
 }
 
+#[test]
+fn ranks_that_put_layers_of_a_bar_to_their_neighbours_compute_what_one_does_alone() {
+    for ranks in [2, 5] {
+        let lines = run("halo_3d", ranks);
+        assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
+        assert_eq!(saying(&lines, "layers after 50 steps as if computed alone"), ranks as usize, "{lines:?}");
+    }
+    assert_eq!(saying(&run_alone("halo_3d"), "layers after 50 steps as if computed alone"), 2);
+}
+
 /// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
 fn names_gpus(line: &str) -> bool {
     let is_fake = line.contains("Fake");

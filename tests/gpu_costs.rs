@@ -14,7 +14,7 @@ use carrack::buffer::raw;
 use carrack::region::Region;
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
-use carrack::{Buffer, Counter, MR_DEVICE, MR_UNKNOWN, Rank, Rmr, Runtime, StreamCounter, Tag};
+use carrack::{Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, Rmr, Runtime, StreamCounter, Tag};
 use std::path::PathBuf;
 use std::sync::Arc;
 use support::{Job, OverShm, Watchdog, built, connect, unstarted};
@@ -140,6 +140,53 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
     let ends = ground.during(|| ground.until(|| over.get() == wanted));
     assert!(ends.queries <= 3 && ends.switches == 0, "{ends:?}");
     ground.word("mock_leave");
+}
+
+#[test]
+fn a_thousand_pieces_cost_one_call_and_a_face_another() {
+    const PIECES: usize = 1000;
+    let ground = Ground::new("pieces");
+    let region = |len| ground.gpu.allocate(len, Flavour::Plain).unwrap();
+    let (from, window) = (region(PIECES * 128), region(PIECES * 128));
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let batches = || (ground.word("mock_batches"), ground.word("mock_grids"));
+    // In another order here than there.
+    let piece = |at: usize| {
+        let start = (at ^ 1) * 128;
+        Piece { local: &from, range: start..start + 64, rmr: &to, offset: at as u64 * 128 }
+    };
+    let pieces: Vec<_> = (0..PIECES).map(piece).collect();
+    let put = || {
+        let put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+    };
+    // The first question of all is asked twice: this thread turns out to have no context.
+    put();
+    ground.until(|| over.get() == 1);
+    let before = batches();
+    assert_eq!(ground.during(put), copies(0, 2));
+    assert_eq!(batches(), (before.0 + 1, before.1));
+    let ends = ground.during(|| ground.until(|| over.get() == 2));
+    assert!(ends.queries <= 3 && ends.records == 0, "{ends:?}");
+
+    let face = Face { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
+    let put = || {
+        let put = ground.runtime.post_put_face(Rank(0), &from, &face, &to, &face).comp(&over);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+    };
+    assert_eq!(ground.during(put), copies(0, 2));
+    assert_eq!(batches(), (before.0 + 1, before.1 + 1));
+    ground.until(|| over.get() == 3);
+    // On a stream of the program's: with an event behind it.
+    let stream = ground.gpu.stream().unwrap();
+    let put = || {
+        let put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over).on_stream(&stream);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+    };
+    assert_eq!(ground.during(put), Calls { records: 1, ..copies(0, 2) });
+    assert_eq!(batches(), (before.0 + 2, before.1 + 1));
+    ground.until(|| over.get() == 4);
 }
 
 #[test]

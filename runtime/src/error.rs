@@ -5,7 +5,9 @@ use crate::names::{Rank, RemoteComp};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
-use carrack_transports::mem::{AllocError, AtomicError, CopyError, Freed, GpuUuid, MemKind, RawError};
+use carrack_transports::mem::{
+    AllocError, AtomicError, CopyError, FaceError, Freed, GpuUuid, MemKind, RawError,
+};
 
 /// A runtime could not start: fix the environment.
 #[derive(Debug, thiserror::Error)]
@@ -164,6 +166,40 @@ pub enum PostError {
         len: u64,
         /// Bytes of the remote region.
         room: u64,
+    },
+    /// A piece of a batch reaches beyond the local region.
+    #[error("bytes {} to {} are not within the {room} bytes of the local region", range.start, range.end)]
+    OutsideLocal {
+        /// The part that was named, in bytes.
+        range: std::ops::Range<usize>,
+        /// Bytes of the region.
+        room: usize,
+    },
+    /// One piece of a batch cannot be moved, and none was.
+    #[error("piece {at} of the batch: {cause}; nothing was moved")]
+    Piece {
+        /// Which one, counted from 0.
+        at: usize,
+        /// What is wrong with it.
+        cause: Box<Self>,
+    },
+    /// Two pieces of a batch write the same bytes.
+    #[error(
+        "pieces {first} and {second} of the batch write the same bytes, and nobody could say what they would hold: post them one after the other, with a flush between; nothing was moved"
+    )]
+    Overlap {
+        /// One of them, counted from 0.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
+    /// A face is none, or is not within its memory.
+    #[error("the {which} face: {cause}")]
+    Face {
+        /// `local` or `remote`.
+        which: &'static str,
+        /// What is wrong with it.
+        cause: FaceError,
     },
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]

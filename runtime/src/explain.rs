@@ -197,10 +197,11 @@ impl Runtime {
                             )
                         } else if maps {
                             format!(
-                                "offered, and fetched by the receiver's copy engine through {}, by which it is put and got, too; atomic \
-                                 operations by their owner; what cannot be exported or mapped, and active messages up to {packet} B: \
+                                "offered, and fetched by the receiver's copy engine through {}, by which it is put and got, too, pieces \
+                                 of a batch {}; atomic operations by their owner; what cannot be exported or mapped, and active messages up to {packet} B: \
                                  {staged}",
-                                cuda_ipc::NAME
+                                cuda_ipc::NAME,
+                                gpu.how_pieces_go()
                             )
                         } else {
                             staged

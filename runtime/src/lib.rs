@@ -79,7 +79,7 @@ mod wait;
 pub use carrack_transports as transports;
 
 pub use buffer::{Buffer, SendBuffer};
-pub use carrack_transports::mem::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
+pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
 pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer};
 pub use device::{Device, DeviceBuilder};
@@ -91,6 +91,6 @@ pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use peer::PeerState;
 pub use pending::{Pending, PendingOp};
-pub use post::{Operation, Outcome, Path, RetryReason};
+pub use post::{Operation, Outcome, Path, Piece, RetryReason};
 pub use region::{AtomicAgent, Mr, Registration, Rmr, StillInUse};
 pub use runtime::{Runtime, RuntimeBuilder};

@@ -2,6 +2,8 @@
 //! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
 
 mod mock;
+#[path = "cuda_mock/pieces.rs"]
+mod pieces;
 
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until};

@@ -20,7 +20,7 @@ impl Bar {
 
     /// A point begins.
     pub(super) fn begin(&self, point: Point) {
-        let Point { op, test, size, threads } = point;
+        let Point { op, test, size, threads, .. } = point;
         let size = size_in_words(size);
         self.0.set_message(format!("{} {} {size}, {threads} thread(s)", op.name(), test.name()));
         self.0.tick();

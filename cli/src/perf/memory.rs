@@ -80,7 +80,7 @@ impl Memory {
     /// calls: large messages, and all that a GPU's engine or the owner of remote memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
         match point.op {
-            Op::Put | Op::PutSeen | Op::PutOver | Op::Get => !self.all_host,
+            Op::Put | Op::PutSeen | Op::PutOver | Op::PutBatch | Op::Get => !self.all_host,
             _ => point.size > runtime.max_eager(),
         }
     }

@@ -19,7 +19,7 @@
 //! | [`seat`] | one thread's place: a device of its own, and how it waits |
 //! | [`mod@line`] | what the measured loops need of a message; [`am`], [`send`] and [`put`] have it |
 //! | [`window`] | memory of both ranks that the other one reads and writes |
-//! | [`fetch`], [`barrier`], [`mod@copy`] | what is no message: gets and additions; barriers of all ranks; copies within one |
+//! | [`fetch`], [`batch`], [`barrier`], [`mod@copy`] | what is no message: gets and additions; puts of many pieces; barriers of all ranks; copies within one |
 //! | [`tally`] | counts what is over for the cost of a store |
 //! | [`latency`], [`stream`] | **the measured loops** |
 //! | [`round`] | one round: a thread for each seat, all of them at once |
@@ -33,6 +33,7 @@
 mod am;
 mod bar;
 mod barrier;
+mod batch;
 mod check;
 mod copy;
 mod error;

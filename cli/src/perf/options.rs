@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// The most threads a rank may have: each takes a device of its own, and their rings take memory.
 const MAX_THREADS: usize = 256;
+/// The most pieces of a batch.
+const MAX_PIECES: usize = 1 << 20;
 
 /// The options of `carrack perf`.
 #[derive(Args, Clone, Debug)]
@@ -27,9 +29,11 @@ bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of
 rate       the same, for small messages (8 B unless --size is given).
 
 A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen carries none: its receiver
-looks at the last byte until it is there, as ib_write_lat and ucp_put_lat do; it has a latency only, and host memory. A get, a put_over, a
-fetch_add (of 8 bytes, whatever --size says), a barrier and a copy are no ping-pongs: their latency is the time until they are over, all
-of it. A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it has a latency only.
+looks at the last byte until it is there, as ib_write_lat and ucp_put_lat do; it has a latency only, and host memory. A put_batch
+is one put of --pieces pieces of --size bytes each (64 if not given), from rank 0 to rank 1; it has a latency only: that of the whole batch,
+until it is over. A get, a put_over, a fetch_add (of 8 bytes, whatever --size says), a barrier and a copy are no ping-pongs: their latency is
+the time until they are over, all of it. A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it
+has a latency only.
 Gets and additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two
 then, with one thread each; rank 0 measures it. A copy stays within rank 0, which sees both devices then: it goes from
 memory of rank 0's kind to memory of rank 1's, by the target's GPU, else the source's, else the CPU.
@@ -39,9 +43,10 @@ ping-pong goes both ways. What a GPU carries out is over when its engine says so
 all of them are. Active messages that fit into a packet do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
+  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"put_batch\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
   test          \"latency\", \"bandwidth\" or \"rate\"
-  size          bytes of a message
+  size          bytes of a message, or of a piece
+  pieces        pieces of a put_batch; 1 for all others
   ranks         how many there are
   threads       threads of each rank
   device        \"own\" if each thread has one, \"shared\" if all of a rank share one
@@ -65,6 +70,10 @@ pub(crate) struct PerfOptions {
     /// Bytes of a message, such as 8,4K: 8,64,512,4K,8K,64K,1M if not given, and 8 for rate.
     #[arg(long, value_delimiter = ',', value_parser = size, value_name = "SIZE,...")]
     pub(super) size: Vec<usize>,
+
+    /// Pieces of a put_batch.
+    #[arg(long, value_parser = pieces, default_value = "1000", value_name = "N")]
+    pub(super) pieces: usize,
 
     /// Ranks to start when there is no launcher: 2 if not given. More are for --op barrier alone.
     #[arg(long, value_parser = ranks, value_name = "N")]
@@ -142,6 +151,9 @@ pub(super) enum Op {
     /// Puts without a signal, of which each is waited for before the next.
     #[value(name = "put_over")]
     PutOver,
+    /// Puts of many pieces at once.
+    #[value(name = "put_batch")]
+    PutBatch,
     /// Gets from memory of the peer.
     Get,
     /// Additions to a word of the peer's memory.
@@ -162,6 +174,7 @@ impl Op {
             Self::Put => "put",
             Self::PutSeen => "put_seen",
             Self::PutOver => "put_over",
+            Self::PutBatch => "put_batch",
             Self::Get => "get",
             Self::FetchAdd => "fetch_add",
             Self::Barrier => "barrier",
@@ -172,6 +185,13 @@ impl Op {
 
 pub(super) fn size(text: &str) -> Result<usize, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+fn pieces(text: &str) -> Result<usize, String> {
+    match text.trim().parse() {
+        Ok(pieces) if (1..=MAX_PIECES).contains(&pieces) => Ok(pieces),
+        _ => Err(format!("a batch that is measured has 1 to {MAX_PIECES} pieces")),
+    }
 }
 
 fn ranks(text: &str) -> Result<u32, String> {

@@ -289,6 +289,7 @@ fn letters(kind: Kind) -> String {
 /// One test as `carrack perf` has it.
 fn as_perf(options: &OsuOptions, osu: OsuTest, sides: Sides) -> PerfOptions {
     PerfOptions {
+        pieces: 1,
         test: match osu.test {
             Test::Latency => Wanted::Latency,
             Test::Bandwidth => Wanted::Bandwidth,

@@ -12,10 +12,12 @@ use std::time::Duration;
 const SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Size of rate when none is given.
 const RATE_SIZE: usize = 8;
+/// Bytes of a piece of a batch when none are given.
+const PIECE: usize = 64;
 /// What is added to.
 const WORD: usize = 8;
 /// There is one barrier, whatever the sizes and threads of others.
-const BARRIER: Point = Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1 };
+const BARRIER: Point = Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1, pieces: 1 };
 
 /// What is measured at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +48,8 @@ pub(super) struct Point {
     pub(super) test: Test,
     pub(super) size: usize,
     pub(super) threads: usize,
+    /// Of a batch; one for all others.
+    pub(super) pieces: usize,
 }
 
 impl Point {
@@ -85,7 +89,8 @@ impl Plan {
                 for &test in tests {
                     let sizes: &[usize] = match (op, test) {
                         (Op::FetchAdd, Test::Bandwidth) => &[],
-                        (Op::PutSeen | Op::PutOver, Test::Bandwidth | Test::Rate) => &[],
+                        (Op::PutSeen | Op::PutOver | Op::PutBatch, Test::Bandwidth | Test::Rate) => &[],
+                        (Op::PutBatch, _) if !given => &[PIECE],
                         (Op::FetchAdd, _) => &[WORD],
                         (Op::Barrier, Test::Latency) if !points.contains(&BARRIER) => &[0],
                         (Op::Barrier, _) => &[],
@@ -93,7 +98,8 @@ impl Plan {
                         _ => sizes,
                     };
                     let threads = if op == Op::Barrier { 1 } else { threads };
-                    points.extend(sizes.iter().map(|&size| Point { op, test, size, threads }));
+                    let pieces = if op == Op::PutBatch { options.pieces } else { 1 };
+                    points.extend(sizes.iter().map(|&size| Point { op, test, size, threads, pieces }));
                 }
             }
         }
@@ -195,6 +201,16 @@ mod tests {
         assert!(all.suits_memory().is_ok());
         assert!(plan(&["--op", "put_seen", "--mem", "device"]).suits_memory().is_err());
         assert!(plan(&["--op", "put_seen", "--mem", "pinned,host"]).suits_memory().is_err());
+    }
+
+    #[test]
+    fn a_batch_has_a_latency_only_and_as_many_pieces_as_is_said() {
+        let of = |args: &[&str]| plan(args).points.iter().map(|p| (p.size, p.pieces)).collect::<Vec<_>>();
+        assert_eq!(of(&["--op", "put_batch"]), [(64, 1000)]);
+        assert_eq!(of(&["--op", "put_batch", "--pieces", "7", "--size", "8,9"]), [(8, 7), (9, 7)]);
+        assert!(plan(&["latency"]).points.iter().all(|point| point.pieces == 1));
+        let wrong = Command::try_parse_from(["perf", "--pieces", "0"]).err().unwrap().to_string();
+        assert!(wrong.contains("1 to 1048576 pieces"), "{wrong}");
     }
 
     #[test]

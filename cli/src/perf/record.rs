@@ -10,6 +10,7 @@ pub(super) struct Record {
     pub(super) op: &'static str,
     pub(super) test: &'static str,
     pub(super) size: usize,
+    pub(super) pieces: usize,
     pub(super) threads: usize,
     #[serde(flatten)]
     pub(super) conditions: Conditions,
@@ -41,7 +42,7 @@ impl Conditions {
 impl Record {
     /// Puts it together.
     pub(super) fn new(point: Point, conditions: Conditions, messages: u64, figures: Figures) -> Self {
-        let Point { op, test, size, threads } = point;
+        let Point { op, test, size, threads, pieces } = point;
         let (latency_us, rate) = match figures {
             Figures::Latency(latency) => (Some(latency), None),
             Figures::Stream { rate } => (None, Some(rate)),
@@ -50,6 +51,7 @@ impl Record {
             op: op.name(),
             test: test.name(),
             size,
+            pieces,
             threads,
             conditions,
             messages,

@@ -14,7 +14,7 @@ use super::put::{PutLine, SeenLine};
 use super::seat::Seat;
 use super::send::SendLine;
 use super::window::Window;
-use super::{fetch, latency, place, stream};
+use super::{batch, fetch, latency, place, stream};
 use quanta::Clock;
 use std::thread;
 
@@ -93,6 +93,7 @@ impl Round<'_> {
                 None => Ok(Measured::Nothing),
             },
             Op::Barrier => Ok(Measured::Nothing),
+            Op::PutBatch => batch::measure(seat, self.memory, self.point, self.clock, self.count, self.leads),
             Op::PutSeen => {
                 let window = Window::open(seat, self.memory, &vec![0; size.max(1)])?;
                 self.measure(&mut SeenLine::new(seat, &window, size), seat)

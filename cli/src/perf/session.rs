@@ -10,7 +10,7 @@ use super::plan::{Plan, Point};
 use super::record::{Conditions, Record};
 use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
-use super::{barrier, check, copy, place};
+use super::{barrier, batch, check, copy, place};
 use crate::own_ranks::{allowed_cpus, cpu_list};
 use carrack::{Rank, Runtime};
 use quanta::Clock;
@@ -197,6 +197,7 @@ impl Session {
             (Op::Copy, Some(beside)) => {
                 seats.try_for_each(|seat| copy::check(own, beside, point, seed, seat.pace))
             }
+            (Op::PutBatch, _) => seats.try_for_each(|seat| batch::check(seat, own, point, seed, leads)),
             _ => seats.try_for_each(|seat| check::there_and_back(seat, own, point, seed, leads)),
         }
     }

@@ -22,6 +22,7 @@ const EXAMPLES: &[(&str, u32, Memory)] = &[
     ("am_into_gpu", 2, Memory::Gpu),
     ("stream_ordered", 2, Memory::Gpu),
     ("halo_2d", 2, Memory::EachGpu),
+    ("halo_3d", 2, Memory::EachGpu),
 ];
 
 /// What memory an example works on.

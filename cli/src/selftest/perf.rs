@@ -33,6 +33,7 @@ pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
         .map(|op| measure(&format!("{op} host"), None, &["all", "--op", op]))
         .collect();
     parts.push(measure("fetch_add host", None, &["latency", "--op", "fetch_add"]));
+    parts.push(measure("put_batch host", None, &["latency", "--op", "put_batch"]));
     parts.push(measure("barrier of 4", None, &["latency", "--op", "barrier", "--ranks", "4"]));
     let sizes = if machine.gpus == Gpus::Simulated { SIMULATED_SIZES } else { GPU_SIZES };
     let kinds = kinds(machine.count);
@@ -45,6 +46,8 @@ pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
             continue;
         }
         let pair = format!("{from},{to}");
+        let batch = ["latency", "--op", "put_batch", "--mem", &pair];
+        parts.push(measure(&format!("put_batch {pair}"), Some(machine.gpus), &batch));
         for op in ["send", "put", "get", "copy"] {
             let args = ["all", "--op", op, "--mem", &pair, "--size", sizes];
             parts.push(measure(&format!("{op} {pair}"), Some(machine.gpus), &args));

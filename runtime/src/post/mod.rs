@@ -11,6 +11,7 @@
 
 mod am;
 mod atomic;
+mod batch;
 mod nic;
 mod operation;
 mod options;
@@ -24,6 +25,7 @@ mod send;
 mod transmit;
 mod words;
 
+pub use batch::Piece;
 pub use operation::Operation;
 pub(crate) use operation::Retries;
 pub use options::{Outcome, Path, Post, RetryReason};
@@ -40,6 +42,10 @@ pub type PostRecv<'a> = Post<'a, recv::Recv<'a>>;
 pub type PostPut<'a> = Post<'a, rma::Put<'a>>;
 /// A get to be posted. Made by [`Runtime::post_get`](crate::Runtime::post_get).
 pub type PostGet<'a> = Post<'a, rma::Get<'a>>;
+/// Many puts or gets to be posted as one. Made by [`Runtime::post_put_batch`](crate::Runtime::post_put_batch),
+/// [`post_get_batch`](crate::Runtime::post_get_batch), [`post_put_face`](crate::Runtime::post_put_face) and
+/// [`post_get_face`](crate::Runtime::post_get_face).
+pub type PostBatch<'a> = Post<'a, batch::Batch<'a>>;
 /// An atomic operation to be posted. Made by [`Runtime::post_fetch_add`](crate::Runtime::post_fetch_add) and
 /// [`Runtime::post_compare_swap`](crate::Runtime::post_compare_swap).
 pub type PostAtomic<'a> = Post<'a, atomic::Atomic<'a>>;

@@ -5,7 +5,8 @@
 //! the earlier is found fired after that. So receives that wait for events of one stream are posted in their order.
 
 use super::atomic::{Atomic, Operation};
-use super::options::{Allow, Kind, Match, Outcome, Path, Post};
+use super::batch::{Batch, Owned, Rest, Started};
+use super::options::{Allow, Kind, Match, Outcome, Path, Post, RetryReason};
 use super::recv::Recv;
 use super::rma::{Get, Place, Put};
 use crate::buffer::{Buffer, SendBuffer};
@@ -53,6 +54,9 @@ pub(super) enum What {
     Atomic(Operation, Remote),
     Flush,
     Recv(Buffer, Matching, MatchingEngine),
+    Batch(Box<Owned>),
+    /// Pieces of one that had no room so far.
+    Rest(Box<Rest>),
 }
 
 /// As `Place`, with a handle of its own.
@@ -85,6 +89,9 @@ impl What {
             Self::Atomic(..) => "atomic operation",
             Self::Flush => "flush",
             Self::Recv(..) => "receive",
+            Self::Batch(batch) if batch.is_put() => "put of a batch",
+            Self::Rest(rest) if rest.is_put() => "put of a batch",
+            Self::Batch(_) | Self::Rest(_) => "get of a batch",
         }
     }
 
@@ -93,12 +100,14 @@ impl What {
             Self::Put(buffer, _) | Self::Get(buffer, _) | Self::Recv(buffer, ..) => buffer.len(),
             Self::Atomic(..) => 8,
             Self::Flush => 0,
+            Self::Batch(batch) => batch.size,
+            Self::Rest(rest) => rest.size(),
         }
     }
 
     pub(super) fn sort(&self) -> Sort {
         match self {
-            Self::Put(..) | Self::Get(..) | Self::Atomic(..) => Sort::Memory,
+            Self::Put(..) | Self::Get(..) | Self::Atomic(..) | Self::Batch(_) | Self::Rest(_) => Sort::Memory,
             Self::Flush => Sort::Flush,
             Self::Recv(..) => Sort::Receive,
         }
@@ -107,7 +116,7 @@ impl What {
     pub(super) fn into_buffer(self) -> Buffer {
         match self {
             Self::Put(buffer, _) | Self::Get(buffer, _) | Self::Recv(buffer, ..) => buffer,
-            Self::Atomic(..) | Self::Flush => Buffer::Empty,
+            Self::Atomic(..) | Self::Flush | Self::Batch(_) | Self::Rest(_) => Buffer::Empty,
         }
     }
 }
@@ -283,7 +292,7 @@ impl Later {
         }
         let Some(inner) = self.runtime.upgrade() else { return Start::Over(self.end(OpError::Closed)) };
         let runtime = Runtime::of(inner);
-        let Self { ready, runtime: weak, said, what } = self;
+        let Self { ready, runtime: weak, mut said, what } = self;
         let mut ticket = None;
         let (outcome, what) = match what {
             What::Put(buffer, remote) => {
@@ -324,6 +333,30 @@ impl Later {
                 ticket = post.kind.ticket;
                 let left = post.kind.buffer.unwrap_or_default();
                 (outcome, What::Recv(left, policy, engine))
+            }
+            What::Batch(batch) => {
+                let comp = said.comp.as_ref();
+                let begun = batch.with(|kind| said.post(&runtime, device, kind).begin_now(comp, true));
+                match begun {
+                    Ok(Started::Over(status)) => (Ok(Outcome::Done(status)), What::Batch(batch)),
+                    Ok(Started::UnderWay) => (Ok(Outcome::Posted), What::Batch(batch)),
+                    Ok(Started::Full(reason)) => (Ok(Outcome::Retry(reason)), What::Batch(batch)),
+                    Ok(Started::Partly(rest)) => {
+                        // From now on it ends by what its parts share.
+                        said.comp = Some(rest.join().clone());
+                        (Ok(Outcome::Retry(RetryReason::Unanswered)), What::Rest(Box::new(rest)))
+                    }
+                    Err(error) => (Err(error), What::Batch(batch)),
+                }
+            }
+            What::Rest(mut rest) => {
+                let post = said.post(&runtime, device, Batch::nothing());
+                let outcome = match post.go_on(&mut rest) {
+                    // The share of who has begun it.
+                    true => Outcome::Done(post.nothing_left()),
+                    false => Outcome::Retry(RetryReason::Unanswered),
+                };
+                (Ok(outcome), What::Rest(rest))
             }
         };
         match outcome {

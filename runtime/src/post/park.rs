@@ -26,13 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<K> Post<'_, K> {
     /// Whether as much waits as may.
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.device_inner().ordered.count() as usize >= self.runtime.0.settings.offers()
     }
 
     /// Has it wait. What it is comes back with the error.
     #[allow(clippy::result_large_err, reason = "not the hot path")]
-    fn park(
+    pub(super) fn park(
         &self,
         order: &Order,
         what: What,

@@ -17,7 +17,7 @@ use crate::peer::route::Route;
 use crate::progress::{Landing, in_handler, signal};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
-use crate::runtime::Runtime;
+use crate::runtime::{Inner, Runtime};
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
@@ -122,13 +122,19 @@ impl<K> Post<'_, K> {
         self.check_rank()?;
         self.check_deadline()?;
         let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
-        let device = self.device_inner();
         if rmr.owner() != rank {
             return Err(PostError::Owner { rank, owner: rmr.owner() });
         }
         let Some(at) = rmr.at(offset, len) else {
             return Err(PostError::Outside { offset, len, room: rmr.len() });
         };
+        Ok((at, self.check_reach()?))
+    }
+
+    /// The way to the rank, to which there is a link or will be one.
+    #[inline(always)]
+    pub(super) fn check_reach(&self) -> Result<&Arc<Route>, PostError> {
+        let (rank, device) = (self.rank, self.device_inner());
         if device.is_closed() {
             return Err(device.why_closed());
         }
@@ -142,7 +148,7 @@ impl<K> Post<'_, K> {
         if let Some(cause) = route.down() {
             return Err(PostError::PeerDown { rank, cause: cause.clone() });
         }
-        Ok((at, route))
+        Ok(route)
     }
 
     /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here and now.
@@ -165,8 +171,7 @@ impl<K> Post<'_, K> {
     /// Tells the owner's completion object, if one was named.
     pub(super) fn tell(&self, device: &DeviceInner, place: &Place<'_>, size: usize) {
         if let Some(comp) = place.signal {
-            let message = Message::Signal { comp, tag: self.tag };
-            device.control(&self.runtime.0, self.rank, message, word(size as u64));
+            tell(&self.runtime.0, device, self.rank, (comp, self.tag), size);
         }
     }
 
@@ -232,6 +237,17 @@ impl<K> Post<'_, K> {
             }
         })
     }
+}
+
+/// Tells a completion object of another rank that so many bytes of its memory were put or got.
+pub(super) fn tell(
+    runtime: &Inner,
+    device: &DeviceInner,
+    rank: Rank,
+    (comp, tag): (RemoteComp, Tag),
+    size: usize,
+) {
+    device.control(runtime, rank, Message::Signal { comp, tag }, word(size as u64));
 }
 
 /// The memory is reached by another path than the one that was demanded, and why.

@@ -6,6 +6,8 @@
 //! | [`fake`] | simulated GPUs, whose memory really faults when the CPU touches it |
 //! | [`cuda`] | NVIDIA's, through the driver's library, opened at run time |
 //!
+//! Copies that are given to an engine together are in [`pieces`].
+//!
 //! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and exports
 //! its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is over.
 
@@ -14,11 +16,13 @@ mod direct;
 pub mod fake;
 mod handle;
 pub mod none;
+pub mod pieces;
 mod waits;
 pub mod words;
 
 pub use direct::{DmaBuf, RemoteWrites};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
+pub use pieces::{Grid, Pieces};
 
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::any::Any;
@@ -208,6 +212,40 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         len: usize,
     ) -> Result<Event, GpuError>;
 
+    /// Starts many copies, as [`copy`](Self::copy) does one: by one call of the driver where it has one for that
+    /// ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all of them are there.
+    ///
+    /// # Errors
+    /// The driver's. Nothing is under way then, but some of the copies may have been made.
+    ///
+    /// # Safety
+    /// As [`copy`](Self::copy), of each of them; and no two of them write the same byte.
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}")))
+    }
+
+    /// Starts the copy of rows, and planes of rows, at regular distances, as [`copy_pieces`](Self::copy_pieces) would; by one call
+    /// of the driver.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there, of each row of the grid: the first begins at the two addresses.
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        Err(pieces::none_of("copy_grid", format_args!("{grid:?} from {} to {}", src.1, dst.1)))
+    }
+
+    /// How copies that are given together are done, in words: by which call; and why not by one, if not.
+    fn how_pieces_go(&self) -> String {
+        "they are refused: this driver is given no copies together".into()
+    }
+
     /// A stream of the user's own.
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError>;
 
@@ -322,6 +360,33 @@ pub trait Stream: Any + Send + Sync + fmt::Debug {
     ) -> Result<Event, GpuError> {
         let hint = format!("no copy of {len} bytes from {} to {} by a stream", src.1, dst.1);
         Err(GpuError::unsupported("copy", hint))
+    }
+
+    /// As [`Gpu::copy_pieces`], on this stream.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}, by a stream")))
+    }
+
+    /// As [`Gpu::copy_grid`], on this stream.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        Err(pieces::none_of("copy_grid", format_args!("{grid:?} from {} to {}, by a stream", src.1, dst.1)))
     }
 
     /// An event that fires when all work given to the stream so far is over.

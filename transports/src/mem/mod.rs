@@ -14,6 +14,8 @@
 //! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
 //! | [`loan`] | bytes that lie with their sender: [`Loan`] |
 //! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
+//! | [`face`] | rows at regular distances in a region: [`Face`] |
+//! | [`together`] | copies between regions that an engine is given together: [`Together`] |
 //! | [`allocator`] | where memory for packets comes from: [`PacketAllocator`], a program's own if it likes |
 //! | `block` | what an allocator gave, looked at before any of it is used |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
@@ -27,6 +29,7 @@ mod block;
 pub mod buffer;
 pub mod copy;
 mod extents;
+pub mod face;
 pub mod hint;
 pub mod kind;
 pub mod known;
@@ -37,12 +40,14 @@ pub mod packet;
 pub mod pool;
 pub mod region;
 pub mod shared;
+pub mod together;
 pub mod transfer;
 pub mod view;
 
 pub use allocator::{AllocError, Chunk, GpuAllocator, HostAllocator, PacketAllocator, PinnedAllocator};
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
+pub use face::{Face, FaceError};
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use kind::{GpuUuid, MemKind};
 pub use known::{KnownMemory, RawError};
@@ -51,5 +56,6 @@ pub use loan::{Lender, Loan};
 pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, WeakRegion};
+pub use together::{FaceRefused, Together, start_face};
 pub use transfer::{Refused, Transfer};
 pub use view::{MemMut, MemRef, Place};

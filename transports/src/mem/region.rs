@@ -183,6 +183,12 @@ impl Region {
         Ok(unsafe { at.as_ref() })
     }
 
+    /// Whether both are handles to the same memory, part and all.
+    #[inline]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
@@ -293,6 +299,15 @@ impl Region {
         let inside = offset.checked_add(len)? <= self.0.len;
         // SAFETY: as above; regions give out no references, so none is alive.
         inside.then(|| unsafe { MemMut::from_raw(self.0.base.as_ptr().add(offset), len, self.place()) })
+    }
+
+    /// Where a part of it begins, without a look at what sort of memory it is: for lists of parts of one region. `None` when the
+    /// part is not inside.
+    #[inline]
+    pub(super) fn pointer(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let inside = offset.checked_add(len)? <= self.0.len;
+        // SAFETY: within the allocation, which `self` keeps.
+        inside.then(|| unsafe { self.0.base.as_ptr().add(offset) })
     }
 
     /// All of it.

@@ -1,7 +1,7 @@
 //! A copy that takes time, holding both of its ends until it is over.
 
 use super::copy::{copy, copy_on};
-use super::{Buffer, Copied, CopyError, MemMut, MemRef, RegionSlice};
+use super::{Buffer, Copied, CopyError, MemKind, MemMut, MemRef, RegionSlice};
 use crate::gpu::{Event, Stream};
 
 /// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
@@ -109,6 +109,11 @@ impl Transfer {
         }
     }
 
+    /// A copy that was begun, between parts of what these hold.
+    pub(super) fn under_way(dst: Buffer, src: Buffer, event: Event) -> Self {
+        Self { dst, src, state: State::Pending(event) }
+    }
+
     /// Whether it is over: `None` while it is not. Never blocks.
     #[inline]
     pub fn poll(&mut self) -> Option<Result<(), CopyError>> {
@@ -123,7 +128,7 @@ impl Transfer {
             Ok(false) => return false,
             Ok(true) => self.state = State::Done,
             Err(cause) => {
-                let (dst, src) = (self.dst.kind(), self.src.kind());
+                let (dst, src) = (kind_of(&self.dst), kind_of(&self.src));
                 self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
             }
         }
@@ -172,6 +177,14 @@ impl Transfer {
             // The engine says that the work is over, badly; nothing writes any more.
             tracing::warn!(%error, "a copy failed after its operation was given up");
         }
+    }
+}
+
+/// What sort of memory a buffer is; of several, which are of one sort, the first.
+fn kind_of(buffer: &Buffer) -> MemKind {
+    match buffer {
+        Buffer::List(list) => list.first().map_or(MemKind::Host, Buffer::kind),
+        one => one.kind(),
     }
 }
 

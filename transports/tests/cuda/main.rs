@@ -16,6 +16,7 @@ mod figures;
 mod kernels;
 mod kinds;
 mod packets;
+mod pieces;
 mod processes;
 mod roles;
 mod streams;

@@ -4,6 +4,10 @@
 
      -DSTUB      as a toolkit's stub: every call says 34
      -DANCIENT   a driver of CUDA 10.2
+     -DNO_BATCH  as otherwise, without the calls that take many copies at once
+     -DNEW       as otherwise, and streams can be waited for
+     -DOLD_BATCH as otherwise, with the first of the two forms of that call
+     -DNO_ROWS   as -DNO_BATCH, and without the call for rows at equal distances, too
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
@@ -330,6 +334,94 @@ int cuMemcpyDtoDAsync_v2(size_t dst, size_t src, size_t len, size_t stream) {
   return 0;
 }
 
+/* Calls that took many copies, and that took rows; `copies` counts neither. */
+static int batches, grids;
+int mock_batches(void) { return batches; }
+int mock_grids(void) { return grids; }
+
+/* What a batch's call says: 0, or the code that a test has set. */
+static int batch_says;
+int mock_refuse_batches(void) { return batch_says = 801; }
+int mock_break_batches(void) { return batch_says = 700; }
+
+struct attributes { int order, src_kind, src_id, dst_kind, dst_id; unsigned flags; };
+
+static int batch(const size_t *dsts, const size_t *srcs, const size_t *lens, size_t count,
+                 const struct attributes *attributes, const size_t *begin, size_t sorts, size_t *failed, size_t stream) {
+  batches++;
+  IN_CONTEXT;
+  if (batch_says) return batch_says;
+  /* As the documentation has it: one sort at least, of which the first begins at the first copy; no legacy stream. */
+  if (!count || sorts != 1 || begin[0] || attributes[0].order != 1 || stream < 2) return INVALID_VALUE;
+  for (size_t at = 0; at < count; at++) {
+    if (failed) *failed = at;
+    if (!lens[at] || find(dsts[at]) < 0 || find(srcs[at]) < 0) return INVALID_VALUE;
+  }
+  /* In no order that a program could rely on. */
+  for (size_t at = count; at-- > 0;) memmove((void *)dsts[at], (void *)srcs[at], lens[at]);
+  give(stream);
+  return 0;
+}
+
+#if !defined(NO_BATCH) && !defined(NO_ROWS)
+#ifdef OLD_BATCH
+int cuMemcpyBatchAsync(size_t *dsts, size_t *srcs, size_t *lens, size_t count, struct attributes *attributes,
+                       size_t *begin, size_t sorts, size_t *failed, size_t stream) {
+  return batch(dsts, srcs, lens, count, attributes, begin, sorts, failed, stream);
+}
+#else
+int cuMemcpyBatchAsync_v2(size_t *dsts, size_t *srcs, size_t *lens, size_t count, struct attributes *attributes,
+                          size_t *begin, size_t sorts, size_t stream) {
+  return batch(dsts, srcs, lens, count, attributes, begin, sorts, NULL, stream);
+}
+#endif
+#endif
+
+#ifndef NO_ROWS
+
+/* The longest distance of rows that it takes. */
+enum { MAX_PITCH = 1 << 20 };
+
+struct rows2 { size_t x, y; unsigned type; size_t host, device, array, pitch; };
+struct copy2 { struct rows2 src, dst; size_t width, height; };
+
+static size_t address(unsigned type, size_t host, size_t device) { return type == 1 ? host : device; }
+
+int cuMemcpy2DAsync_v2(const struct copy2 *copy, size_t stream) {
+  grids++;
+  IN_CONTEXT;
+  size_t from = address(copy->src.type, copy->src.host, copy->src.device);
+  size_t to = address(copy->dst.type, copy->dst.host, copy->dst.device);
+  if (copy->src.pitch > MAX_PITCH || copy->dst.pitch > MAX_PITCH) return INVALID_VALUE;
+  if (copy->src.pitch < copy->width || copy->dst.pitch < copy->width) return INVALID_VALUE;
+  if (find(from) < 0 || find(to) < 0) return INVALID_VALUE;
+  for (size_t y = 0; y < copy->height; y++)
+    memmove((char *)to + y * copy->dst.pitch, (char *)from + y * copy->src.pitch, copy->width);
+  give(stream);
+  return 0;
+}
+
+struct rows3 { size_t x, y, z, lod; unsigned type; size_t host, device, array, reserved, pitch, height; };
+struct copy3 { struct rows3 src, dst; size_t width, height, depth; };
+
+int cuMemcpy3DAsync_v2(const struct copy3 *copy, size_t stream) {
+  grids++;
+  IN_CONTEXT;
+  size_t from = address(copy->src.type, copy->src.host, copy->src.device);
+  size_t to = address(copy->dst.type, copy->dst.host, copy->dst.device);
+  if (copy->src.pitch > MAX_PITCH || copy->dst.pitch > MAX_PITCH) return INVALID_VALUE;
+  if (copy->src.height < copy->height || copy->dst.height < copy->height) return INVALID_VALUE;
+  if (find(from) < 0 || find(to) < 0) return INVALID_VALUE;
+  for (size_t z = 0; z < copy->depth; z++)
+    for (size_t y = 0; y < copy->height; y++)
+      memmove((char *)to + (z * copy->dst.height + y) * copy->dst.pitch,
+              (char *)from + (z * copy->src.height + y) * copy->src.pitch, copy->width);
+  give(stream);
+  return 0;
+}
+
+#endif
+
 int cuStreamCreate(size_t *stream, unsigned flags) {
   IN_CONTEXT;
   /* Non-blocking ones only. */
@@ -337,6 +429,14 @@ int cuStreamCreate(size_t *stream, unsigned flags) {
   *stream = 0x1000 + ++live_streams;
   return 0;
 }
+
+#ifdef NEW
+int cuStreamSynchronize(size_t stream) {
+  IN_CONTEXT;
+  questions[stream & 0xff] = 0;
+  return 0;
+}
+#endif
 
 int cuStreamDestroy_v2(size_t stream) {
   IN_CONTEXT;

@@ -4,6 +4,7 @@
 //! driver is undefined behaviour.
 
 use super::error::{self, MISSING_CALL, NOT_READY};
+use super::rows::{Copy2d, Copy3d, CopyAttributes};
 use super::sys::{
     AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr, EventHandle,
     MemOp, PoolHandle, PoolProps, StreamHandle, Uuid,
@@ -174,6 +175,10 @@ calls! {
     memcpy_htod_async(dst: DevicePtr, src: *const c_void, len: usize, stream: StreamHandle) = "cuMemcpyHtoDAsync_v2";
     memcpy_dtoh_async(dst: *mut c_void, src: DevicePtr, len: usize, stream: StreamHandle) = "cuMemcpyDtoHAsync_v2";
     memcpy_dtod_async(dst: DevicePtr, src: DevicePtr, len: usize, stream: StreamHandle) = "cuMemcpyDtoDAsync_v2";
+    memcpy_batch_async(to: *const DevicePtr, from: *const DevicePtr, lens: *const usize, count: usize, attributes: *const CopyAttributes, begin: *const usize, sorts: usize, stream: StreamHandle) = "cuMemcpyBatchAsync_v2";
+    memcpy_batch_async_first(to: *const DevicePtr, from: *const DevicePtr, lens: *const usize, count: usize, attributes: *const CopyAttributes, begin: *const usize, sorts: usize, failed: *mut usize, stream: StreamHandle) = "cuMemcpyBatchAsync";
+    memcpy_2d_async(copy: *const Copy2d, stream: StreamHandle) = "cuMemcpy2DAsync_v2";
+    memcpy_3d_async(copy: *const Copy3d, stream: StreamHandle) = "cuMemcpy3DAsync_v2";
     memcpy_peer_async(dst: DevicePtr, dst_context: ContextHandle, src: DevicePtr, src_context: ContextHandle, len: usize, stream: StreamHandle) = "cuMemcpyPeerAsync";
 
     stream_create(stream: *mut StreamHandle, flags: c_uint) = "cuStreamCreate";

@@ -9,10 +9,10 @@ use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
-use super::{direct, ipc, peer};
+use super::{direct, ipc, peer, pieces};
 use crate::gpu::{
-    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
-    RemoteWrites, SharedEvent, Stream,
+    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm, HostRegistration,
+    PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
@@ -29,6 +29,8 @@ pub struct CudaGpu {
     making: Mutex<()>,
     /// Why memory for a fabric was refused, once it was tried.
     pub(super) fabric: OnceLock<Option<GpuError>>,
+    /// Why copies are not given together, once that was refused.
+    pub(super) no_batches: OnceLock<GpuError>,
     me: Weak<Self>,
 }
 
@@ -74,6 +76,7 @@ impl CudaGpu {
             work,
             making: Mutex::default(),
             fabric: OnceLock::new(),
+            no_batches: OnceLock::new(),
             me: Weak::clone(me),
         })
     }
@@ -221,26 +224,20 @@ impl CudaGpu {
         unsafe { home.calls().memcpy_peer_async(dst, to, src, from, len, stream) }
     }
 
-    /// Starts a copy: on a stream of the user's, or on the library's own for that way.
+    /// Gives a stream one copy. The context is current.
     ///
     /// # Safety
     /// As `Gpu::copy`.
-    pub(super) unsafe fn copy_on(
+    #[inline(always)]
+    pub(super) unsafe fn copy_one(
         &self,
-        users: Option<StreamHandle>,
+        (home, way, stream): (&Home, Way, StreamHandle),
         dst: (*mut u8, MemKind),
         src: (*const u8, MemKind),
         len: usize,
-    ) -> Result<Event, GpuError> {
-        let Work { home, copies } = self.work()?;
-        let way = self.way(home, dst.1, src.1)?;
-        if len == 0 {
-            return Ok(Event::new(Arc::new(Fired)));
-        }
+    ) -> Result<(), GpuError> {
         let (to, from) = (dst.0 as usize, src.0 as usize);
-        let _current = home.context.enter()?;
         let calls = home.calls();
-        let stream = users.map_or_else(|| home.lane(way), Ok)?;
         // Each call says which side is the device's: the one that finds it out by itself takes a pointer to freed device
         // memory for one to host memory, and lets the CPU go there.
         // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
@@ -267,7 +264,52 @@ impl CudaGpu {
                 GpuError { hint, ..error }
             }
             _ => error,
-        })?;
+        })
+    }
+
+    /// What a stream is given for copies of one way, and how their end is known: on a stream of the user's, or on the library's own for
+    /// that way. A `give` that fails leaves nothing under way.
+    pub(super) fn give_copies(
+        &self,
+        users: Option<StreamHandle>,
+        (dst, src): (MemKind, MemKind),
+        give: impl FnOnce(&Self, (&Home, Way, StreamHandle)) -> Result<(), GpuError>,
+    ) -> Result<Event, GpuError> {
+        let Work { home, copies } = self.work()?;
+        let way = self.way(home, dst, src)?;
+        let _current = home.context.enter()?;
+        let stream = users.map_or_else(|| home.lane(way), Ok)?;
+        give(self, (home, way, stream))?;
+        if users.is_none() {
+            return Ok(copies[way as usize].given());
+        }
+        home.record(stream).inspect_err(|_| {
+            // Nobody could tell when it is over, so it has to be over now.
+            // SAFETY: the stream is the user's, in this context.
+            let _ = unsafe { home.calls().stream_synchronize(stream) };
+        })
+    }
+
+    /// Starts a copy: on a stream of the user's, or on the library's own for that way.
+    ///
+    /// # Safety
+    /// As `Gpu::copy`.
+    pub(super) unsafe fn copy_on(
+        &self,
+        users: Option<StreamHandle>,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        let Work { home, copies } = self.work()?;
+        let way = self.way(home, dst.1, src.1)?;
+        if len == 0 {
+            return Ok(Event::new(Arc::new(Fired)));
+        }
+        let _current = home.context.enter()?;
+        let stream = users.map_or_else(|| home.lane(way), Ok)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_one((home, way, stream), dst, src, len) }?;
         if users.is_none() {
             return Ok(copies[way as usize].given());
         }
@@ -309,6 +351,25 @@ impl Gpu for CudaGpu {
     ) -> Result<Event, GpuError> {
         // SAFETY: passed on from the caller.
         unsafe { self.copy_on(None, dst, src, len) }
+    }
+
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy_pieces_on(None, pieces) }
+    }
+
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy_grid_on(None, dst, src, grid) }
+    }
+
+    fn how_pieces_go(&self) -> String {
+        pieces::how(self)
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `library` | opening `libcuda.so.1`, and telling a stub from a driver |
 //! | `calls` | the table of the driver's calls, each of which may be missing |
-//! | `sys` | its types and numbers |
+//! | `sys`, `rows` | its types and numbers; those of many copies and of rows |
 //! | `error` | its codes, in words |
 //! | `driver` | what the process has: [`CudaDriver`] |
 //! | `pointer` | what an address is |
@@ -12,6 +12,7 @@
 //! | `context` | making a context current for a moment |
 //! | `home` | streams, events and peers of one context |
 //! | `lane` | the library's own streams, and how far each has come |
+//! | `pieces` | many copies in one call, and rows at regular distances |
 //! | `memory` | allocating and giving back |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
@@ -52,7 +53,9 @@ mod library;
 mod links;
 mod memory;
 mod peer;
+mod pieces;
 mod pointer;
+mod rows;
 mod stream;
 mod sys;
 

@@ -7,7 +7,7 @@ use super::error::{INVALID_HANDLE, NOT_SUPPORTED, because, released};
 use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle};
-use crate::gpu::{Event, EventState, Gpu, GpuError, Stream, Until};
+use crate::gpu::{Event, EventState, Gpu, GpuError, Grid, Pieces, Stream, Until};
 use crate::mem::MemKind;
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -107,6 +107,21 @@ impl Stream for CudaStream {
     ) -> Result<Event, GpuError> {
         // SAFETY: passed on from the caller; the stream is of this device's context.
         unsafe { self.gpu.copy_on(Some(self.raw), dst, src, len) }
+    }
+
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        // SAFETY: as in `copy`.
+        unsafe { self.gpu.copy_pieces_on(Some(self.raw), pieces) }
+    }
+
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        // SAFETY: as in `copy`.
+        unsafe { self.gpu.copy_grid_on(Some(self.raw), dst, src, grid) }
     }
 
     fn record(&self) -> Result<Event, GpuError> {

@@ -1,7 +1,7 @@
 //! The driver's types and numbers, as its headers have them (`cuda.h` of 11.0 to 13.0).
 //!
 //! Handles are opaque to us, so they are words. Enumerations are plain integers: a newer driver may answer with a
-//! number that no header of today has. `layout` holds sizes and offsets against those of cudarc.
+//! number that no header of today has. `layout` holds sizes and offsets against those of cudarc; what calls for many copies take is in `rows`.
 
 use std::ffi::{c_int, c_uint};
 
@@ -244,21 +244,32 @@ pub(super) const FLUSHED_BY_HOST: c_int = 1;
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`; more is more.
 pub(super) const ORDERED_FOR_OWNER: c_int = 100;
 
+/// Whether one of our structures lies as one of cudarc's does.
+#[cfg(test)]
+macro_rules! same {
+    ($ours:ty, $theirs:ty $(, $field:ident = $their_field:ident)*) => {
+        assert_eq!(std::mem::size_of::<$ours>(), std::mem::size_of::<$theirs>(), stringify!($ours));
+        assert!(std::mem::align_of::<$ours>() <= std::mem::align_of::<$theirs>(), stringify!($ours));
+        $(
+            assert_eq!(
+                std::mem::offset_of!($ours, $field),
+                std::mem::offset_of!($theirs, $their_field),
+                stringify!($field)
+            );
+        )*
+    };
+}
+
+#[cfg(test)]
+pub(super) use same;
+
 #[cfg(test)]
 mod layout {
     //! cudarc's bindings are generated from NVIDIA's headers: they are the oracle.
 
     use super::*;
     use cudarc::driver::sys as theirs;
-    use std::mem::{align_of, offset_of, size_of};
-
-    macro_rules! same {
-        ($ours:ty, $theirs:ty $(, $field:ident = $their_field:ident)*) => {
-            assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
-            assert!(align_of::<$ours>() <= align_of::<$theirs>(), stringify!($ours));
-            $(assert_eq!(offset_of!($ours, $field), offset_of!($theirs, $their_field), stringify!($field));)*
-        };
-    }
+    use std::mem::offset_of;
 
     #[test]
     fn our_structures_lie_as_those_of_the_headers_do() {

@@ -1,6 +1,6 @@
 //! One simulated device.
 
-use super::engine::{Copy, End, Job, Queue};
+use super::engine::{Copy, End, Job, Part, Queue};
 use super::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, error};
 use super::event::Promise;
 use super::faults::{FailAt, Faults, count};
@@ -11,8 +11,8 @@ use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use crate::gpu::{
-    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
-    RemoteWrites, SharedEvent, Stream,
+    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm, HostRegistration,
+    PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -62,19 +62,83 @@ impl FakeGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+        self.together(self.part(dst, src, len)?.into_iter().collect())
+    }
+
+    /// The same of many that are given together. One that crosses from one allocation into the next goes in two.
+    #[allow(clippy::type_complexity, reason = "as above")]
+    pub(super) fn checked_pieces(&self, pieces: &Pieces) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+        let (dst, src) = pieces.kinds();
+        let mut parts = Vec::with_capacity(pieces.count());
+        for (mut to, mut from, mut len) in pieces.iter() {
+            while len > 0 {
+                let borders = [to as usize, from as usize].map(|addr| self.shared.border(addr, len));
+                let first = borders.into_iter().flatten().min().unwrap_or(len);
+                parts.extend(self.part((to, dst), (from, src), first)?);
+                (to, from, len) = (to.wrapping_add(first), from.wrapping_add(first), len - first);
+            }
+        }
+        self.together(parts)
+    }
+
+    /// The same of the rows of a grid.
+    #[allow(clippy::type_complexity, reason = "as above")]
+    pub(super) fn checked_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+        let mut rows = Pieces::new(dst.1, src.1, 0);
+        for (to, from) in grid.rows() {
+            rows.push(dst.0.wrapping_add(to), src.0.wrapping_add(from), grid.count[0]);
+        }
+        self.checked_pieces(&rows)
+    }
+
+    #[allow(clippy::type_complexity, reason = "as above")]
+    fn together(&self, parts: Vec<Part>) -> Result<(Result<Copy, Promise>, Event), GpuError> {
         let (done, event) = Promise::new();
-        if len == 0 {
+        if parts.is_empty() {
             return Ok((Err(done), event));
         }
-        let dst = self.end("target", dst.0, dst.1, len)?;
-        let src = self.end("source", src.0.cast_mut(), src.1, len)?;
         let fail = match self.shared.faults.next_copy() {
             Some((FailAt::Submit, why)) => return Err(why),
             Some((FailAt::Event, why)) => Some(why),
             None => None,
         };
         let delay = self.shared.faults.delay_of_copies();
-        Ok((Ok(Copy { dst, src, len, delay, fail, done }), event))
+        Ok((Ok(Copy { parts, delay, fail, done }), event))
+    }
+
+    /// Both ends of a copy, unless it is one of no bytes.
+    fn part(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Option<Part>, GpuError> {
+        if len == 0 {
+            return Ok(None);
+        }
+        let dst = self.end("target", dst.0, dst.1, len)?;
+        let src = self.end("source", src.0.cast_mut(), src.1, len)?;
+        Ok(Some((dst, src, len)))
+    }
+
+    /// Gives copies that go together to one of the library's own streams.
+    fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
+        match checked {
+            (Ok(copies), event) => {
+                self.give(Job::Copy(copies))?;
+                count(&self.shared.faults.counts.batches);
+                Ok(event)
+            }
+            (Err(done), event) => {
+                done.fire(Ok(()));
+                Ok(event)
+            }
+        }
     }
 
     /// Checks one end of a copy, and finds out where the engine reaches it.
@@ -180,6 +244,23 @@ impl Gpu for FakeGpu {
                 Ok(event)
             }
         }
+    }
+
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        self.give_together(self.checked_pieces(pieces)?)
+    }
+
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        self.give_together(self.checked_grid(dst, src, grid)?)
+    }
+
+    fn how_pieces_go(&self) -> String {
+        "by one call of the simulated driver, however many they are".into()
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {

@@ -60,11 +60,12 @@ impl Word {
     }
 }
 
-/// A copy whose ends have been checked.
+/// One of the copies that were given together: target, source, bytes.
+pub(super) type Part = (End, End, usize);
+
+/// A copy whose ends have been checked, or several that were given together.
 pub(super) struct Copy {
-    pub(super) dst: End,
-    pub(super) src: End,
-    pub(super) len: usize,
+    pub(super) parts: Vec<Part>,
     pub(super) delay: Duration,
     /// The fault that was ordered for it.
     pub(super) fail: Option<GpuError>,
@@ -134,20 +135,22 @@ fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
 }
 
 fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
-    let Copy { dst, src, len, delay, fail, done } = copy;
+    let Copy { parts, delay, fail, done } = copy;
     pause(delay);
     faults.wait_while_held();
     let outcome = match sticky.or(fail) {
         Some(why) => Err(why),
         None => {
-            // SAFETY: device ends were checked when the copy was submitted, and their aliases are held;
-            // host ends are valid by the contract of `Gpu::copy` until the event has fired.
-            unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };
+            for (dst, src, len) in &parts {
+                // SAFETY: device ends were checked when the copy was submitted, and their aliases are held;
+                // host ends are valid by the contract of `Gpu::copy` until the event has fired.
+                unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), *len) };
+            }
             Ok(())
         }
     };
     // The memory is let go before anybody hears that the copy is over.
-    drop((dst, src));
+    drop(parts);
     done.fire(outcome);
 }
 

@@ -35,6 +35,8 @@ pub enum Which {
 pub struct Counters {
     /// Copies taken (those refused at submit are not counted).
     pub copies: u64,
+    /// Calls that gave several copies together, which `copies` does not count.
+    pub batches: u64,
     /// Allocations made.
     pub allocs: u64,
     /// Allocations freed.
@@ -82,6 +84,7 @@ macro_rules! counts {
 
 counts!(
     copies,
+    batches,
     allocs,
     frees,
     exports,

@@ -1,12 +1,12 @@
 //! Streams of the user's own, and the closures that stand for kernels.
 
-use super::engine::{Job, Queue, Word, load, store};
+use super::engine::{Copy, Job, Queue, Word, load, store};
 use super::error::{ILLEGAL_ADDRESS, INVALID_VALUE, error};
 use super::event::Promise;
 use super::faults::count;
 use super::memory::Alias;
 use super::shared::Shared;
-use crate::gpu::{Event, Gpu, GpuError, GpuInfo, Stream, Until};
+use crate::gpu::{Event, Gpu, GpuError, GpuInfo, Grid, Pieces, Stream, Until};
 use crate::mem::{MemKind, Region, RegionSlice};
 use std::fmt;
 use std::ptr::NonNull;
@@ -72,6 +72,19 @@ impl Stream for FakeStream {
         Ok(event)
     }
 
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        self.give_together(self.shared.gpu("copy", self.ordinal)?.checked_pieces(pieces)?)
+    }
+
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        self.give_together(self.shared.gpu("copy", self.ordinal)?.checked_grid(dst, src, grid)?)
+    }
+
     fn record(&self) -> Result<Event, GpuError> {
         let (promise, event) = Promise::new();
         self.queue.give(Job::Record(promise))?;
@@ -109,6 +122,13 @@ impl Stream for FakeStream {
 }
 
 impl FakeStream {
+    fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
+        let (copies, event) = checked;
+        self.queue.give(copies.map_or_else(Job::Record, Job::Copy))?;
+        count(&self.shared.faults.counts.batches);
+        Ok(event)
+    }
+
     /// A word of host memory that the stream is to read or write; that of a device is refused here.
     fn word(&self, call: &'static str, word: *mut u64) -> Result<Word, GpuError> {
         let bad = |what: &str| Err(error(call, INVALID_VALUE, format!("the word at {word:p} {what}")));

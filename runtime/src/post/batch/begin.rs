@@ -1,0 +1,238 @@
+//! How a batch is begun.
+
+use super::check::{HostCopy, Plan};
+use super::join::Join;
+use super::rest::Rest;
+use super::{Batch, Faces, Many, Owned};
+use crate::bulk::Moving;
+use crate::comp::{Completion, Status};
+use crate::error::{OpError, PostError};
+use crate::post::options::{Post, RetryReason};
+use crate::post::order::Order;
+use crate::post::ordered::What;
+use crate::post::recv::defer_if_full;
+use crate::post::rma::{Begun, tell};
+use crate::progress::{Landing, signal};
+use carrack_transports::gpu::Stream;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Transfer, start_face};
+use std::sync::{Arc, Mutex};
+
+/// How far a batch has come.
+pub(in crate::post) enum Started {
+    Over(Status),
+    UnderWay,
+    /// Too much waits for peers already: nothing was begun.
+    Full(RetryReason),
+    /// As many pieces are under way as there was room for.
+    Partly(Rest),
+}
+
+impl Post<'_, Batch<'_>> {
+    /// Begins it, in its order if it has one.
+    pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+        if let Some(order) = &self.order
+            && !order.is_over()?
+        {
+            return self.begin_in_order(order, comp);
+        }
+        match self.begin_now(comp, false)? {
+            Started::Over(status) => Ok(Begun::Over(status)),
+            Started::UnderWay => Ok(Begun::UnderWay),
+            Started::Full(_) => Ok(Begun::Busy),
+            Started::Partly(rest) => {
+                let join: Arc<dyn Completion> = rest.join().clone();
+                match self.park(&Order::default(), What::Rest(Box::new(rest)), Some(&join)) {
+                    Ok(()) => Ok(Begun::UnderWay),
+                    // Without an event and a stream it cannot fail; and if it did, the batch would end with that.
+                    Err((error, _)) => {
+                        let error = Some(Box::new(OpError::of_post(error, self.rank)));
+                        let status = Status { error, ..self.nothing_left() };
+                        defer_if_full(self.device_inner(), signal(Some(&join), status));
+                        Ok(Begun::UnderWay)
+                    }
+                }
+            }
+        }
+    }
+
+    /// By which the one who has begun the parts gives up its share.
+    pub(in crate::post) fn nothing_left(&self) -> Status {
+        self.status(0)
+    }
+
+    fn status(&self, size: usize) -> Status {
+        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        Status { rank, tag, size, user_context, buffer: Buffer::Empty, error: None }
+    }
+
+    /// Begins it, now. `has_waited`: it stands among those that wait already, so their number does not matter.
+    pub(in crate::post) fn begin_now(
+        &self,
+        comp: Option<&Arc<dyn Completion>>,
+        has_waited: bool,
+    ) -> Result<Started, PostError> {
+        let plan = self.plan(None)?;
+        if plan.is_at_once() {
+            copy_all(&plan.host, self.kind.is_put).map_err(PostError::Memory)?;
+            if let Some(name) = self.kind.signal {
+                tell(&self.runtime.0, self.device_inner(), self.rank, (name, self.tag), plan.size);
+            }
+            return Ok(Started::Over(self.status(plan.size)));
+        }
+        if !plan.rest.is_empty() && !has_waited && self.is_full() {
+            return Ok(Started::Full(RetryReason::Unanswered));
+        }
+        let join = self.join(plan.size, comp);
+        let Plan { together, face, host, rest, .. } = plan;
+        let engines = together.into_iter().map(|together| together.start());
+        let faces = face.into_iter().map(|face| self.start_face(face, None));
+        self.land_each(engines.chain(faces), &join, None)?;
+        if !join.has_failed()
+            && let Err(error) = copy_all(&host, self.kind.is_put)
+        {
+            // Both ends are host memory within its bounds, so that does not happen; parts may be under way.
+            join.add();
+            join.take_back(Some(OpError::Copy(error)));
+        }
+        let mut rest = Rest::new(&rest, self.kind.is_put, &join);
+        if !self.go_on(&mut rest) {
+            return Ok(Started::Partly(rest));
+        }
+        Ok(match join.release(None) {
+            // As if it had ended later: it was begun.
+            Some(status) if status.error.is_some() => {
+                defer_if_full(self.device_inner(), signal(comp, status));
+                Started::UnderWay
+            }
+            Some(status) => Started::Over(status),
+            None => Started::UnderWay,
+        })
+    }
+
+    /// Gives copies to engines, or to a stream. An error, if none was begun.
+    fn land_each(
+        &self,
+        begun: impl Iterator<Item = Result<Transfer, CopyError>>,
+        join: &Arc<Join>,
+        stream: Option<&Arc<dyn Stream>>,
+    ) -> Result<(), PostError> {
+        let device = self.device_inner();
+        let mut is_first = true;
+        for transfer in begun {
+            let transfer = match transfer {
+                Ok(transfer) => transfer,
+                Err(error) if is_first => return Err(PostError::Memory(error)),
+                Err(error) => {
+                    join.add();
+                    join.take_back(Some(OpError::Copy(error)));
+                    return Ok(());
+                }
+            };
+            is_first = false;
+            join.add();
+            let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+            let landing = Landing {
+                transfer: Moving::Engine(transfer),
+                comp: Some(join.clone()),
+                rank,
+                tag,
+                size: join.size,
+                user_context,
+                gives_source: self.kind.is_put,
+                signal: None,
+                name: device.bulk.now(),
+                fetched: None,
+            };
+            match stream {
+                Some(stream) => device.add_copy(&self.runtime.0, stream, landing),
+                None => device.add_landing(landing),
+            }
+        }
+        Ok(())
+    }
+
+    fn start_face(
+        &self,
+        (region, base): (&crate::region::Region, usize),
+        stream: Option<&dyn Stream>,
+    ) -> Result<Transfer, CopyError> {
+        let Many::Face(Faces { local, ours, theirs, .. }) = self.kind.many else {
+            return Err(CopyError::TooLong { len: 0, room: 0 });
+        };
+        // Both were checked when it was planned.
+        let theirs = Face { offset: base + theirs.offset, ..*theirs };
+        let ends = if self.kind.is_put {
+            ((region, &theirs), (local, ours))
+        } else {
+            ((local, ours), (region, &theirs))
+        };
+        match start_face(ends.0, ends.1, stream) {
+            Ok(Some(transfer)) => Ok(transfer),
+            Err(FaceRefused::Copy(error)) => Err(error),
+            Ok(None) | Err(FaceRefused::Face(_)) => {
+                Err(CopyError::Unknown { dst: ends.0.0.kind(), src: ends.1.0.kind() })
+            }
+        }
+    }
+
+    fn join(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Arc<Join> {
+        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        Arc::new(Join {
+            inner: comp.cloned(),
+            runtime: Arc::downgrade(&self.runtime.0),
+            device: self.device_inner().index,
+            rank,
+            tag,
+            size,
+            user_context,
+            signal: self.kind.signal,
+            shares: Mutex::default(),
+        })
+    }
+
+    /// Begins it in its order: on the stream, if engines do all of it and reach all of it, or it waits.
+    #[cold]
+    fn begin_in_order(&self, order: &Order, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+        match self.kind.many {
+            Many::Pieces(pieces) => {
+                pieces.iter().try_for_each(|piece| order.check_memory(piece.local.kind()))?;
+            }
+            Many::Face(Faces { local, .. }) => order.check_memory(local.kind())?,
+        }
+        let near = order.gpu()?;
+        let plan = self.plan(near.as_ref())?;
+        let stream = order.stream().filter(|_| {
+            let on_stream = |&(region, kind)| order.stream_for(region, kind).is_some();
+            plan.is_engines() && plan.mapped.iter().all(on_stream)
+        });
+        if let Some(stream) = stream {
+            let join = self.join(plan.size, comp);
+            let Plan { together, face, .. } = plan;
+            let engines = together.into_iter().map(|together| together.start_on(&**stream));
+            let faces = face.into_iter().map(|face| self.start_face(face, Some(&**stream)));
+            self.land_each(engines.chain(faces), &join, Some(stream))?;
+            if let Some(status) = join.release(None) {
+                defer_if_full(self.device_inner(), signal(comp, status));
+            }
+            return Ok(Begun::UnderWay);
+        }
+        if self.is_full() {
+            return Ok(Begun::Busy);
+        }
+        let what = What::Batch(Box::new(Owned::of(&self.kind, plan.size)));
+        self.park(order, what, comp).map(|()| Begun::UnderWay).map_err(|(error, _)| error)
+    }
+}
+
+/// Copies by the CPU.
+fn copy_all(copies: &[HostCopy<'_>], is_put: bool) -> Result<(), CopyError> {
+    for HostCopy { remote, local, len } in copies {
+        let (dst, src) = if is_put { (remote, local) } else { (local, remote) };
+        // Both were found to be within their regions.
+        if let (Some(to), Some(from)) = (dst.0.part_mut(dst.1, *len), src.0.part(src.1, *len)) {
+            copy_now(to, from)?;
+        }
+    }
+    Ok(())
+}

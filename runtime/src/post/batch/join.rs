@@ -1,0 +1,160 @@
+//! One end for all that a batch was made of.
+
+use super::super::rma::tell;
+use crate::comp::{Completion, Status};
+use crate::error::OpError;
+use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::runtime::Inner;
+use carrack_transports::mem::Buffer;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Is told of the end of each part of a batch, and tells of the end of all: the other rank, if nothing has failed, and the
+/// batch's own completion object. Whoever begins the parts has a share in it, too, so that it is not over before all are begun.
+pub(in crate::post) struct Join {
+    pub(super) inner: Option<Arc<dyn Completion>>,
+    pub(super) runtime: Weak<Inner>,
+    /// The number of the device.
+    pub(super) device: u32,
+    pub(super) rank: Rank,
+    pub(super) tag: Tag,
+    pub(super) size: usize,
+    pub(super) user_context: UserContext,
+    pub(super) signal: Option<RemoteComp>,
+    pub(super) shares: Mutex<Shares>,
+}
+
+/// Parts that are under way, and the one who begins them.
+pub(super) struct Shares {
+    left: usize,
+    /// The first of them.
+    error: Option<OpError>,
+}
+
+impl Default for Shares {
+    /// That of who begins.
+    fn default() -> Self {
+        Self { left: 1, error: None }
+    }
+}
+
+impl Join {
+    fn shares(&self) -> MutexGuard<'_, Shares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more part: before it is begun, as it may end at once.
+    pub(super) fn add(&self) {
+        self.shares().left += 1;
+    }
+
+    /// A part was not begun after all, or was over at once; the one who begins still has a share.
+    pub(super) fn take_back(&self, error: Option<OpError>) {
+        let mut shares = self.shares();
+        shares.left -= 1;
+        shares.error = shares.error.take().or(error);
+    }
+
+    /// Whether a part has failed: then no more need be begun.
+    pub(super) fn has_failed(&self) -> bool {
+        self.shares().error.is_some()
+    }
+
+    /// A share less. After the last one the other rank is told, if nothing has failed; what is given back is for the batch's
+    /// completion object.
+    pub(super) fn release(&self, error: Option<OpError>) -> Option<Status> {
+        let error = {
+            let mut shares = self.shares();
+            shares.error = shares.error.take().or(error);
+            shares.left = shares.left.saturating_sub(1);
+            if shares.left > 0 {
+                return None;
+            }
+            shares.error.take()
+        };
+        let Self { rank, tag, size, user_context, signal, .. } = *self;
+        if let (None, Some(comp), Some(runtime)) = (&error, signal, self.runtime.upgrade())
+            && let Some(device) = runtime.devices().get(self.device as usize).cloned()
+        {
+            tell(&runtime, &device.0, rank, (comp, tag), size);
+        }
+        Some(Status { rank, tag, size, user_context, buffer: Buffer::Empty, error: error.map(Box::new) })
+    }
+}
+
+impl Completion for Join {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        // Told once more, because the inner object had no room, all is over already.
+        let last = if self.shares().left == 0 {
+            Some(status)
+        } else {
+            self.release(status.error.map(|error| *error))
+        };
+        match (last, &self.inner) {
+            (Some(status), Some(inner)) => inner.signal(status),
+            (Some(Status { error: Some(error), .. }), None) => {
+                tracing::warn!(%error, "a batch without a completion object failed");
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comp::{AsCompletion, CompQueue};
+
+    fn join(inner: Option<Arc<dyn Completion>>) -> Join {
+        Join {
+            inner,
+            runtime: Weak::new(),
+            device: 0,
+            rank: Rank(1),
+            tag: Tag(2),
+            size: 300,
+            user_context: UserContext(4),
+            signal: None,
+            shares: Mutex::default(),
+        }
+    }
+
+    fn status(error: Option<OpError>) -> Status {
+        let (rank, tag, user_context) = (Rank(1), Tag(9), UserContext(9));
+        Status { rank, tag, size: 9, user_context, buffer: Buffer::Empty, error: error.map(Box::new) }
+    }
+
+    #[test]
+    fn it_tells_once_after_the_last_share_and_of_the_first_error() {
+        let ended = CompQueue::new(16);
+        let join = join(Some(ended.as_completion().clone()));
+        join.add();
+        join.add();
+        assert!(join.signal(status(Some(OpError::Closed))).is_ok() && join.has_failed());
+        assert!(join.release(None).is_none() && ended.pop().is_none());
+        assert!(join.signal(status(Some(OpError::Cancelled))).is_ok());
+        let told = ended.pop().unwrap();
+        assert!(matches!(told.error.as_deref(), Some(OpError::Closed)), "{told:?}");
+        assert_eq!(
+            (told.rank, told.tag, told.size, told.user_context),
+            (Rank(1), Tag(2), 300, UserContext(4))
+        );
+        assert!(ended.pop().is_none());
+    }
+
+    #[test]
+    fn an_object_without_room_is_told_later() {
+        let ended = CompQueue::new(1);
+        let object = ended.as_completion().clone();
+        while object.signal(status(None)).is_ok() {}
+        let join = join(Some(object));
+        let refused = join.signal(status(None)).unwrap_err();
+        while ended.pop().is_some() {}
+        assert!(join.signal(refused).is_ok());
+        assert_eq!(ended.pop().unwrap().size, 300);
+    }
+}

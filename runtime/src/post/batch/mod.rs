@@ -1,0 +1,231 @@
+//! Many puts or gets in one: pieces of regions, and faces.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `check` | nothing is moved before all pieces are known to be possible |
+//! | `begin` | what is begun together, what the CPU copies, and what goes piece by piece |
+//! | `join` | one end for all of it |
+//! | `rest` | pieces that are operations of their own, as many at a time as there is room for |
+//!
+//! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one call of the driver
+//! ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)), a face by one call as well; between host memory the CPU copies
+//! them in a loop. Everything else (memory of a GPU beside host memory that is not pinned, memory that its owner or a NIC has to reach)
+//! goes as a put or get for each piece, or row of a face. The signal goes when all of them are over.
+
+mod begin;
+mod check;
+mod join;
+mod rest;
+
+use super::PostBatch;
+use super::options::{Kind, Outcome, Post, Tells};
+use crate::error::PostError;
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::region::{Region, Rmr};
+use crate::runtime::Runtime;
+pub(super) use begin::Started;
+use carrack_transports::mem::Face;
+pub(super) use rest::Rest;
+use std::ops::Range;
+
+/// One piece of a batch: a part of a region of this rank's, and as many bytes of another rank's memory.
+#[derive(Clone, Debug)]
+pub struct Piece<'a> {
+    /// Memory of this rank's, of any kind.
+    pub local: &'a Region,
+    /// Which part of it, in bytes.
+    pub range: Range<usize>,
+    /// The other rank's memory.
+    pub rmr: &'a Rmr,
+    /// Where in what `rmr` names the piece begins, in bytes.
+    pub offset: u64,
+}
+
+impl Piece<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        self.range.end.saturating_sub(self.range.start)
+    }
+}
+
+/// What a batch is made of.
+pub struct Batch<'a> {
+    many: Many<'a>,
+    is_put: bool,
+    signal: Option<RemoteComp>,
+}
+
+#[derive(Clone, Copy)]
+enum Many<'a> {
+    Pieces(&'a [Piece<'a>]),
+    Face(Faces<'a>),
+}
+
+/// A face on either side.
+#[derive(Clone, Copy)]
+struct Faces<'a> {
+    local: &'a Region,
+    ours: &'a Face,
+    rmr: &'a Rmr,
+    theirs: &'a Face,
+}
+
+impl Runtime {
+    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one completion, and one signal
+    /// ([`remote_comp`](Post::remote_comp)), which is told how many bytes there were in all.
+    ///
+    /// It is over when all the bytes are visible there. No two pieces may have a target byte in common; in what order they are written
+    /// nobody says. The status holds no buffer: the memory stays alive until the end by itself, and must not be changed before. A batch of no
+    /// pieces is over at once, and gives its signal.
+    ///
+    /// ```
+    /// # use carrack::{Piece, Rank, Runtime, buffer::Region};
+    /// # let [zero, one]: [Runtime; 2] = Runtime::in_process(2)?.try_into().map_err(|_| "two ranks")?;
+    /// let (field, ghost) = (Region::host(800), one.allocate(80)?);
+    /// let registered = one.register_memory(&ghost)?;
+    /// let rmr = one.get_rmr(&registered);
+    /// // Every tenth number goes there, side by side.
+    /// let piece = |at: usize| Piece { local: &field, range: at * 80..at * 80 + 8, rmr: &rmr, offset: at as u64 * 8 };
+    /// let pieces: Vec<_> = (0..10).map(piece).collect();
+    /// while zero.post_put_batch(Rank(1), &pieces).call()?.is_retry() {
+    ///     zero.progress()?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When it is posted, before anything is moved: [`PostError::Piece`] names the piece, and what is wrong with it: it reaches beyond its
+    /// region on either side, or its region is of another rank, or not registered any more. [`PostError::Overlap`] names two pieces
+    /// that write the same bytes; that is looked for within each registration, not between two of the same memory.
+    /// If an engine or the peer fails later, the status says so, no signal is given, and some of the pieces may be there.
+    pub fn post_put_batch<'a>(&'a self, rank: Rank, pieces: &'a [Piece<'a>]) -> PostBatch<'a> {
+        self.post_many(rank, true, Many::Pieces(pieces))
+    }
+
+    /// Fills pieces of this rank's memory from the memory of `rank`, as one operation: as
+    /// [`post_put_batch`](Self::post_put_batch), the other way. The signal says that the memory has been read.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_get_batch<'a>(&'a self, rank: Rank, pieces: &'a [Piece<'a>]) -> PostBatch<'a> {
+        self.post_many(rank, false, Many::Pieces(pieces))
+    }
+
+    /// Writes a face of a region of this rank's to one of the same shape of the memory of `rank`: rows, and planes of rows, at
+    /// regular distances, as one operation. `theirs` lies within what `rmr` names. For the rest as
+    /// [`post_put_batch`](Self::post_put_batch).
+    ///
+    /// # Errors
+    /// As there; [`PostError::Face`] where a face is none, or is not within its memory.
+    pub fn post_put_face<'a>(
+        &'a self,
+        rank: Rank,
+        local: &'a Region,
+        ours: &'a Face,
+        rmr: &'a Rmr,
+        theirs: &'a Face,
+    ) -> PostBatch<'a> {
+        self.post_many(rank, true, Many::Face(Faces { local, ours, rmr, theirs }))
+    }
+
+    /// Fills a face of a region of this rank's from one of the same shape of the memory of `rank`: as
+    /// [`post_put_face`](Self::post_put_face), the other way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_get_face<'a>(
+        &'a self,
+        rank: Rank,
+        local: &'a Region,
+        ours: &'a Face,
+        rmr: &'a Rmr,
+        theirs: &'a Face,
+    ) -> PostBatch<'a> {
+        self.post_many(rank, false, Many::Face(Faces { local, ours, rmr, theirs }))
+    }
+
+    fn post_many<'a>(&'a self, rank: Rank, is_put: bool, many: Many<'a>) -> PostBatch<'a> {
+        Post::new(self, rank, Tag::default(), Batch { many, is_put, signal: None })
+    }
+}
+
+impl Tells for Batch<'_> {
+    fn tell(&mut self, comp: RemoteComp) {
+        self.signal = Some(comp);
+    }
+}
+
+impl Kind for Batch<'_> {
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        let this = &*post;
+        // As of single ones: a put may end unseen, a get may not.
+        let waits = !this.allow.posted || (this.comp.is_none() && !this.kind.is_put);
+        let begun = this.begin_or_wait(waits, || this.all_at_once(), |comp| this.begin(comp))?;
+        this.outcome(begun)
+    }
+}
+
+/// A batch with handles of its own, while it waits for its event.
+pub(super) struct Owned {
+    many: OwnedMany,
+    is_put: bool,
+    signal: Option<RemoteComp>,
+    pub(super) size: usize,
+}
+
+enum OwnedMany {
+    Pieces(Vec<(Region, Range<usize>, Rmr, u64)>),
+    Face { local: Region, ours: Face, rmr: Rmr, theirs: Face },
+}
+
+impl Owned {
+    fn of(batch: &Batch<'_>, size: usize) -> Self {
+        let many = match batch.many {
+            Many::Pieces(pieces) => {
+                let owned = |piece: &Piece<'_>| {
+                    (piece.local.clone(), piece.range.clone(), piece.rmr.clone(), piece.offset)
+                };
+                OwnedMany::Pieces(pieces.iter().map(owned).collect())
+            }
+            Many::Face(Faces { local, ours, rmr, theirs }) => {
+                let (local, rmr) = (local.clone(), rmr.clone());
+                OwnedMany::Face { local, ours: *ours, rmr, theirs: *theirs }
+            }
+        };
+        Self { many, is_put: batch.is_put, signal: batch.signal, size }
+    }
+
+    pub(super) fn is_put(&self) -> bool {
+        self.is_put
+    }
+
+    /// Does something with it as it was posted.
+    pub(super) fn with<R>(&self, use_it: impl FnOnce(Batch<'_>) -> R) -> R {
+        let (is_put, signal) = (self.is_put, self.signal);
+        match &self.many {
+            OwnedMany::Pieces(list) => {
+                let pieces: Vec<_> = list
+                    .iter()
+                    .map(|(local, range, rmr, offset)| Piece {
+                        local,
+                        range: range.clone(),
+                        rmr,
+                        offset: *offset,
+                    })
+                    .collect();
+                use_it(Batch { many: Many::Pieces(&pieces), is_put, signal })
+            }
+            OwnedMany::Face { local, ours, rmr, theirs } => {
+                let many = Many::Face(Faces { local, ours, rmr, theirs });
+                use_it(Batch { many, is_put, signal })
+            }
+        }
+    }
+}
+
+impl Batch<'_> {
+    /// Of no pieces: for what goes on with those that are left of one.
+    pub(super) fn nothing() -> Self {
+        Self { many: Many::Pieces(&[]), is_put: true, signal: None }
+    }
+}

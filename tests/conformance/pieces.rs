@@ -1,0 +1,334 @@
+//! Many puts or gets as one: pieces and faces, of host, pinned and device memory, mapped or not. A byte beside a piece that is
+//! written is found, and so is a signal that comes before the bytes.
+
+use crate::support::gpus::{self, is_for_simulated_only};
+use crate::support::sink::{Sink, Sort};
+use crate::support::*;
+use carrack::region::Region;
+use carrack::transports::gpu::Flavour;
+use carrack::{Face, Outcome, Piece, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag, UserContext};
+use rand::seq::SliceRandom;
+use rand::{Rng, rngs::SmallRng};
+use std::ops::Range;
+use std::sync::Arc;
+
+crate::over_each_transport!(
+    pieces_arrive_to_the_last_byte_and_the_signal_behind_them,
+    faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
+    pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
+    a_thousand_pieces_between_gpus_are_one_call_of_the_driver_and_so_is_a_face,
+);
+
+/// What memory a side has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    Host,
+    Pinned,
+    Gpu,
+}
+
+const ALL: [Memory; 3] = [Memory::Host, Memory::Pinned, Memory::Gpu];
+
+pub(super) struct Ground {
+    pub(super) ranks: [Runtime; 2],
+    pub(super) gpus: gpus::Ground,
+    pub(super) told: Arc<Sink>,
+    pub(super) name: RemoteComp,
+}
+
+/// Memory of rank 1's, and its name.
+pub(super) struct Remote {
+    pub(super) region: Region,
+    pub(super) rmr: Rmr,
+    pub(super) registered: carrack::Mr,
+}
+
+impl Ground {
+    pub(super) fn new<J: Job>() -> Self {
+        Self::over(J::pair())
+    }
+
+    pub(super) fn over(ranks: [Runtime; 2]) -> Self {
+        let told = Arc::new(Sink::new(Sort::Queue));
+        let name = ranks[1].register_comp(&*told).unwrap();
+        Self { ranks, gpus: gpus::Ground::new(), told, name }
+    }
+
+    /// Memory of this rank's.
+    pub(super) fn local(&self, memory: Memory, len: usize) -> Region {
+        match memory {
+            Memory::Host => Region::host(len),
+            Memory::Pinned => self.gpus.last().allocate(len, Flavour::Pinned).unwrap(),
+            Memory::Gpu => self.gpus.gpus[0].allocate(len, Flavour::Plain).unwrap(),
+        }
+    }
+
+    /// Memory of rank 1's: with all that it takes to map it, or without.
+    pub(super) fn remote(&self, memory: Memory, mapped: bool, len: usize) -> Remote {
+        let region = match memory {
+            Memory::Host if mapped => self.ranks[1].allocate(len).unwrap(),
+            Memory::Gpu => self.gpus.last().allocate(len, Flavour::Plain).unwrap(),
+            other => self.local(other, len),
+        };
+        let registered = self.ranks[1].register_memory(&region).unwrap();
+        let mut bytes = self.ranks[1].get_rmr(&registered).to_bytes();
+        if !mapped {
+            bytes.truncate(28);
+        }
+        Remote { region, rmr: Rmr::from_bytes(&bytes).unwrap(), registered }
+    }
+
+    /// The status of an operation that may be over at once.
+    pub(super) fn ended(&self, sink: &Sink, call: impl FnMut() -> Result<Outcome, PostError>) -> Status {
+        match posted(&self.ranks, call) {
+            Outcome::Done(status) => {
+                assert_eq!(sink.count(), 0, "done, and told");
+                status
+            }
+            _ => sink.one(&self.ranks),
+        }
+    }
+}
+
+/// Which sorts of memory, mapped or not: over RDMA a name without keys is as good as one with.
+fn sorts<J: Job>() -> Vec<(Memory, Memory, bool)> {
+    let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
+    let mapped = if J::IS_RDMA { vec![true] } else { vec![true, false] };
+    pairs
+        .flat_map(|(local, remote)| mapped.clone().into_iter().map(move |mapped| (local, remote, mapped)))
+        .collect()
+}
+
+/// Random parts of two regions that do not overlap, in random order; and how long the regions have to be.
+fn parts(rng: &mut SmallRng, count: usize, longest: usize) -> (Vec<(Range<usize>, usize)>, usize) {
+    let place = || {
+        let mut at = 0;
+        move |rng: &mut SmallRng, len: usize| {
+            at += rng.random_range(0..3) * rng.random_range(0..20);
+            let start = at;
+            at += len;
+            (start, at)
+        }
+    };
+    let (mut here, mut there, mut room) = (place(), place(), 0);
+    let mut parts: Vec<_> = (0..count)
+        .map(|_| {
+            let len = rng.random_range(0..=longest);
+            let ((start, end), (to, last)) = (here(rng, len), there(rng, len));
+            room = room.max(end).max(last);
+            (start..end, to)
+        })
+        .collect();
+    if rng.random() {
+        parts.shuffle(rng);
+    }
+    (parts, room + 64)
+}
+
+fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
+    let (ground, mut rng) = (Ground::new::<J>(), rng());
+    for (ours, theirs, mapped) in sorts::<J>() {
+        for count in [1, 2, 65, 1000] {
+            for is_put in [true, false] {
+                let what = format!("{ours:?} {theirs:?} mapped: {mapped}, {count} pieces, put: {is_put}");
+                let (parts, room) = parts(&mut rng, count, if count < 1000 { 3000 } else { 60 });
+                let (local, remote) = (ground.local(ours, room), ground.remote(theirs, mapped, room));
+                let (here, there) = (random(&mut rng, room), random(&mut rng, room));
+                local.whole().write(&here).unwrap();
+                remote.region.whole().write(&there).unwrap();
+                let piece = |(range, to): &(Range<usize>, usize)| Piece {
+                    local: &local,
+                    range: range.clone(),
+                    rmr: &remote.rmr,
+                    offset: *to as u64,
+                };
+                let pieces: Vec<_> = parts.iter().map(piece).collect();
+                let (sink, zero) = (Sink::keeping(), &ground.ranks[0]);
+                let batch = if is_put {
+                    zero.post_put_batch(Rank(1), &pieces)
+                } else {
+                    zero.post_get_batch(Rank(1), &pieces)
+                };
+                let batch = batch.comp(&sink).user_context(UserContext(7)).tag(Tag(count as u64));
+                let mut batch = batch.remote_comp(ground.name);
+                let size = parts.iter().map(|(range, _)| range.len()).sum::<usize>();
+                let (mut wanted_here, mut wanted_there) = (here.clone(), there.clone());
+                for (range, to) in &parts {
+                    let their = *to..*to + range.len();
+                    if is_put {
+                        wanted_there[their].copy_from_slice(&here[range.clone()]);
+                    } else {
+                        wanted_here[range.clone()].copy_from_slice(&there[their]);
+                    }
+                }
+                let over = posted(&ground.ranks, || batch.call());
+                until(&ground.ranks, || ground.told.count() == 1);
+                let found = remote.region.whole().to_vec().unwrap();
+                assert!(found == wanted_there, "{what}: the signal was early, or a byte is wrong");
+                let told = ground.told.take().remove(0);
+                assert!(told.error.is_none(), "{what}: {told:?}");
+                assert_eq!((told.rank, told.tag, told.size), (Rank(0), Tag(count as u64), size), "{what}");
+                let status = match over {
+                    Outcome::Done(status) => status,
+                    _ => sink.one(&ground.ranks),
+                };
+                assert!(status.error.is_none(), "{what}: {status:?}");
+                assert_eq!((status.rank, status.size), (Rank(1), size), "{what}");
+                assert_eq!((status.user_context, status.tag), (UserContext(7), Tag(count as u64)));
+                assert!(local.whole().to_vec().unwrap() == wanted_here, "{what}: this rank's memory");
+                settle(&ground.ranks);
+                assert_eq!((sink.count(), ground.told.count()), (0, 0), "{what}: told twice");
+            }
+        }
+    }
+}
+
+/// A face of that shape, and how long a region has to be for it.
+fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
+    let offset = rng.random_range(0..100);
+    let row = count[0] + rng.random_range(0..2) * rng.random_range(0..50);
+    let plane = row * count[1] + rng.random_range(0..2) * rng.random_range(0..70);
+    let face = Face { offset, count, pitch: [row, plane] };
+    let end = face.check(usize::MAX).unwrap();
+    (face, end + rng.random_range(0..50))
+}
+
+fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
+    let (ground, mut rng) = (Ground::new::<J>(), rng());
+    let shapes = [[300, 1, 1], [24, 40, 1], [8, 12, 10], [8, 1, 30], [1, 20, 3], [0, 5, 5], [8, 0, 1]];
+    for (ours, theirs, mapped) in sorts::<J>() {
+        for count in shapes {
+            for is_put in [true, false] {
+                let what = format!("{ours:?} {theirs:?} mapped: {mapped}, {count:?}, put: {is_put}");
+                let ((face, len), (other, room)) = (face(&mut rng, count), face(&mut rng, count));
+                // Planes that are no whole number of rows apart are met by chance, too.
+                let (local, remote) = (ground.local(ours, len), ground.remote(theirs, mapped, room + 10));
+                let (here, there) = (random(&mut rng, len), random(&mut rng, room + 10));
+                local.whole().write(&here).unwrap();
+                remote.region.whole().write(&there).unwrap();
+                let named = remote.rmr.slice(10, room as u64).unwrap();
+                let sink = Sink::keeping();
+                let zero = &ground.ranks[0];
+                let batch = if is_put {
+                    zero.post_put_face(Rank(1), &local, &face, &named, &other)
+                } else {
+                    zero.post_get_face(Rank(1), &local, &face, &named, &other)
+                };
+                let mut batch = batch.comp(&sink).remote_comp(ground.name);
+                let (mut wanted_here, mut wanted_there) = (here.clone(), there.clone());
+                let rows = (0..count[2]).flat_map(|z| (0..count[1]).map(move |y| (z, y)));
+                for (z, y) in rows.filter(|_| count[0] > 0) {
+                    let at = |face: &Face| face.offset + y * face.pitch[0] + z * face.pitch[1];
+                    let (ours, theirs) =
+                        (at(&face)..at(&face) + count[0], 10 + at(&other)..10 + at(&other) + count[0]);
+                    if is_put {
+                        wanted_there[theirs].copy_from_slice(&here[ours]);
+                    } else {
+                        wanted_here[ours].copy_from_slice(&there[theirs]);
+                    }
+                }
+                let over = posted(&ground.ranks, || batch.call());
+                until(&ground.ranks, || ground.told.count() == 1);
+                let size = count.iter().product::<usize>();
+                assert_eq!(ground.told.take().remove(0).size, size, "{what}");
+                assert!(remote.region.whole().to_vec().unwrap() == wanted_there, "{what}");
+                let status = match over {
+                    Outcome::Done(status) => status,
+                    _ => sink.one(&ground.ranks),
+                };
+                assert!(status.error.is_none() && status.size == size, "{what}: {status:?}");
+                assert!(local.whole().to_vec().unwrap() == wanted_here, "{what}: this rank's memory");
+            }
+        }
+    }
+}
+
+fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
+    const EACH: usize = 500;
+    let (ground, mut rng) = (Ground::new::<J>(), rng());
+    let locals = ALL.map(|memory| ground.local(memory, EACH));
+    let remotes: Vec<_> =
+        sorts::<J>().into_iter().map(|(_, memory, mapped)| ground.remote(memory, mapped, 3 * EACH)).collect();
+    let bytes: Vec<_> = locals.iter().map(|_| random(&mut rng, EACH)).collect();
+    locals.iter().zip(&bytes).for_each(|(local, bytes)| local.whole().write(bytes).unwrap());
+    let mut pieces = Vec::new();
+    for remote in &remotes {
+        remote.region.whole().write(&[0xee; 3 * EACH]).unwrap();
+        for (at, local) in locals.iter().enumerate() {
+            let (range, offset) = (1..EACH - 1, (at * EACH) as u64);
+            pieces.push(Piece { local, range, rmr: &remote.rmr, offset });
+        }
+    }
+    pieces.shuffle(&mut rng);
+    let sink = Sink::keeping();
+    let mut put = ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name);
+    let status = ground.ended(&sink, || put.call());
+    assert!(status.error.is_none(), "{status:?}");
+    until(&ground.ranks, || ground.told.count() == 1);
+    assert_eq!(ground.told.take().remove(0).size, pieces.len() * (EACH - 2));
+    let mut wanted = vec![0xee; 3 * EACH];
+    for (at, bytes) in bytes.iter().enumerate() {
+        wanted[at * EACH..(at + 1) * EACH - 2].copy_from_slice(&bytes[1..EACH - 1]);
+    }
+    for remote in &remotes {
+        assert!(remote.region.whole().to_vec().unwrap() == wanted);
+    }
+}
+
+fn a_thousand_pieces_between_gpus_are_one_call_of_the_driver_and_so_is_a_face<J: Job>() {
+    if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
+        return;
+    }
+    let ground = Ground::new::<J>();
+    let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
+    let (local, remote) = (ground.local(Memory::Gpu, 128_000), ground.remote(Memory::Gpu, true, 128_000));
+    let piece = |at: usize| Piece {
+        local: &local,
+        range: at * 64..(at + 1) * 64,
+        rmr: &remote.rmr,
+        offset: (999 - at as u64) * 128,
+    };
+    let pieces: Vec<_> = (0..1000).map(piece).collect();
+    let face = Face { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
+    for is_face in [false, true] {
+        let (sink, before) = (Sink::keeping(), fake.counters());
+        let mut put = if is_face {
+            zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face).comp(&sink)
+        } else {
+            zero.post_put_batch(Rank(1), &pieces).comp(&sink)
+        };
+        assert!(ground.ended(&sink, || put.call()).error.is_none());
+        let after = fake.counters();
+        assert_eq!((after.batches - before.batches, after.copies - before.copies), (1, 0), "face: {is_face}");
+    }
+}
+
+/// Calls again as long as it has to be.
+pub(super) fn posted_or_refused(
+    ranks: &[Runtime],
+    mut call: impl FnMut() -> Result<Outcome, PostError>,
+) -> Result<Outcome, PostError> {
+    loop {
+        match call() {
+            Ok(Outcome::Retry(_)) => step(ranks),
+            other => return other,
+        }
+    }
+}
+
+/// A call that waits, while the other rank makes progress.
+pub(super) fn on_both<R>(ranks: &[Runtime; 2], call: impl FnOnce() -> R) -> R {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                ranks[1].progress().unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let result = call();
+        over.store(true, Ordering::Relaxed);
+        result
+    })
+}

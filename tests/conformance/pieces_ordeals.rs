@@ -1,0 +1,394 @@
+//! Batches that are refused, wait, are ordered after something, or come to a bad end.
+
+use super::pieces::{Ground, Memory, Remote, on_both, posted_or_refused};
+use crate::support::gpus::is_for_simulated_only;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::settings::KernelCopyChoice;
+use carrack::transports::gpu::Stream;
+use carrack::transports::gpu::fake::{FailAt, Kernel, Which};
+use carrack::{CompQueue, Face, FaceError, OpError, Outcome, Piece, PostError, Rank, Rmr, Tag};
+use std::sync::Arc;
+
+crate::over_each_transport!(
+    a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal,
+    what_makes_no_sense_is_refused_by_name_and_moves_nothing,
+    pieces_that_overlap_are_refused_and_both_are_named,
+    a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it,
+    a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does,
+    a_batch_after_an_event_is_written_when_it_has_fired,
+    a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal,
+    a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited,
+);
+
+fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
+    let ground = Ground::new::<J>();
+    let zero = &ground.ranks[0];
+    for is_put in [true, false] {
+        let batch =
+            if is_put { zero.post_put_batch(Rank(1), &[]) } else { zero.post_get_batch(Rank(1), &[]) };
+        let status = done(batch.remote_comp(ground.name).tag(Tag(3)).call().unwrap());
+        assert!(status.error.is_none() && status.size == 0, "{status:?}");
+        until(&ground.ranks, || ground.told.count() == 1);
+        let told = ground.told.take().remove(0);
+        assert_eq!((told.rank, told.size, told.tag), (Rank(0), 0, Tag(3)));
+        // Not done, if that is not allowed.
+        let sink = Sink::keeping();
+        let batch =
+            if is_put { zero.post_put_batch(Rank(1), &[]) } else { zero.post_get_batch(Rank(1), &[]) };
+        assert!(batch.comp(&sink).allow_done(false).call().unwrap().is_posted());
+        assert_eq!(sink.one(&ground.ranks).size, 0);
+    }
+    let put = zero.post_put_batch(Rank(9), &[]).call();
+    assert!(matches!(put, Err(PostError::NoSuchRank { .. })), "{put:?}");
+}
+
+fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
+    let ground = Ground::new::<J>();
+    let zero = &ground.ranks[0];
+    let ours = ground.ranks[0].allocate(1000).unwrap();
+    let own = ground.ranks[0].register_memory(&ours).unwrap();
+    let own = ground.ranks[0].get_rmr(&own);
+    for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
+        let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
+        local.whole().write(&[1; 1000]).unwrap();
+        remote.region.whole().write(&[0; 1000]).unwrap();
+        let rmr = &remote.rmr;
+        let piece = |range, offset| Piece { local: &local, range, rmr, offset };
+        let put = |wrong: Piece<'_>| {
+            // Behind pieces that make sense.
+            let pieces = [piece(0..100, 0), piece(0..100, 300), wrong, piece(0..10, 900)];
+            let put = zero.post_put_batch(Rank(1), &pieces).call();
+            match put {
+                Err(PostError::Piece { at: 2, cause }) => *cause,
+                other => panic!("{other:?}"),
+            }
+        };
+        for (range, offset) in [(0..10, 991), (0..10, u64::MAX), (0..10, u64::MAX - 4), (5..5, 1001)] {
+            let refused = put(piece(range, offset));
+            assert!(matches!(refused, PostError::Outside { room: 1000, .. }), "{refused}");
+        }
+        #[allow(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+        for range in [991..1001, 1001..1001, 10..5, 5..usize::MAX, usize::MAX..usize::MAX] {
+            let refused = put(piece(range.clone(), 0));
+            assert!(matches!(&refused, PostError::OutsideLocal { room: 1000, .. }), "{range:?}: {refused}");
+        }
+        // Of this rank's own memory, and of rank 1's as if it were rank 0's.
+        let refused = put(Piece { rmr: &own, ..piece(0..10, 200) });
+        assert!(matches!(refused, PostError::Owner { rank: Rank(1), owner: Rank(0) }), "{refused}");
+        let mixed = zero.post_put_batch(Rank(0), &[piece(0..1, 0)]).call();
+        assert!(matches!(mixed, Err(PostError::Piece { at: 0, .. })), "{mixed:?}");
+
+        let whole = Face { offset: 0, count: [10, 10, 1], pitch: [100, 0] };
+        let put = |ours: &Face, theirs: &Face| {
+            zero.post_put_face(Rank(1), &local, ours, rmr, theirs).call().unwrap_err()
+        };
+        for wrong in [
+            Face { offset: 91, ..whole },
+            Face { offset: usize::MAX, ..whole },
+            Face { pitch: [usize::MAX / 2, 0], ..whole },
+            Face { count: [1, 2, usize::MAX], pitch: [1, usize::MAX / 2], ..whole },
+        ] {
+            let same = Face { count: wrong.count, ..whole };
+            for (ours, theirs, side) in [(&wrong, &same, "local"), (&same, &wrong, "remote")] {
+                let refused = put(ours, theirs);
+                let PostError::Face { which, cause } = &refused else { panic!("{refused}") };
+                // Where the shape itself is impossible, both are wrong.
+                let is_shape = wrong.count != whole.count;
+                assert!(
+                    is_shape || (*which == side && matches!(cause, FaceError::Outside { .. })),
+                    "{refused}"
+                );
+            }
+        }
+        let narrow = Face { pitch: [9, 0], ..whole };
+        assert!(matches!(
+            put(&narrow, &whole),
+            PostError::Face { which: "local", cause: FaceError::Pitch { .. } }
+        ));
+        assert!(matches!(
+            put(&whole, &narrow),
+            PostError::Face { which: "remote", cause: FaceError::Pitch { .. } }
+        ));
+        let other = Face { count: [10, 9, 1], ..whole };
+        assert!(matches!(put(&whole, &other), PostError::Face { cause: FaceError::Shape { .. }, .. }));
+        settle(&ground.ranks);
+        assert_eq!(remote.region.whole().to_vec().unwrap(), [0; 1000], "{memory:?}: nothing was moved");
+
+        // A name that says more than there is: what is mapped is checked here, else by its owner.
+        let mut forged = rmr.to_bytes();
+        forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
+        let (forged, sink) = (Rmr::from_bytes(&forged).unwrap(), Sink::keeping());
+        let pieces = [Piece { rmr: &forged, ..piece(0..10, 4000) }];
+        match posted_or_refused(&ground.ranks, || zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()) {
+            Err(PostError::Piece { at: 0, cause }) => assert!(matches!(*cause, PostError::Outside { .. })),
+            Ok(Outcome::Posted) => {
+                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                assert!(matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        // A registration that has ended.
+        let Remote { region, rmr, registered } = remote;
+        ground.ranks[1].deregister_memory(registered);
+        settle(&ground.ranks);
+        let pieces = [Piece { local: &local, range: 0..10, rmr: &rmr, offset: 0 }];
+        match posted_or_refused(&ground.ranks, || zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()) {
+            Err(PostError::Piece { at: 0, cause }) => assert!(matches!(*cause, PostError::Stale(Rank(1)))),
+            Ok(Outcome::Posted) => {
+                let error = sink.one(&ground.ranks).ok().unwrap_err();
+                assert!(matches!(error, OpError::Stale(Rank(1))), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(region.whole().to_vec().unwrap(), [0; 1000]);
+    }
+}
+
+fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
+    let ground = Ground::new::<J>();
+    let zero = &ground.ranks[0];
+    let (local, remote) = (ground.local(Memory::Host, 1000), ground.remote(Memory::Host, true, 1000));
+    let other = ground.remote(Memory::Host, true, 1000);
+    local.whole().write(&[1; 1000]).unwrap();
+    let piece = |range, offset| Piece { local: &local, range, rmr: &remote.rmr, offset };
+    let shifted = remote.rmr.slice(100, 900).unwrap();
+    for (pieces, is_put, wanted) in [
+        (vec![piece(0..10, 50), piece(20..30, 70), piece(40..50, 59)], true, Some((0, 2))),
+        (vec![piece(0..100, 0), piece(10..11, 50)], true, Some((0, 1))),
+        // By another name of a part of the same memory.
+        (vec![piece(0..10, 150), Piece { rmr: &shifted, ..piece(0..10, 55) }], true, Some((0, 1))),
+        // What is read may be read twice; what is empty overlaps with nothing.
+        (vec![piece(0..10, 50), piece(0..10, 60), piece(5..5, 55)], true, None),
+        (vec![piece(0..10, 50), Piece { rmr: &other.rmr, ..piece(0..10, 50) }], true, None),
+        (vec![piece(0..10, 50), piece(10..20, 50)], false, None),
+        (vec![piece(0..10, 50), piece(30..40, 70), piece(9..19, 90)], false, Some((0, 2))),
+    ] {
+        let call = || match is_put {
+            true => zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call(),
+            false => zero.post_get_batch(Rank(1), &pieces).call(),
+        };
+        match (on_both(&ground.ranks, call), wanted) {
+            (Ok(Outcome::Done(status)), None) => assert!(status.error.is_none()),
+            (Err(PostError::Overlap { first, second }), Some(wanted)) => {
+                assert_eq!((first, second), wanted);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it<J: Job>() {
+    const COUNT: usize = 300;
+    let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
+    let (ground, mut rng) = (Ground::over(J::pair_with(settings)), rng());
+    let zero = &ground.ranks[0];
+    for memory in [Memory::Host, Memory::Gpu] {
+        let (local, remote) = (ground.local(memory, COUNT * 100), ground.remote(memory, false, COUNT * 100));
+        let bytes = random(&mut rng, COUNT * 100);
+        local.whole().write(&bytes).unwrap();
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 100..(at + 1) * 100,
+            rmr: &remote.rmr,
+            offset: ((COUNT - 1 - at) * 100) as u64,
+        };
+        let pieces: Vec<_> = (0..COUNT).map(piece).collect();
+        let (over, flushed) = (Sink::keeping(), Sink::keeping());
+        let put = zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        if !J::IS_RDMA {
+            let waiting = zero.pending();
+            assert!(waiting.operations.iter().any(|op| op.what == "put of a batch"), "{waiting:?}");
+        }
+        let flush = zero.post_flush(Rank(1)).comp(&flushed).allow_done(false).call().unwrap();
+        assert!(flush.is_posted());
+        until(&ground.ranks, || flushed.count() == 1);
+        let found = remote.region.whole().to_vec().unwrap();
+        assert!(found.chunks(100).eq(bytes.chunks(100).rev()), "{memory:?}: the flush was early");
+        assert!(over.one(&ground.ranks).error.is_none());
+        until(&ground.ranks, || ground.told.count() == 1);
+        assert_eq!(ground.told.take().remove(0).size, COUNT * 100);
+    }
+}
+
+fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
+    for peer_goes in [true, false] {
+        let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
+        let ground = Ground::over(J::pair_with(settings));
+        let (local, remote) =
+            (ground.local(Memory::Host, 100_000), ground.remote(Memory::Host, false, 100_000));
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 100..(at + 1) * 100,
+            rmr: &remote.rmr,
+            offset: (at * 100) as u64,
+        };
+        let pieces: Vec<_> = (0..1000).map(piece).collect();
+        let over = Sink::keeping();
+        connect(&ground.ranks);
+        let put = ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&over);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        let Ground { ranks: [zero, one], .. } = ground;
+        if peer_goes {
+            drop((remote, one));
+            let ranks = [zero];
+            let error = over.one(&ranks).ok().unwrap_err();
+            assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
+            settle(&ranks);
+            let put = ranks[0].post_put_batch(Rank(1), &[]).call();
+            assert!(matches!(put, Err(PostError::PeerDown { rank: Rank(1), .. })), "{put:?}");
+        } else {
+            drop(zero);
+            let statuses = over.take();
+            assert_eq!(statuses.len(), 1, "{statuses:?}");
+            assert!(matches!(statuses[0].error.as_deref(), Some(OpError::Closed)), "{statuses:?}");
+        }
+        assert_eq!(over.count(), 0);
+    }
+}
+
+/// By an event of the program's, and by a stream: what is read is what was there when the event had fired.
+fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
+    if is_for_simulated_only("there is no kernel that a test could hold up") {
+        return;
+    }
+    let ground = Ground::new::<J>();
+    let zero = &ground.ranks[0];
+    let fake = ground.gpus.fake.as_ref().unwrap();
+    for (mapped, on_stream, as_face) in [true, false].into_iter().flat_map(|mapped| {
+        [(mapped, true, true), (mapped, true, false), (mapped, false, true), (mapped, false, false)]
+    }) {
+        let what = format!("mapped: {mapped}, on a stream: {on_stream}, a face: {as_face}");
+        let (local, remote) = (ground.local(Memory::Gpu, 1000), ground.remote(Memory::Gpu, mapped, 2000));
+        local.whole().write(&[0; 1000]).unwrap();
+        remote.region.whole().write(&[9; 2000]).unwrap();
+        let stream = fake.gpu(0).unwrap().fake_stream().unwrap();
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let slice = local.whole();
+        let kernel = move |kernel: &mut Kernel| {
+            gate.recv().unwrap();
+            kernel.write(&slice, &[1; 1000])
+        };
+        stream.launch(kernel).unwrap();
+        let as_stream: Arc<dyn Stream> = stream.clone();
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 10..at * 10 + 10,
+            rmr: &remote.rmr,
+            offset: (at * 20) as u64,
+        };
+        let pieces: Vec<_> = (0..100).map(piece).collect();
+        let ours = Face { offset: 0, count: [10, 100, 1], pitch: [10, 0] };
+        let theirs = Face { pitch: [20, 0], ..ours };
+        let over = Sink::keeping();
+        let put = if as_face {
+            zero.post_put_face(Rank(1), &local, &ours, &remote.rmr, &theirs)
+        } else {
+            zero.post_put_batch(Rank(1), &pieces)
+        };
+        let put = put.comp(&over).remote_comp(ground.name);
+        let mut put =
+            if on_stream { put.on_stream(&as_stream) } else { put.after(&stream.record().unwrap()) };
+        assert!(posted(&ground.ranks, || put.call()).is_posted(), "{what}");
+        if on_stream {
+            // What the stream does later comes after the batch.
+            let slice = local.whole();
+            stream.launch(move |kernel| kernel.write(&slice, &[2; 1000])).unwrap();
+        }
+        for _ in 0..100 {
+            step(&ground.ranks);
+        }
+        assert_eq!((over.count(), ground.told.count()), (0, 0), "{what}: it was not waited for");
+        go.send(()).unwrap();
+        until(&ground.ranks, || ground.told.count() == 1);
+        let found = remote.region.whole().to_vec().unwrap();
+        let wanted: Vec<u8> = (0..2000).map(|at| if at % 20 < 10 { 1 } else { 9 }).collect();
+        assert!(found == wanted, "{what}");
+        assert_eq!(ground.told.take().remove(0).size, 1000);
+        assert!(over.one(&ground.ranks).error.is_none());
+        stream.synchronize().unwrap();
+    }
+}
+
+fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal<J: Job>() {
+    if is_for_simulated_only("no copy can be made to fail") {
+        return;
+    }
+    let ground = Ground::new::<J>();
+    let zero = &ground.ranks[0];
+    let faults = ground.gpus.fake.as_ref().unwrap().faults();
+    let local = ground.local(Memory::Gpu, 1000);
+    for mapped in [true, false] {
+        for at in [FailAt::Submit, FailAt::Event] {
+            let remote = ground.remote(Memory::Gpu, mapped, 1000);
+            let piece =
+                |at: usize| Piece { local: &local, range: at..at + 1, rmr: &remote.rmr, offset: at as u64 };
+            let pieces: Vec<_> = (0..100).map(piece).collect();
+            let over = Sink::keeping();
+            faults.fail_copies(at, Which::All, 700);
+            match posted_or_refused(&ground.ranks, || {
+                zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name).call()
+            }) {
+                Err(PostError::Memory(error)) => {
+                    assert!(at == FailAt::Submit && error.to_string().contains("700"), "{error}");
+                }
+                Ok(Outcome::Posted) if J::IS_RDMA => {
+                    // The NIC may need no engine.
+                    until(&ground.ranks, || over.count() == 1);
+                    let is_over = over.take().remove(0).error.is_none();
+                    faults.heal_copies();
+                    settle(&ground.ranks);
+                    assert_eq!(ground.told.take().len(), usize::from(is_over));
+                    continue;
+                }
+                Ok(Outcome::Posted) => {
+                    let error = over.one(&ground.ranks).ok().unwrap_err();
+                    assert!(!mapped || error.to_string().contains("700"), "{error}");
+                }
+                other => panic!("{other:?}"),
+            }
+            faults.heal_copies();
+            settle(&ground.ranks);
+            assert_eq!((over.count(), ground.told.count()), (0, 0));
+        }
+    }
+}
+
+fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
+    let ground = Ground::new::<J>();
+    for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
+        let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
+        local.whole().write(&[5; 1000]).unwrap();
+        remote.region.whole().write(&[0; 1000]).unwrap();
+        let piece =
+            |at: usize| Piece { local: &local, range: at..at + 9, rmr: &remote.rmr, offset: at as u64 };
+        let pieces: Vec<_> = (0..50).map(|at| piece(at * 10)).collect();
+        let zero = &ground.ranks[0];
+        let put = || zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call();
+        let status = done(on_both(&ground.ranks, put).unwrap());
+        assert!(status.error.is_none() && status.size == 450, "{status:?}");
+        let wanted: Vec<u8> = (0..1000).map(|at| if at < 500 && at % 10 < 9 { 5 } else { 0 }).collect();
+        assert!(remote.region.whole().to_vec().unwrap() == wanted);
+        let back = ground.local(memory, 1000);
+        back.whole().write(&[0; 1000]).unwrap();
+        let pieces: Vec<_> = pieces.iter().map(|piece| Piece { local: &back, ..piece.clone() }).collect();
+        let get = || zero.block_on(async { zero.post_get_batch(Rank(1), &pieces).await });
+        let status = on_both(&ground.ranks, get).unwrap().unwrap();
+        assert_eq!(status.size, 450);
+        assert!(back.whole().to_vec().unwrap() == wanted);
+        // A completion object that is full is told when it has room.
+        let queue = CompQueue::new(1);
+        let mut posted = 0;
+        for _ in 0..20 {
+            let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&queue).allow_done(false);
+            sent(&ground.ranks, || put.call());
+            posted += 1;
+        }
+        let mut come = 0;
+        until_with_errors(&ground.ranks, || {
+            come += std::iter::from_fn(|| queue.pop()).count();
+            come == posted
+        });
+    }
+}

@@ -1,0 +1,270 @@
+//! Many copies in one call of the driver, and rows at regular distances.
+//!
+//! `cuMemcpyBatchAsync` has come with CUDA 12.8, and lost its index of the piece that failed in 13.0, under another name. A driver that
+//! has neither is given runs of rows at equal distances as one call each, and all other copies one by one.
+
+use super::device::CudaGpu;
+use super::error::{INVALID_VALUE, MISSING_CALL, NOT_SUPPORTED};
+use super::event::Fired;
+use super::home::Home;
+use super::lane::Way;
+use super::rows::{Copy2d, Copy3d, CopyAttributes, Rows};
+use super::sys::{DevicePtr, StreamHandle};
+use crate::gpu::pieces::Run;
+use crate::gpu::{Event, GpuError, Grid, Pieces};
+use crate::mem::MemKind;
+use std::sync::Arc;
+
+const NEW: &str = "cuMemcpyBatchAsync_v2";
+const OLD: &str = "cuMemcpyBatchAsync";
+
+/// CUDA's names of the legacy default stream, to which no batch can be given.
+const LEGACY_STREAMS: [usize; 2] = [0, 1];
+
+/// Where copies are given to.
+type Lane<'a> = (&'a Home, Way, StreamHandle);
+
+impl CudaGpu {
+    /// Starts many copies: on a stream of the user's, or on the library's own for their way.
+    ///
+    /// # Safety
+    /// As `Gpu::copy_pieces`.
+    pub(super) unsafe fn copy_pieces_on(
+        &self,
+        users: Option<StreamHandle>,
+        pieces: &Pieces,
+    ) -> Result<Event, GpuError> {
+        if pieces.is_empty() {
+            return Ok(Event::new(Arc::new(Fired)));
+        }
+        self.give_copies(users, pieces.kinds(), |gpu, lane| {
+            // SAFETY: the caller's promise.
+            unsafe { gpu.give_pieces(lane, pieces) }
+        })
+    }
+
+    /// Starts the copy of rows, and planes of rows.
+    ///
+    /// # Safety
+    /// As `Gpu::copy_grid`.
+    pub(super) unsafe fn copy_grid_on(
+        &self,
+        users: Option<StreamHandle>,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        if grid.is_empty() {
+            return Ok(Event::new(Arc::new(Fired)));
+        }
+        let [bytes, rows, planes] = grid.count;
+        if rows == 1 && planes == 1 {
+            // SAFETY: the caller's promise, of the one row that there is.
+            return unsafe { self.copy_on(users, dst, src, bytes) };
+        }
+        let kinds = (dst.1, src.1);
+        self.give_copies(users, kinds, |gpu, lane| {
+            // SAFETY: the caller's promise.
+            match unsafe { give_grid(lane, dst, src, grid) } {
+                // A pitch that is longer than the driver allows, memory that the device was given no access to, or a driver
+                // without the call: row by row all of them can be.
+                Err(refused) if is_to_be_tried_otherwise(&refused) => {
+                    tracing::debug!(%refused, ?grid, "row by row");
+                    let mut each = Pieces::new(kinds.0, kinds.1, rows.saturating_mul(planes));
+                    for (to, from) in grid.rows() {
+                        each.push(dst.0.wrapping_add(to), src.0.wrapping_add(from), bytes);
+                    }
+                    // SAFETY: the same bytes.
+                    unsafe { gpu.give_pieces(lane, &each) }
+                }
+                given => given,
+            }
+        })
+    }
+
+    /// Gives a stream many copies.
+    ///
+    /// # Safety
+    /// As `Gpu::copy_pieces`.
+    unsafe fn give_pieces(&self, lane: Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
+        let ends = pieces.kinds();
+        // For ordinary host memory the driver's call may wait, and of it the one that says so is asked for.
+        let is_pageable = ends.0 == MemKind::Host || ends.1 == MemKind::Host;
+        let mut is_begun = false;
+        if pieces.count() > 1
+            && !is_pageable
+            && !LEGACY_STREAMS.contains(&lane.2.0)
+            && self.no_batches.get().is_none()
+        {
+            // SAFETY: the caller's promise.
+            match unsafe { give_batch(lane, pieces) } {
+                // If it has begun some of them, they are done once more behind that, on the same stream.
+                Err(refused) if is_to_be_tried_otherwise(&refused) => {
+                    tracing::debug!(%refused, ?pieces, "one by one");
+                    is_begun = refused.code != MISSING_CALL;
+                    if refused.code != INVALID_VALUE {
+                        let _ = self.no_batches.set(refused);
+                    }
+                }
+                given => return given.inspect_err(|_| settle(lane)),
+            }
+        }
+        for run in pieces.runs() {
+            // SAFETY: the caller's promise, of these of the copies.
+            let given = unsafe { self.give_run(lane, ends, &run, &mut is_begun) };
+            given.inspect_err(|_| {
+                if is_begun {
+                    settle(lane);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Gives a stream copies of one length at equal distances. `is_begun`: whether some copies are under way.
+    ///
+    /// # Safety
+    /// As `Gpu::copy`, of each of them.
+    unsafe fn give_run(
+        &self,
+        lane: Lane<'_>,
+        (to, from): (MemKind, MemKind),
+        run: &Run,
+        is_begun: &mut bool,
+    ) -> Result<(), GpuError> {
+        let (dst, src) = ((run.to, to), (run.from, from));
+        if run.rows > 1 {
+            let grid = Grid {
+                count: [run.len, run.rows, 1],
+                dst_pitch: [run.dst_pitch, 0],
+                src_pitch: [run.src_pitch, 0],
+            };
+            // SAFETY: the caller's promise.
+            match unsafe { give_grid(lane, dst, src, &grid) } {
+                Err(refused) if is_to_be_tried_otherwise(&refused) => {}
+                given => {
+                    *is_begun |= given.is_ok();
+                    return given;
+                }
+            }
+        }
+        for row in 0..run.rows {
+            let (to, from) =
+                (run.to.wrapping_add(row * run.dst_pitch), run.from.wrapping_add(row * run.src_pitch));
+            // SAFETY: the caller's promise.
+            unsafe { self.copy_one(lane, (to, dst.1), (from, src.1), run.len) }?;
+            *is_begun = true;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for what a stream has been given: what its copies touch is given back. Only after an error, since the stream may wait for
+/// something itself.
+fn settle((home, _, stream): Lane<'_>) {
+    // SAFETY: a stream of this context.
+    if let Err(error) = unsafe { home.calls().stream_synchronize(stream) } {
+        tracing::debug!(%error, "after copies of which some were refused");
+    }
+}
+
+/// Whether a refusal may be one of the call, and not of the copies.
+fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
+    [MISSING_CALL, NOT_SUPPORTED, INVALID_VALUE].contains(&error.code)
+}
+
+/// Gives a stream many copies by one call.
+///
+/// # Safety
+/// As `Gpu::copy_pieces`; the context is current.
+unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
+    let (to, from, lens) = pieces.lists();
+    let (to, from) = (to.as_ptr().cast::<DevicePtr>(), from.as_ptr().cast::<DevicePtr>());
+    // One sort of copies, from the first on.
+    let (attributes, begin) = ([CopyAttributes::IN_ORDER], [0_usize]);
+    let (sorts, first) = (attributes.as_ptr(), begin.as_ptr());
+    // SAFETY: three lists of as many entries, and the caller's promise of what they name. They are read before the call returns.
+    match unsafe {
+        home.calls().memcpy_batch_async(to, from, lens.as_ptr(), lens.len(), sorts, first, 1, stream)
+    } {
+        Err(missing) if missing.code == MISSING_CALL => {}
+        given => return given,
+    }
+    let mut failed = usize::MAX;
+    // SAFETY: as above; the place for the answer is ours.
+    unsafe {
+        home.calls().memcpy_batch_async_first(
+            to,
+            from,
+            lens.as_ptr(),
+            lens.len(),
+            sorts,
+            first,
+            1,
+            &raw mut failed,
+            stream,
+        )
+    }
+    .map_err(|error| match lens.get(failed) {
+        Some(len) => GpuError { hint: format!("piece {failed}, of {len} bytes: {}", error.hint), ..error },
+        None => error,
+    })
+}
+
+/// Gives a stream rows, and planes of rows, by one call.
+///
+/// # Safety
+/// As `Gpu::copy_grid`; the context is current.
+unsafe fn give_grid(
+    (home, _, stream): Lane<'_>,
+    dst: (*mut u8, MemKind),
+    src: (*const u8, MemKind),
+    grid: &Grid,
+) -> Result<(), GpuError> {
+    let (calls, Grid { count, dst_pitch, src_pitch }) = (home.calls(), *grid);
+    let rows = |addr: usize, kind: MemKind, [pitch, _]: [usize; 2], height| Rows {
+        addr,
+        is_host: kind.is_host(),
+        pitch,
+        height,
+    };
+    let (to, from) = (dst.0 as usize, src.0 as usize);
+    let [bytes, height, planes] = count;
+    // A plane of one row, or one plane: the distance that there is is that of rows.
+    if height == 1 || planes == 1 {
+        let of = |pitch: [usize; 2]| if planes == 1 { pitch } else { [pitch[1], 0] };
+        let copy = Copy2d::of(
+            rows(to, dst.1, of(dst_pitch), 0),
+            rows(from, src.1, of(src_pitch), 0),
+            [bytes, height.max(planes)],
+        );
+        // SAFETY: the caller's promise.
+        return unsafe { calls.memcpy_2d_async(&raw const copy, stream) };
+    }
+    let heights =
+        |pitch: [usize; 2]| (pitch[1].is_multiple_of(pitch[0])).then_some(pitch[1] / pitch[0].max(1));
+    let (Some(dst_height), Some(src_height)) = (heights(dst_pitch), heights(src_pitch)) else {
+        let hint = format!("planes are no whole number of rows apart: {grid:?}");
+        return Err(super::error::because("cuMemcpy3DAsync", NOT_SUPPORTED, hint));
+    };
+    let copy =
+        Copy3d::of(rows(to, dst.1, dst_pitch, dst_height), rows(from, src.1, src_pitch, src_height), count);
+    // SAFETY: the caller's promise.
+    unsafe { calls.memcpy_3d_async(&raw const copy, stream) }
+}
+
+/// How copies that are given together go, in words.
+pub(super) fn how(gpu: &CudaGpu) -> String {
+    let missing = gpu.shared.calls.missing();
+    let otherwise =
+        "runs of rows at equal distances by one call of cuMemcpy2DAsync each, all others one by one";
+    match gpu.no_batches.get() {
+        _ if missing.contains(&NEW) && missing.contains(&OLD) => {
+            let path = &gpu.shared.calls.path;
+            format!("{otherwise}: {path} has no {OLD}, which drivers of CUDA 12.8 and later have")
+        }
+        Some(why) => format!("{otherwise}: {why}"),
+        None if missing.contains(&NEW) => format!("by one call of {OLD}, however many they are"),
+        None => format!("by one call of {NEW}, however many they are"),
+    }
+}

@@ -1,0 +1,186 @@
+//! Rows of bytes at regular distances in a region: the face of a grid of cells, a column of a matrix, a block of one.
+
+use crate::gpu::Grid;
+
+/// Up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` of them to a plane, `count[2]` planes. Rows begin
+/// `pitch[0]` bytes apart, planes `pitch[1]` bytes.
+///
+/// ```
+/// use carrack_transports::mem::Face;
+///
+/// // The third column of a matrix of 10 rows of 8 numbers of 8 bytes each.
+/// let column = Face { offset: 2 * 8, count: [8, 10, 1], pitch: [8 * 8, 0] };
+/// assert_eq!(column.check(640), Ok(column.offset + 9 * 64 + 8));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Face {
+    /// Where the first row begins in the region, in bytes.
+    pub offset: usize,
+    /// Bytes of a row, rows of a plane, planes. One that is 0 makes it a face of no bytes.
+    pub count: [usize; 3],
+    /// From one row to the next, and from one plane to the next, in bytes. Where there is one row or one plane it counts for nothing.
+    pub pitch: [usize; 2],
+}
+
+/// Why a face is none, or is not within a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaceError {
+    /// Its rows or planes would lie on each other.
+    #[error(
+        "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; the pitch is counted in bytes, from the beginning of one to that of the next"
+    )]
+    Pitch {
+        /// `rows` or `planes`.
+        what: &'static str,
+        /// From one to the next, in bytes.
+        pitch: usize,
+        /// Bytes from the beginning of one to its end.
+        len: usize,
+    },
+    /// It ends beyond the region.
+    #[error(
+        "a face of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond the {room} of its region"
+    )]
+    Outside {
+        /// Where it begins.
+        offset: usize,
+        /// Bytes of a row, rows, planes.
+        count: [usize; 3],
+        /// Behind its last byte; the largest number there is, where that cannot be counted.
+        end: usize,
+        /// Bytes of the region.
+        room: u64,
+    },
+    /// Two faces are not of the same shape.
+    #[error(
+        "a face of {ours:?} (bytes, rows, planes) cannot be copied to or from one of {theirs:?}: all three have to be the same, only offsets and pitches may differ"
+    )]
+    Shape {
+        /// Of the local one.
+        ours: [usize; 3],
+        /// Of the remote one.
+        theirs: [usize; 3],
+    },
+}
+
+impl Face {
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.count.contains(&0)
+    }
+
+    /// How many bytes its rows have, altogether. `None`: more than can be counted.
+    pub fn checked_len(&self) -> Option<usize> {
+        let [bytes, rows, planes] = self.count;
+        if self.is_empty() { Some(0) } else { bytes.checked_mul(rows)?.checked_mul(planes) }
+    }
+
+    /// Checks that rows and planes do not overlap, and that its last byte lies within `room` bytes. Where it ends, in bytes from
+    /// the beginning of the region.
+    ///
+    /// # Errors
+    /// See [`FaceError`].
+    pub fn check(&self, room: usize) -> Result<usize, FaceError> {
+        self.check_within(room as u64)
+    }
+
+    /// The same, of a region that may be longer than this machine's addresses.
+    ///
+    /// # Errors
+    /// See [`FaceError`].
+    pub fn check_within(&self, room: u64) -> Result<usize, FaceError> {
+        let Self { offset, count: [bytes, rows, planes], pitch: [row, plane] } = *self;
+        let outside = |end: usize| FaceError::Outside { offset, count: self.count, end, room };
+        if self.is_empty() {
+            return if offset as u64 <= room { Ok(offset) } else { Err(outside(offset)) };
+        }
+        if rows > 1 && row < bytes {
+            return Err(FaceError::Pitch { what: "rows", pitch: row, len: bytes });
+        }
+        let far = |pitch: usize, count: usize| if count > 1 { pitch.checked_mul(count - 1) } else { Some(0) };
+        let of_plane = far(row, rows).and_then(|far| far.checked_add(bytes));
+        let of_plane = of_plane.ok_or_else(|| outside(usize::MAX))?;
+        if planes > 1 && plane < of_plane {
+            return Err(FaceError::Pitch { what: "planes", pitch: plane, len: of_plane });
+        }
+        let end = far(plane, planes).and_then(|far| far.checked_add(of_plane)?.checked_add(offset));
+        let end = end.ok_or_else(|| outside(usize::MAX))?;
+        if end as u64 <= room { Ok(end) } else { Err(outside(end)) }
+    }
+
+    /// Two faces of the same shape, as what an engine copies.
+    ///
+    /// # Errors
+    /// [`FaceError::Shape`].
+    pub fn grid(dst: &Self, src: &Self) -> Result<Grid, FaceError> {
+        if dst.count != src.count {
+            return Err(FaceError::Shape { ours: dst.count, theirs: src.count });
+        }
+        Ok(Grid { count: dst.count, dst_pitch: dst.pitch, src_pitch: src.pitch })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn face(offset: usize, count: [usize; 3], pitch: [usize; 2]) -> Face {
+        Face { offset, count, pitch }
+    }
+
+    #[test]
+    fn a_face_ends_behind_its_last_byte() {
+        assert_eq!(face(5, [10, 1, 1], [0, 0]).check(15), Ok(15));
+        assert_eq!(face(5, [10, 3, 1], [16, 0]).check(47), Ok(47));
+        assert_eq!(face(5, [10, 3, 4], [16, 100]).check(347), Ok(347));
+        assert!(matches!(
+            face(5, [10, 3, 4], [16, 100]).check(346),
+            Err(FaceError::Outside { end: 347, room: 346, .. })
+        ));
+    }
+
+    #[test]
+    fn rows_and_planes_that_overlap_are_refused() {
+        let rows = FaceError::Pitch { what: "rows", pitch: 9, len: 10 };
+        assert_eq!(face(0, [10, 2, 1], [9, 0]).check(1000), Err(rows));
+        let planes = FaceError::Pitch { what: "planes", pitch: 25, len: 26 };
+        assert_eq!(face(0, [10, 2, 2], [16, 25]).check(1000), Err(planes));
+        // Of one row or plane the pitch counts for nothing.
+        assert_eq!(face(0, [10, 1, 1], [1, 1]).check(10), Ok(10));
+    }
+
+    #[test]
+    fn a_face_of_no_bytes_lies_anywhere_in_its_region() {
+        for count in [[0, 5, 5], [5, 0, 5], [5, 5, 0]] {
+            assert_eq!(face(100, count, [0, 0]).check(100), Ok(100));
+            assert_eq!(face(0, count, [0, 0]).checked_len(), Some(0));
+            assert!(face(101, count, [0, 0]).check(100).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_to_lie_within_a_region_does_and_nothing_overflows(
+            offset: usize, count: [usize; 3], pitch: [usize; 2], room: u64,
+            small in (0_usize..50, [0_usize..9, 0..9, 0..9], [0_usize..40, 0..200]),
+        ) {
+            let _ = face(offset, count, pitch).check_within(room);
+            let (offset, count, pitch) = small;
+            let face = face(offset, count, pitch);
+            if let Ok(end) = face.check(usize::MAX) {
+                let grid = Face::grid(&face, &face).unwrap();
+                let mut taken = vec![false; end];
+                for (at, _) in grid.rows().filter(|_| !face.is_empty()) {
+                    for byte in &mut taken[offset + at..offset + at + count[0]] {
+                        prop_assert!(!std::mem::replace(byte, true), "no byte is copied twice");
+                    }
+                }
+                prop_assert_eq!(taken.iter().filter(|&&taken| taken).count(), face.checked_len().unwrap());
+                prop_assert!(face.is_empty() || taken[end - 1], "the last byte is one of its own");
+                prop_assert!(end == 0 || face.check(end - 1).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Copies between regions that an engine is given together.
+
+use super::{Buffer, CopyError, Face, FaceError, MemKind, Region, Transfer, copy::check_kinds};
+use crate::gpu::{Event, Gpu, GpuError, Pieces, Stream};
+use std::sync::Arc;
+
+/// Copies between parts of regions, of one kind of memory on each side, that are begun together. What is begun is one
+/// [`Transfer`], which holds all of the regions.
+pub struct Together {
+    dst: Side,
+    src: Side,
+    engine: Arc<dyn Gpu>,
+    pieces: Pieces,
+}
+
+/// The regions of one side. Pieces of one region mostly come one after the other, so only the last is looked at.
+struct Side {
+    kind: MemKind,
+    regions: Vec<Region>,
+}
+
+impl Side {
+    fn of(region: &Region) -> Self {
+        Self { kind: region.kind(), regions: vec![region.clone()] }
+    }
+
+    #[inline]
+    fn hold(&mut self, region: &Region) {
+        if !self.regions.last().is_some_and(|last| last.is(region)) {
+            self.regions.push(region.clone());
+        }
+    }
+
+    fn into_buffer(mut self) -> Buffer {
+        match (self.regions.pop(), self.regions.is_empty()) {
+            (Some(one), true) => one.whole().into(),
+            (last, _) => {
+                self.regions.extend(last);
+                self.regions.into_iter().map(|region| region.whole().into()).collect::<Vec<Buffer>>().into()
+            }
+        }
+    }
+}
+
+/// The engine that copies between two regions, if it takes one, and reaches both by itself: no call for them waits.
+fn engine<'a>(dst: &'a Region, src: &'a Region) -> Option<&'a Arc<dyn Gpu>> {
+    let reached = |region: &Region| matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned);
+    let gpu = |region: &'a Region| region.gpu().filter(|_| matches!(region.kind(), MemKind::Device(_)));
+    gpu(dst).or(gpu(src)).filter(|_| reached(dst) && reached(src))
+}
+
+impl Together {
+    /// None so far, with room for `count`, for regions such as these. `None` where no engine takes them together: between host
+    /// memory the CPU copies, and for host memory that is not pinned an engine's call would wait.
+    pub fn between(dst: &Region, src: &Region, count: usize) -> Option<Self> {
+        let engine = engine(dst, src)?.clone();
+        let pieces = Pieces::new(dst.kind(), src.kind(), count);
+        Some(Self { dst: Side::of(dst), src: Side::of(src), engine, pieces })
+    }
+
+    /// Whether copies between these two regions can be among them.
+    pub fn takes(&self, dst: &Region, src: &Region) -> bool {
+        (dst.kind(), src.kind()) == (self.dst.kind, self.src.kind)
+            && engine(dst, src).is_some_and(|engine| Arc::ptr_eq(engine, &self.engine))
+    }
+
+    /// One more: `len` bytes from a place in a region to a place in another, for regions that it [`takes`](Self::takes). Whether
+    /// both lie within their regions: else it is left out.
+    #[inline]
+    pub fn push(&mut self, dst: (&Region, usize), src: (&Region, usize), len: usize) -> bool {
+        let (Some(to), Some(from)) = (dst.0.pointer(dst.1, len), src.0.pointer(src.1, len)) else {
+            return false;
+        };
+        self.dst.hold(dst.0);
+        self.src.hold(src.0);
+        self.pieces.push(to, from, len);
+        true
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.pieces.count()
+    }
+
+    /// The kind of memory of the targets, and of the sources.
+    pub fn kinds(&self) -> (MemKind, MemKind) {
+        self.pieces.kinds()
+    }
+
+    /// Begins all of them.
+    ///
+    /// # Errors
+    /// The engine's. Nothing is under way then.
+    pub fn start(self) -> Result<Transfer, CopyError> {
+        // SAFETY: each piece was checked against its region; the transfer holds the regions until the event has fired.
+        let begun = unsafe { self.engine.copy_pieces(&self.pieces) };
+        self.begun(begun)
+    }
+
+    /// The same, on a stream: behind the work that it was given, and before the work that it is given later.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_on(self, stream: &dyn Stream) -> Result<Transfer, CopyError> {
+        // SAFETY: as in `start`.
+        let begun = unsafe { stream.copy_pieces(&self.pieces) };
+        self.begun(begun)
+    }
+
+    fn begun(self, begun: Result<Event, GpuError>) -> Result<Transfer, CopyError> {
+        let (dst, src) = self.pieces.kinds();
+        let event = begun.map_err(|cause| CopyError::Engine { dst, src, cause })?;
+        Ok(Transfer::under_way(self.dst.into_buffer(), self.src.into_buffer(), event))
+    }
+}
+
+/// Why a face was not copied.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum FaceRefused {
+    /// It is none, or not within its region.
+    #[error(transparent)]
+    Face(#[from] FaceError),
+    /// The engine refused.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+/// Begins the copy of a face of one region to one of the same shape of another, by the engine of a GPU, on a stream if one is
+/// given. `None` where no engine takes it: as [`Together::between`].
+///
+/// # Errors
+/// See [`FaceRefused`]. Nothing is under way then.
+pub fn start_face(
+    (dst, to): (&Region, &Face),
+    (src, from): (&Region, &Face),
+    stream: Option<&dyn Stream>,
+) -> Result<Option<Transfer>, FaceRefused> {
+    let grid = Face::grid(to, from)?;
+    to.check(dst.len())?;
+    from.check(src.len())?;
+    check_kinds(dst.kind(), src.kind())?;
+    let Some(engine) = engine(dst, src) else { return Ok(None) };
+    let (Some(target), Some(source)) = (dst.pointer(to.offset, 0), src.pointer(from.offset, 0)) else {
+        return Ok(None);
+    };
+    let ends = ((target, dst.kind()), (source.cast_const(), src.kind()));
+    // SAFETY: every row lies within its region, which the two checks have said; the transfer holds the regions until the event
+    // has fired.
+    let begun = unsafe {
+        match stream {
+            Some(stream) => stream.copy_grid(ends.0, ends.1, &grid),
+            None => engine.copy_grid(ends.0, ends.1, &grid),
+        }
+    };
+    let (kind, other) = (dst.kind(), src.kind());
+    let event = begun.map_err(|cause| CopyError::Engine { dst: kind, src: other, cause })?;
+    Ok(Some(Transfer::under_way(dst.whole().into(), src.whole().into(), event)))
+}
