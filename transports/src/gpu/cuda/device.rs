@@ -1,6 +1,7 @@
 //! One device, in one context.
 
 use super::context::Context;
+use super::copier::{Copier, Offered};
 use super::driver::Shared;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because, error};
 use super::event::{Fired, IpcEvent};
@@ -11,7 +12,7 @@ use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
 use super::{direct, ipc, peer};
 use crate::gpu::{
-    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
+    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
     RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
@@ -109,13 +110,29 @@ impl CudaGpu {
 
     #[cold]
     fn begin_work(&self) -> Result<&Work, GpuError> {
-        let _making = lock(&self.making);
+        let making = lock(&self.making);
         if let Some(work) = self.work.get() {
             return Ok(work);
         }
         let context = Context::primary(self.shared.calls, self.device)?;
         let work = Work::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
-        Ok(self.work.get_or_init(|| work))
+        let work = self.work.get_or_init(|| work);
+        drop(making);
+        self.set_up_copier();
+        Ok(work)
+    }
+
+    /// Has small copies go to a resident kernel, where that was asked for, and the device is in use. Loading a kernel waits for the
+    /// context, so it is done when no stream waits for a word.
+    pub(super) fn set_up_copier(&self) {
+        let Some(home) = self.known_home().filter(|_| self.shared.wants_copiers()) else { return };
+        let (own, info) = (Arc::clone(home), self.info.clone());
+        home.waits.when_none(move || {
+            let copier = own.copier.get_or_init(|| Copier::set_up(&own, &info));
+            if let Err(why) = copier {
+                tracing::warn!(gpu = %info.uuid, why, "no resident copier");
+            }
+        });
     }
 
     /// Whether a context of this device is its primary one.
@@ -238,6 +255,18 @@ impl CudaGpu {
             return Ok(Event::new(Arc::new(Fired)));
         }
         let (to, from) = (dst.0 as usize, src.0 as usize);
+        let copier = if users.is_none() { home.copier.get().and_then(|copier| copier.as_ref().ok()) } else { None };
+        let mut lacks_kernel = false;
+        if let Some(copier) = copier {
+            if matches!(way, Way::Within | Way::Peer) {
+                match copier.offer(self, home, (to, from), len) {
+                    Offered::Taken(event) => return Ok(event),
+                    Offered::NoKernel => lacks_kernel = true,
+                    Offered::Not => {}
+                }
+            }
+            copier.resident.settle();
+        }
         let _current = home.context.enter()?;
         let calls = home.calls();
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
@@ -269,7 +298,11 @@ impl CudaGpu {
             _ => error,
         })?;
         if users.is_none() {
-            return Ok(copies[way as usize].given());
+            let event = copies[way as usize].given();
+            if let Some(copier) = copier.filter(|_| lacks_kernel) {
+                copier.resident.renew();
+            }
+            return Ok(event);
         }
         home.record(stream).inspect_err(|_| {
             // Nobody could tell when it is over, so it has to be over now.
@@ -313,6 +346,10 @@ impl Gpu for CudaGpu {
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
         Ok(Arc::new(CudaStream::new(self.me()?)?))
+    }
+
+    fn copier(&self) -> CopierState {
+        self.known_home().map_or(CopierState::Off, |home| home.copier_state())
     }
 
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError> {

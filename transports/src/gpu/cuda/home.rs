@@ -2,6 +2,7 @@
 
 use super::calls::Calls;
 use super::context::Context;
+use super::copier::Copier;
 use super::course::CourseWords;
 use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
@@ -29,6 +30,8 @@ pub(super) struct Home {
     pub(super) waits: Arc<Waits>,
     /// The words by which it is told how far they are.
     pub(super) courses: CourseWords,
+    /// What takes small copies, or why nothing does; where it was asked for.
+    pub(super) copier: OnceLock<Result<Copier, String>>,
     /// Whether the device has host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
     /// Held while one of the above is made: none is made twice.
@@ -45,6 +48,7 @@ impl Home {
             peers: Peers::new(devices),
             waits,
             courses: CourseWords::default(),
+            copier: OnceLock::new(),
             same_addresses: OnceLock::new(),
             setup: Mutex::default(),
             context,

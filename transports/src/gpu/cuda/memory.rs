@@ -66,6 +66,9 @@ impl Drop for Memory {
 fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
     let calls = home.calls();
     let Ok(_current) = home.context.enter() else { return };
+    if how.waits_for_streams() {
+        home.end_copier_early();
+    }
     // SAFETY: each is given back as it was taken, once, by its only holder.
     let outcome = unsafe {
         match how {
@@ -321,6 +324,7 @@ impl Drop for Locked {
         let (home, addr) = (Arc::clone(&self.home), self.addr);
         self.home.waits.when_none(move || {
             let Ok(_current) = home.context.enter() else { return };
+            home.end_copier_early();
             // SAFETY: locked here, and not yet unlocked.
             released("host registration", unsafe { home.calls().mem_host_unregister(addr as *mut c_void) });
         });

@@ -12,6 +12,7 @@
 //! | `context` | making a context current for a moment |
 //! | `home` | streams, events and peers of one context |
 //! | `lane` | the library's own streams, and how far each has come |
+//! | `copier` | small copies by a resident kernel |
 //! | `memory` | allocating and giving back |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
@@ -39,6 +40,7 @@
 
 mod calls;
 mod context;
+mod copier;
 mod course;
 mod device;
 mod direct;
