@@ -57,8 +57,10 @@ pub(super) fn fits(dst: usize, src: usize, len: usize) -> bool {
 /// What there is of a device's copier.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CopierState {
-    /// Nobody has asked for it, or the device is not used yet.
+    /// Nobody has asked for it.
     Off,
+    /// It was asked for; whether it can be had shows when the device makes its first copy.
+    Wanted,
     /// It takes copies. So many kernels were launched, and so many copies given to them.
     On {
         /// Kernels.

@@ -1,5 +1,6 @@
 //! Small copies by a resident kernel: loading and launching it, and which addresses it reaches.
 
+use super::calls::Calls;
 use super::device::CudaGpu;
 use super::driver::Shared;
 use super::error::released;
@@ -43,11 +44,7 @@ impl Copier {
     /// # Errors
     /// Why there is none, for reports.
     pub(super) fn set_up(home: &Arc<Home>, info: &GpuInfo) -> Result<Self, String> {
-        check_mode(home)?;
-        // Each launch would wait for the kernel's end.
-        if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| set == "1") {
-            return Err("CUDA_LAUNCH_BLOCKING=1 has the program wait for every kernel: unset it".into());
-        }
+        check(home.calls(), home.context.device)?;
         let claim = Claim::of(info.uuid)?;
         let page = new_page()?;
         let launch = Launch::load(home, page, claim).map_err(|why| why.to_string())?;
@@ -95,23 +92,31 @@ impl Home {
     }
 
     /// What there is of its copier.
-    pub(super) fn copier_state(&self) -> CopierState {
-        match self.copier.get() {
-            None => CopierState::Off,
-            Some(Ok(copier)) => copier.resident.state(),
-            Some(Err(why)) => CopierState::Refused(why.clone()),
-        }
+    pub(super) fn copier_state(&self) -> Option<CopierState> {
+        Some(match self.copier.get()? {
+            Ok(copier) => copier.resident.state(),
+            Err(why) => CopierState::Refused(why.clone()),
+        })
     }
 }
 
-/// A process that has the device to itself may be MPS's, behind which others are that nobody sees.
-fn check_mode(home: &Home) -> Result<(), String> {
+/// What is known before the device is used.
+pub(super) fn before_use(calls: &Calls, device: sys::Device) -> CopierState {
+    check(calls, device).map_or_else(CopierState::Refused, |()| CopierState::Wanted)
+}
+
+/// What can be said without a context.
+fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
+    if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| set == "1") {
+        // Each launch would wait for the kernel's end.
+        return Err("CUDA_LAUNCH_BLOCKING=1 has the program wait for every kernel: unset it".into());
+    }
     let mut mode = sys::COMPUTE_MODE_DEFAULT;
-    let (calls, device) = (home.calls(), home.context.device);
     // SAFETY: the place for the answer is ours.
     let asked = unsafe { calls.device_get_attribute(&raw mut mode, sys::device::COMPUTE_MODE, device) };
     match asked {
         Ok(()) if mode == sys::COMPUTE_MODE_DEFAULT => Ok(()),
+        // Who has the device to itself may be MPS, behind which there are others that nobody sees.
         Ok(()) => Err(format!(
             "the GPU's compute mode is {mode}, an exclusive one, where MPS may have others share it: nvidia-smi -c DEFAULT"
         )),

@@ -10,7 +10,7 @@ use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
-use super::{direct, ipc, peer};
+use super::{copier, direct, ipc, peer};
 use crate::gpu::{
     CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
     RemoteWrites, SharedEvent, Stream,
@@ -18,6 +18,7 @@ use crate::gpu::{
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A device, working in its primary context, or in one of the user's own where memory was found there.
@@ -110,29 +111,38 @@ impl CudaGpu {
 
     #[cold]
     fn begin_work(&self) -> Result<&Work, GpuError> {
-        let making = lock(&self.making);
+        let _making = lock(&self.making);
         if let Some(work) = self.work.get() {
             return Ok(work);
         }
         let context = Context::primary(self.shared.calls, self.device)?;
         let work = Work::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
-        let work = self.work.get_or_init(|| work);
-        drop(making);
-        self.set_up_copier();
-        Ok(work)
+        Ok(self.work.get_or_init(|| work))
     }
 
-    /// Has small copies go to a resident kernel, where that was asked for, and the device is in use. Loading a kernel waits for the
-    /// context, so it is done when no stream waits for a word.
-    pub(super) fn set_up_copier(&self) {
-        let Some(home) = self.known_home().filter(|_| self.shared.wants_copiers()) else { return };
-        let (own, info) = (Arc::clone(home), self.info.clone());
-        home.waits.when_none(move || {
-            let copier = own.copier.get_or_init(|| Copier::set_up(&own, &info));
-            if let Err(why) = copier {
-                tracing::warn!(gpu = %info.uuid, why, "no resident copier");
-            }
-        });
+    /// What takes small copies, if that was asked for and can be had. Found out at the first copy: a context alone uses no GPU.
+    #[inline]
+    fn copier_in<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
+        match home.copier.get() {
+            Some(copier) => copier.as_ref().ok(),
+            None if self.shared.wants_copiers() => self.set_up_copier(home),
+            None => None,
+        }
+    }
+
+    /// Loading a kernel waits for the context, so it is done when no stream waits for a word.
+    #[cold]
+    fn set_up_copier<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
+        if !home.is_copier_begun.swap(true, Ordering::SeqCst) {
+            let (own, info) = (Arc::clone(home), self.info.clone());
+            home.waits.when_none(move || {
+                let copier = own.copier.get_or_init(|| Copier::set_up(&own, &info));
+                if let Err(why) = copier {
+                    tracing::warn!(gpu = %info.uuid, why, "no resident copier");
+                }
+            });
+        }
+        home.copier.get()?.as_ref().ok()
     }
 
     /// Whether a context of this device is its primary one.
@@ -255,7 +265,7 @@ impl CudaGpu {
             return Ok(Event::new(Arc::new(Fired)));
         }
         let (to, from) = (dst.0 as usize, src.0 as usize);
-        let copier = if users.is_none() { home.copier.get().and_then(|copier| copier.as_ref().ok()) } else { None };
+        let copier = if users.is_none() { self.copier_in(home) } else { None };
         let mut lacks_kernel = false;
         if let Some(copier) = copier {
             if matches!(way, Way::Within | Way::Peer) {
@@ -349,7 +359,11 @@ impl Gpu for CudaGpu {
     }
 
     fn copier(&self) -> CopierState {
-        self.known_home().map_or(CopierState::Off, |home| home.copier_state())
+        let told = self.known_home().and_then(|home| home.copier_state());
+        told.unwrap_or_else(|| match self.shared.wants_copiers() {
+            true => copier::before_use(self.shared.calls, self.device),
+            false => CopierState::Off,
+        })
     }
 
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError> {

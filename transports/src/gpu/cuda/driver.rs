@@ -144,11 +144,6 @@ impl Driver for CudaDriver {
 
     fn use_copiers(&self) {
         self.0.wants_copiers.store(true, Ordering::SeqCst);
-        // Those that are in use already; others when they are used.
-        let Some(Ok(shared)) = self.0.opened.get() else { return };
-        for gpu in shared.gpus.get().into_iter().flatten() {
-            gpu.set_up_copier();
-        }
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {

@@ -12,6 +12,7 @@ use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
 use std::cell::Cell;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 thread_local! {
@@ -32,6 +33,8 @@ pub(super) struct Home {
     pub(super) courses: CourseWords,
     /// What takes small copies, or why nothing does; where it was asked for.
     pub(super) copier: OnceLock<Result<Copier, String>>,
+    /// Somebody is finding that out, or has.
+    pub(super) is_copier_begun: AtomicBool,
     /// Whether the device has host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
     /// Held while one of the above is made: none is made twice.
@@ -49,6 +52,7 @@ impl Home {
             waits,
             courses: CourseWords::default(),
             copier: OnceLock::new(),
+            is_copier_begun: AtomicBool::new(false),
             same_addresses: OnceLock::new(),
             setup: Mutex::default(),
             context,
