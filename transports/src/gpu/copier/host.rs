@@ -4,11 +4,15 @@ use super::lease::{Given, give};
 use super::page::{Command, LINES, Page};
 use crate::gpu::{CopierState, Event, GpuError, Sequence};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 /// How a driver runs the kernel.
-pub(crate) trait Launcher: Send + Sync + 'static {
+pub(crate) trait Launcher: Send + Sync + Sized + 'static {
+    /// What keeps the page that its kernels use.
+    type Page: Deref<Target = Page> + Send + Sync;
+
     /// Launches the kernel of a generation, behind those that were launched before. Does not wait for it.
     ///
     /// # Errors
@@ -31,8 +35,8 @@ pub(crate) trait Launcher: Send + Sync + 'static {
 const LOOKS: u32 = 1024;
 
 /// A copier as the process has it. The event of a copy is its number here.
-pub(crate) struct Resident<L> {
-    page: &'static Page,
+pub(crate) struct Resident<L: Launcher> {
+    page: L::Page,
     pub(crate) launcher: L,
     turn: Mutex<Turn>,
     /// The last command that was given.
@@ -56,7 +60,7 @@ struct Turn {
 
 impl<L: Launcher> Resident<L> {
     /// One whose kernels use this page.
-    pub(crate) fn new(page: &'static Page, launcher: L) -> Arc<Self> {
+    pub(crate) fn new(page: L::Page, launcher: L) -> Arc<Self> {
         Arc::new(Self {
             page,
             launcher,
@@ -95,7 +99,7 @@ impl<L: Launcher> Resident<L> {
             self.launcher.pause();
             looks.is_multiple_of(LOOKS) && self.launcher.are_over() != Ok(false)
         };
-        let given = give(self.page, generation, number, command, is_over);
+        let given = give(&self.page, generation, number, command, is_over);
         self.given.store(number, Ordering::Release);
         match given {
             Given::Taken => {
@@ -164,7 +168,7 @@ impl<L: Launcher> Resident<L> {
     /// Waits for what only the kernel can bring about; `false` when it has ended without.
     fn wait_until(&self, is_so: impl Fn(&Page) -> bool) -> bool {
         let mut looks = 0_u32;
-        while !is_so(self.page) {
+        while !is_so(&self.page) {
             self.launcher.pause();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) && !self.is_alive(&is_so) {
@@ -179,7 +183,7 @@ impl<L: Launcher> Resident<L> {
         match self.launcher.are_over() {
             Ok(false) => true,
             // It may have been its last act.
-            _ if is_so(self.page) => true,
+            _ if is_so(&self.page) => true,
             Ok(true) => {
                 self.fail(lost());
                 false
@@ -207,8 +211,8 @@ impl<L: Launcher> Sequence for Resident<L> {
         let is_over = |page: &Page| page.answered() >= number;
         if asked.is_multiple_of(LOOKS) && !self.is_alive(&is_over) || self.failed.get().is_some() {
             return match self.failed.get() {
-                Some(why) if !is_over(self.page) => Err(why.clone()),
-                _ => Ok(is_over(self.page)),
+                Some(why) if !is_over(&self.page) => Err(why.clone()),
+                _ => Ok(is_over(&self.page)),
             };
         }
         Ok(false)
@@ -222,7 +226,7 @@ impl<L: Launcher> Sequence for Resident<L> {
     }
 }
 
-impl<L> fmt::Debug for Resident<L> {
+impl<L: Launcher> fmt::Debug for Resident<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Resident({} given, {} answered)", self.given.load(Ordering::Relaxed), self.page.answered())
     }

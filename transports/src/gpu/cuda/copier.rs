@@ -192,6 +192,8 @@ impl Launch {
 }
 
 impl Launcher for Launch {
+    type Page = &'static Page;
+
     fn launch(&self, generation: u64) -> Result<(), GpuError> {
         self.claim.check().map_err(|why| super::error::because("copier", super::error::NOT_SUPPORTED, why))?;
         let home = self.home()?;

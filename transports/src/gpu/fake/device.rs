@@ -1,5 +1,6 @@
 //! One simulated device.
 
+use super::copier::Launch;
 use super::engine::{Copy, End, Job, Queue};
 use super::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, error};
 use super::event::Promise;
@@ -10,8 +11,9 @@ use super::several::Both;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
+use crate::gpu::copier::Resident;
 use crate::gpu::{
-    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
+    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
     RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
@@ -74,7 +76,7 @@ impl FakeGpu {
             None => None,
         };
         let delay = self.shared.faults.delay_of_copies();
-        Ok((Ok(Copy { dst, src, len, delay, fail, done }), event))
+        Ok((Ok(Copy { dst, src, len, delay, fail, done, under_way: None }), event))
     }
 
     /// Checks one end of a copy, and finds out where the engine reaches it.
@@ -112,6 +114,15 @@ impl FakeGpu {
             MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
             MemKind::Unknown => Err(wrong("is of unknown kind: classify it first".into())),
         }
+    }
+
+    /// What takes small copies, where that was asked for.
+    fn resident(&self) -> Result<Option<&Arc<Resident<Launch>>>, GpuError> {
+        if !self.shared.wants_copiers.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let device = self.shared.device("copy", self.ordinal)?;
+        Ok(device.copier.find(&self.shared.faults, &device.standstill))
     }
 
     /// Gives a job to one of the library's own streams, in turn.
@@ -166,9 +177,29 @@ impl Gpu for FakeGpu {
             return Ok(Both::of(one, rest));
         }
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
+        let copier = self.resident()?;
+        let by_kernel = copier.filter(|_| dst.1.gpu().is_some() && !self.shared.faults.orders_copies());
         match self.checked(dst, src, len)? {
-            (Ok(copy), event) => {
+            (Ok(mut copy), event) => {
+                let device = self.shared.device("copy", self.ordinal)?;
+                let mut lacks_kernel = false;
+                if let Some(resident) = by_kernel {
+                    match device.copier.offer(resident, (copy.dst, copy.src), len) {
+                        Ok(event) => {
+                            drop(copy.done);
+                            return Ok(event);
+                        }
+                        Err((lacks, dst, src)) => (lacks_kernel, copy.dst, copy.src) = (lacks, dst, src),
+                    }
+                }
+                if let Some(resident) = copier {
+                    resident.settle();
+                    copy.under_way = Some(device.copier.engine_begins());
+                }
                 self.give(Job::Copy(copy))?;
+                if let Some(resident) = copier.filter(|_| lacks_kernel) {
+                    resident.renew();
+                }
                 count(&self.shared.faults.counts.copies);
                 if is_to_pageable {
                     count(&self.shared.faults.counts.to_pageable);
@@ -180,6 +211,12 @@ impl Gpu for FakeGpu {
                 Ok(event)
             }
         }
+    }
+
+    fn copier(&self) -> CopierState {
+        let Ok(device) = self.shared.device("copier", self.ordinal) else { return CopierState::Off };
+        let wanted = self.shared.wants_copiers.load(Ordering::SeqCst);
+        device.copier.state().unwrap_or(if wanted { CopierState::Wanted } else { CopierState::Off })
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {

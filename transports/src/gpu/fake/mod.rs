@@ -30,6 +30,7 @@
 
 mod alloc;
 mod config;
+mod copier;
 mod device;
 mod direct;
 mod engine;
@@ -56,6 +57,7 @@ use super::{Driver, Extent, Gpu, GpuError};
 use crate::mem::AllocId;
 use faults::count;
 use shared::Shared;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A simulated driver. Clones are the same driver; a process may have several, which know nothing of each
@@ -135,6 +137,10 @@ impl Driver for FakeDriver {
 
     fn look_after(&self) {
         self.shared.put_off.catch_up();
+    }
+
+    fn use_copiers(&self) {
+        self.shared.wants_copiers.store(true, Ordering::SeqCst);
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
