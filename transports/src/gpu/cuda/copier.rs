@@ -55,7 +55,13 @@ impl Copier {
     }
 
     /// Gives a copy between two places in memory of GPUs to the kernel, where it can be.
-    pub(super) fn offer(&self, gpu: &CudaGpu, home: &Home, (dst, src): (usize, usize), len: usize) -> Offered {
+    pub(super) fn offer(
+        &self,
+        gpu: &CudaGpu,
+        home: &Home,
+        (dst, src): (usize, usize),
+        len: usize,
+    ) -> Offered {
         if !fits(dst, src, len) {
             return Offered::Not;
         }
@@ -195,7 +201,9 @@ impl Launcher for Launch {
     type Page = &'static Page;
 
     fn launch(&self, generation: u64) -> Result<(), GpuError> {
-        self.claim.check().map_err(|why| super::error::because("copier", super::error::NOT_SUPPORTED, why))?;
+        self.claim
+            .check()
+            .map_err(|why| super::error::because("copier", super::error::NOT_SUPPORTED, why))?;
         let home = self.home()?;
         let _current = home.context.enter()?;
         let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -294,7 +302,12 @@ fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
             peer::is_enabled(home, at) && is_primary() == Some(true)
         }),
     };
-    Some(Allocation { start: facts.start, end: facts.start.checked_add(facts.size)?, id: facts.id, is_reached })
+    Some(Allocation {
+        start: facts.start,
+        end: facts.start.checked_add(facts.size)?,
+        id: facts.id,
+        is_reached,
+    })
 }
 
 fn may_write(shared: &Shared, device: sys::Device, addr: usize) -> bool {

@@ -12,8 +12,8 @@ use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
 use super::{copier, direct, ipc, peer};
 use crate::gpu::{
-    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
-    RemoteWrites, SharedEvent, Stream,
+    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm,
+    HostRegistration, PeerInfo, RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};

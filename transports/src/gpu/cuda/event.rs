@@ -1,9 +1,9 @@
 //! Events of the driver: our own, used again and again, and those that processes share.
 
+use super::copier::Launch;
 use super::driver::{CudaDriver, Shared};
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
 use super::home::Home;
-use super::copier::Launch;
 use super::lane::Copies;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle};

@@ -81,11 +81,7 @@ impl Copier {
             None => match take(ends, command) {
                 Some((dst, src)) => Err((true, dst, src)),
                 // Carried out by a kernel that was then lost: to be copied again would need the ends.
-                None => Ok(failed(error(
-                    "copier",
-                    LAUNCH_FAILED,
-                    "the kernel was lost under a copy",
-                ))),
+                None => Ok(failed(error("copier", LAUNCH_FAILED, "the kernel was lost under a copy"))),
             },
         }
     }

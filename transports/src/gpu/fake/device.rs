@@ -13,8 +13,8 @@ use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use crate::gpu::copier::Resident;
 use crate::gpu::{
-    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm, HostRegistration, PeerInfo,
-    RemoteWrites, SharedEvent, Stream,
+    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Handle, HandleForm,
+    HostRegistration, PeerInfo, RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;

@@ -21,7 +21,13 @@ pub(super) struct Standstill {
 
 impl Standstill {
     pub(super) fn over(connections: usize) -> Self {
-        Self { connections, waiting: Mutex::default(), kernels: Mutex::default(), ended: Condvar::new(), changed: Condvar::new() }
+        Self {
+            connections,
+            waiting: Mutex::default(),
+            kernels: Mutex::default(),
+            ended: Condvar::new(),
+            changed: Condvar::new(),
+        }
     }
 
     /// Before each job of a stream.
