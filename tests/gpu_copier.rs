@@ -14,6 +14,7 @@ mod alone;
 mod between;
 
 use carrack::transports::gpu::{CopierState, Gpu};
+use std::sync::Arc;
 use std::time::Duration;
 use support::ranks::Role;
 
@@ -40,16 +41,23 @@ fn counts(gpu: &dyn Gpu) -> (u64, u64) {
     }
 }
 
-/// Does something until the device's kernel has had a part in it: what comes before it runs is an engine's.
+/// Copies given to kernels of any of these devices: what two have a part in, is one's or the other's.
+fn copies(gpus: &[Arc<dyn Gpu>]) -> u64 {
+    let of = |gpu: &Arc<dyn Gpu>| match gpu.copier() {
+        CopierState::On { copies, .. } => copies,
+        CopierState::Refused(why) => panic!("a copier is refused: {why}"),
+        _ => 0,
+    };
+    gpus.iter().map(of).sum()
+}
+
+/// Does something until a kernel has had a part in it: what comes before one runs is an engine's.
 #[track_caller]
-fn until_by_copier(gpu: &dyn Gpu, mut copy: impl FnMut()) {
+fn until_by_copier(gpus: &[Arc<dyn Gpu>], mut copy: impl FnMut()) {
     loop {
-        let before = match gpu.copier() {
-            CopierState::On { copies, .. } => copies,
-            _ => 0,
-        };
+        let before = copies(gpus);
         copy();
-        if counts(gpu).1 > before {
+        if copies(gpus) > before {
             return;
         }
     }

@@ -5,7 +5,7 @@ use crate::support::gpus::{self, are_real};
 use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
 use crate::support::{Job, OverShm, Watchdog};
-use crate::{PATIENCE, counts, until_by_copier};
+use crate::{PATIENCE, until_by_copier};
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
 use carrack::{CompQueue, Outcome, PostError, Rank, Rmr, Runtime, Synchronizer, Tag};
@@ -115,7 +115,7 @@ pub(crate) fn puts(role: &Role) {
                 _ => 512,
             };
             if (1..=limit).contains(&len) {
-                until_by_copier(&*gpu, go)
+                until_by_copier(&gpus::of(&runtime), go)
             } else {
                 go()
             }
@@ -156,7 +156,7 @@ pub(crate) fn signals(role: &Role) {
     let name = runtime.register_comp(&signals).unwrap();
     let len_of = |turn: u64| if turn % 3 == 0 { BIG } else { 8 << (turn % 10) };
     if role.rank == 1 {
-        let _mr = registered(role, &runtime, "memory", &region);
+        let mr = registered(role, &runtime, "memory", &region);
         for turn in 0..TURNS {
             runtime.wait_for(PATIENCE, || !signals.is_empty()).unwrap();
             let status = signals.pop().unwrap().ok().unwrap();
@@ -165,6 +165,8 @@ pub(crate) fn signals(role: &Role) {
             assert_eq!(wrong(&came, turn, 0), None, "turn {turn}");
             role.says(&format!("checked {turn}"));
         }
+        heard(role, &runtime, "put by the copier", 0);
+        drop(mr);
     } else {
         let rmr = told(role, "memory", 1);
         for turn in 0..TURNS {
@@ -178,7 +180,8 @@ pub(crate) fn signals(role: &Role) {
             status.unwrap().ok().unwrap();
             heard(role, &runtime, &format!("checked {turn}"), 1);
         }
-        until_by_copier(&*gpu, || put(&runtime, region.slice(0, 8).unwrap().into(), &rmr, 0));
+        until_by_copier(&gpus::of(&runtime), || put(&runtime, region.slice(0, 8).unwrap().into(), &rmr, 0));
+        role.says("put by the copier");
     }
     role.meet("over", &runtime, 0..2);
 }
@@ -193,7 +196,7 @@ pub(crate) fn kills(role: &Role) {
     let _mr = registered(role, &runtime, "memory", &target);
     let other = Rank(1 - role.rank);
     let rmr = told(role, "memory", other.0);
-    until_by_copier(&*gpu, || put(&runtime, source.slice(0, 64).unwrap().into(), &rmr, 0));
+    until_by_copier(&gpus::of(&runtime), || put(&runtime, source.slice(0, 64).unwrap().into(), &rmr, 0));
     role.says("began");
     heard(role, &runtime, "began", other.0);
     for turn in 0_usize.. {
@@ -223,7 +226,7 @@ pub(crate) fn kills(role: &Role) {
         }
         assert_eq!(part(64).to_vec().unwrap(), b"its own.");
     };
-    until_by_copier(&*gpu, copy);
+    until_by_copier(&gpus::of(&runtime), copy);
     drop(rmr);
 }
 
@@ -238,14 +241,14 @@ pub(crate) fn told_of(role: &Role) {
     let before = told();
     assert!(before.iter().any(|way| way.contains("resident copier, when")), "{before:?}");
     let region = gpu.allocate(64, Flavour::Plain).unwrap();
-    until_by_copier(&*gpu, || {
+    until_by_copier(&gpus::of(&runtime), || {
         let part = |at| region.slice(at, 8).unwrap();
         let mut transfer = carrack::transports::mem::Transfer::between(part(32), part(0)).unwrap();
         while transfer.poll().is_none() {
             std::thread::yield_now();
         }
     });
-    assert!(matches!(gpu.copier(), CopierState::On { .. }) && counts(&*gpu).1 > 0);
+    assert!(matches!(gpu.copier(), CopierState::On { copies: 1.., .. }));
     let after = told();
     assert!(after.iter().any(|way| way.contains("by a resident copier")), "{after:?}");
     role.meet("over", &runtime, 0..2);
