@@ -11,10 +11,11 @@ use crate::gpu::copier::{Claim, Command, CopierState, LEASE, LIFE, Launcher, Pag
 use crate::gpu::{Event, GpuError, GpuInfo};
 use crate::mem::AllocId;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
@@ -234,10 +235,33 @@ impl Launcher for Launch {
     }
 }
 
+/// Memory that the library keeps until its last region is dropped, by address: where each piece ends. Of this the driver need not be
+/// asked.
+#[derive(Debug, Default)]
+pub(super) struct Kept(RwLock<BTreeMap<usize, usize>>);
+
+impl Kept {
+    /// Memory that is there.
+    pub(super) fn note(&self, start: usize, len: usize) {
+        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(start, start.saturating_add(len));
+    }
+
+    /// It is about to be given back.
+    pub(super) fn forget(&self, start: usize) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
+    }
+
+    fn has(&self, addr: usize, end: usize) -> bool {
+        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        kept.range(..=addr).next_back().is_some_and(|(_, &last)| end <= last)
+    }
+}
+
 /// Allocations remembered.
 const REMEMBERED: usize = 16;
 
-/// Where the kernel may go. An engine is refused by the driver where it may not; a kernel that goes there takes the context along.
+/// Where the kernel may go in memory of the program's own, and of other devices. An engine is refused by the driver where it may not; a kernel that goes there takes the context along.
 /// So the driver is asked about each allocation once, and about its identity each time: one that was freed is nobody's.
 #[derive(Default)]
 struct Ends(Mutex<Known>);
@@ -260,6 +284,9 @@ struct Allocation {
 impl Ends {
     fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
         let Some(end) = addr.checked_add(len) else { return false };
+        if home.kept.has(addr, end) {
+            return true;
+        }
         let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
         let known = lock(&self.0).allocations.iter().find(holds).copied();
         if let Some(known) = known

@@ -2,7 +2,7 @@
 
 use super::calls::Calls;
 use super::context::Context;
-use super::copier::Copier;
+use super::copier::{Copier, Kept};
 use super::course::CourseWords;
 use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
@@ -35,6 +35,8 @@ pub(super) struct Home {
     pub(super) copier: OnceLock<Result<Copier, String>>,
     /// Somebody is finding that out, or has.
     pub(super) is_copier_begun: AtomicBool,
+    /// Memory of devices that the library keeps here, and that kernels of this context reach.
+    pub(super) kept: Kept,
     /// Whether the device has host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
     /// Held while one of the above is made: none is made twice.
@@ -53,6 +55,7 @@ impl Home {
             courses: CourseWords::default(),
             copier: OnceLock::new(),
             is_copier_begun: AtomicBool::new(false),
+            kept: Kept::default(),
             same_addresses: OnceLock::new(),
             setup: Mutex::default(),
             context,

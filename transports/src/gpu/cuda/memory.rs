@@ -54,6 +54,7 @@ impl How {
 impl Drop for Memory {
     fn drop(&mut self) {
         let (home, ptr, span, how) = (Arc::clone(&self.home), self.ptr, self.span, self.how);
+        home.kept.forget(ptr);
         if how.waits_for_streams() {
             self.home.waits.when_none(move || give_back(&home, ptr, span, how));
         } else {
@@ -102,6 +103,9 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
     let allocated = allocated.map_err(|error| explain(home, len, error));
     drop(current);
     let (memory, kind) = allocated?;
+    if matches!(kind, MemKind::Device(_)) {
+        home.kept.note(memory.ptr, memory.span);
+    }
     region(gpu, memory.ptr, len, kind, Box::new(memory))
 }
 
