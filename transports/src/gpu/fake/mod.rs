@@ -6,6 +6,7 @@
 //! | `device` | one device: [`FakeGpu`] |
 //! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
 //! | `standstill` | what a device does while streams wait for words |
+//! | `copier` | small copies by a resident kernel, which is a thread |
 //! | `direct`, `udmabuf` | its memory, for NICs |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
