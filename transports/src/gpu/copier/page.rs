@@ -45,7 +45,8 @@ struct Told {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub(crate) struct Page {
-    lines: [Line; LINES as usize],
+    /// As many as [`LINES`].
+    lines: [Line; 4],
     told: Told,
 }
 
