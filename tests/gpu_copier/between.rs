@@ -154,7 +154,7 @@ pub(crate) fn signals(role: &Role) {
     let signals = CompQueue::new(64);
     // Both ranks make their objects in the same order.
     let name = runtime.register_comp(&signals).unwrap();
-    let len_of = |turn: u64| if turn % 3 == 0 { BIG } else { 8 << (turn % 10) };
+    let len_of = |turn: u64| if turn.is_multiple_of(3) { BIG } else { 8 << (turn % 10) };
     if role.rank == 1 {
         let mr = registered(role, &runtime, "memory", &region);
         for turn in 0..TURNS {
