@@ -6,7 +6,7 @@ use carrack::Runtime;
 use carrack::bootstrap::Alone;
 use carrack::settings::{Settings, TransportChoice};
 use carrack::transports::contract::{DeviceInfo, Transport};
-use carrack::transports::gpu::{Driver, Gpu, GpuError, GpuInfo, PeerInfo};
+use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuError, GpuInfo, PeerInfo};
 use clap::Args;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -90,6 +90,8 @@ struct GpuDevice {
     pci: String,
     memory_bytes: u64,
     simulated: bool,
+    /// Whether small copies go to a resident kernel, in words; where it was asked for.
+    copier: Option<String>,
     /// What it can do with the memory of the driver's other devices.
     peers: Vec<GpuPeer>,
 }
@@ -185,6 +187,9 @@ impl Info {
                     "    {ordinal}  {name}, {:.1} GiB, at {pci}, {uuid}{simulated}",
                     gib(*memory_bytes)
                 )?;
+                if let Some(copier) = &gpu.copier {
+                    writeln!(text, "       resident copier: {copier}")?;
+                }
                 for peer in &gpu.peers {
                     writeln!(text, "       to {}: {}", peer.ordinal, peer.to_text())?;
                 }
@@ -294,6 +299,7 @@ impl GpuDevice {
             pci: info.pci.clone(),
             memory_bytes: info.memory,
             simulated: info.simulated,
+            copier: copier(gpu),
             peers: others.map(|other| GpuPeer::look(gpu, other)).collect(),
         }
     }
@@ -323,6 +329,17 @@ impl GpuPeer {
         let atomics = if self.native_atomics { "native atomics" } else { "no native atomics" };
         let link = if self.link.is_empty() { "link unknown" } else { &self.link };
         format!("{access}, {atomics}, performance rank {}, {link}", self.performance_rank)
+    }
+}
+
+/// What there is of a device's copier. Nothing is copied here, so there is none yet.
+fn copier(gpu: &dyn Gpu) -> Option<String> {
+    match gpu.copier() {
+        CopierState::Off => None,
+        CopierState::Wanted | CopierState::On { .. } => {
+            Some("asked for; whether there can be one shows at the first copy".to_owned())
+        }
+        CopierState::Refused(why) => Some(format!("none: {why}")),
     }
 }
 

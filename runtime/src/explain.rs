@@ -10,7 +10,7 @@ pub use crate::protocol::select::{PathVerdict, Verdict};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Caps;
 use carrack_transports::cuda_ipc;
-use carrack_transports::gpu::Gpu;
+use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{MemKind, PacketSource};
 use std::time::Duration;
 
@@ -206,6 +206,7 @@ impl Runtime {
                         } else {
                             staged
                         };
+                        let way = if maps { way + &by_copier(&*gpu) } else { way };
                         let why = self.why_not_direct((rank, transport), direct, maps, &*gpu, nic.as_ref());
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
@@ -217,5 +218,22 @@ impl Runtime {
             }
         }
         kinds
+    }
+}
+
+/// What of that goes to a kernel instead of the copy engine.
+fn by_copier(gpu: &dyn Gpu) -> String {
+    let most = copier::MOST >> 10;
+    match gpu.copier() {
+        CopierState::Off => String::new(),
+        CopierState::Wanted => {
+            format!(
+                "; copies between GPUs up to {most} KiB by a resident copier, when the first one finds that there can be one"
+            )
+        }
+        CopierState::On { launches, copies } => format!(
+            "; copies between GPUs up to {most} KiB by a resident copier (kernels launched: {launches}, copies: {copies})"
+        ),
+        CopierState::Refused(why) => format!("; no resident copier: {why}"),
     }
 }

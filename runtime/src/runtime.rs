@@ -141,6 +141,9 @@ impl RuntimeBuilder {
         };
         let mut drivers = self.drivers;
         drivers.push(driver(&settings)?);
+        if settings.gpu_copier() {
+            drivers.iter().for_each(|driver| driver.use_copiers());
+        }
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
         let place = bootstrap.place_on_node();

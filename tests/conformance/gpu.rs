@@ -2,7 +2,7 @@
 //! library touched itself would end this process. On real GPUs where `TEST_GPU=cuda` says so, but for what needs a driver that
 //! can be told to misbehave.
 
-use crate::over_each_transport;
+use crate::over_each_transport_and;
 use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
@@ -15,7 +15,9 @@ use carrack::{Device, OpError, Outcome, PostError, Rank, RemoteComp, Runtime, St
 use std::sync::Arc;
 use std::time::Duration;
 
-over_each_transport!(
+over_each_transport_and!(
+    copiers,
+    WithCopiers;
     active_messages_land_on_the_gpu_and_their_packets_can_be_kept,
     messages_go_from_and_into_device_memory_to_the_last_byte,
     a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gpu,
@@ -46,6 +48,9 @@ struct Ground {
 impl Ground {
     fn new<J: Job>() -> Self {
         let gpus = gpus::Ground::new();
+        if J::HAS_COPIERS {
+            gpus.driver.use_copiers();
+        }
         let ranks = J::pair_with(J::settings().packets_max(16));
         let sink = Arc::new(Sink::keeping());
         let name = ranks[1].register_comp(&*sink).unwrap();

@@ -67,6 +67,8 @@ pub trait Job: 'static {
     const TRIES_LOCKS: bool;
     /// Whether a NIC, or one that is simulated, carries the messages.
     const IS_RDMA: bool = false;
+    /// Whether devices have resident copiers.
+    const HAS_COPIERS: bool = false;
 
     /// Settings with this transport alone, whatever the environment says.
     fn settings() -> SettingsBuilder {
@@ -110,6 +112,21 @@ impl Job for OverShm {
     const TRANSPORT: TransportChoice = TransportChoice::Shm;
     const PATH: Path = Path::Shm;
     const TRIES_LOCKS: bool = true;
+}
+
+/// Over shared memory, with devices whose small copies go to a resident kernel.
+pub struct WithCopiers;
+
+impl Job for WithCopiers {
+    const NAME: &'static str = "shm, with copiers";
+    const TRANSPORT: TransportChoice = OverShm::TRANSPORT;
+    const PATH: Path = OverShm::PATH;
+    const TRIES_LOCKS: bool = OverShm::TRIES_LOCKS;
+    const HAS_COPIERS: bool = true;
+
+    fn settings() -> SettingsBuilder {
+        OverShm::settings().gpu_copier(true)
+    }
 }
 
 /// Over the RDMA devices of this machine: the ranks take them in turn.
@@ -160,6 +177,15 @@ macro_rules! over_each_transport {
             [#[ignore = "needs an RDMA device: cargo xtask rdma-guest runs it"]],
             $($test),+
         );
+    };
+}
+
+/// The same, and once more over a job of another sort.
+#[macro_export]
+macro_rules! over_each_transport_and {
+    ($module:ident, $job:ident; $($test:ident),+ $(,)?) => {
+        $crate::over_each_transport!($($test),+);
+        $crate::over_transport!($module, $job, [], $($test),+);
     };
 }
 

@@ -28,7 +28,6 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
-#[cfg(not(loom))]
 pub mod fd_channel;
 pub mod fork;
 pub mod gpu;

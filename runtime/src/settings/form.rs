@@ -224,6 +224,35 @@ impl Saturated for u64 {
     const GREATEST: Self = Self::MAX;
 }
 
+/// Whether something is on.
+pub(super) struct Flag;
+
+impl Form<bool> for Flag {
+    fn expected(&self) -> String {
+        "one of off, on, 0, 1".to_owned()
+    }
+
+    fn example(&self) -> String {
+        "1".to_owned()
+    }
+
+    fn parse(&self, text: &str) -> Result<bool, Refusal> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "1" | "on" => Ok(true),
+            "0" | "off" => Ok(false),
+            _ => Err(Refusal::Malformed),
+        }
+    }
+
+    fn check(&self, _: &bool) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn show(&self, value: &bool) -> String {
+        if *value { "on" } else { "off" }.to_owned()
+    }
+}
+
 /// One word out of a few.
 pub(super) struct Word;
 

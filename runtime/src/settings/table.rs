@@ -7,7 +7,7 @@ use super::choice::{
     DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
 };
 use super::declare::settings;
-use super::form::{Auto, Bytes, Count, List, Micros, Port, Text, Word};
+use super::form::{Auto, Bytes, Count, Flag, List, Micros, Port, Text, Word};
 
 settings! {
     /// Transports that may be used, the preferred one first.
@@ -130,6 +130,10 @@ settings! {
     /// Whether ranks of one node map each other's GPU memory, where the driver allows that.
     gpu_ipc: GpuIpcChoice,
         "CARRACK_GPU_IPC", Word, GpuIpcChoice::Auto;
+
+    /// Whether copies of at most 8 KiB between GPUs go to a resident kernel, which ends about 1 ms after the last one; not on a GPU that several such ranks share.
+    gpu_copier: bool,
+        "CARRACK_GPU_COPIER", Flag, false;
 
     /// Simulated devices that the fake GPU has.
     fake_gpus: usize,

@@ -33,6 +33,7 @@ fn without_variables_every_setting_is_its_default_and_says_so() {
     assert_eq!(settings.backlog(), 1024);
     assert_eq!(settings.spin(), Duration::from_micros(50));
     assert_eq!(settings.gpu(), GpuChoice::Auto);
+    assert!(!settings.gpu_copier());
     assert_eq!(settings.fake_gpus(), 2);
     assert_eq!(settings.poll_batch(), 32);
     assert_eq!(settings.log(), "warn");

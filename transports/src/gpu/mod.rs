@@ -5,12 +5,14 @@
 //! | [`none`] | no GPU: every answer says so; what a machine without a driver gets |
 //! | [`fake`] | simulated GPUs, whose memory really faults when the CPU touches it |
 //! | [`cuda`] | NVIDIA's, through the driver's library, opened at run time |
+//! | [`copier`] | small copies by a kernel that waits for them |
 //!
 //! Copies that are given to an engine together are in [`pieces`].
 //!
 //! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and exports
 //! its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is over.
 
+pub mod copier;
 pub mod cuda;
 mod direct;
 pub mod fake;
@@ -20,6 +22,7 @@ pub mod pieces;
 mod waits;
 pub mod words;
 
+pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 pub use pieces::{Grid, Pieces};
@@ -51,6 +54,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Does what had to be put off, because it would have blocked while a stream waited for a word (see
     /// [`Stream::wait_value64`]): to be called now and then.
     fn look_after(&self) {}
+
+    /// Has small copies between memory of this driver's devices go to resident kernels, where there can be some, to the end of the
+    /// process: see [`copier`]. What each device says of it: [`Gpu::copier`].
+    fn use_copiers(&self) {}
 
     /// What the memory at `addr` is. `None` for an address that this driver knows nothing of, which is
     /// host memory. Never initialises the driver (gpu.md, streams rule 6): before somebody has, there is
@@ -244,6 +251,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// How copies that are given together are done, in words: by which call; and why not by one, if not.
     fn how_pieces_go(&self) -> String {
         "they are refused: this driver is given no copies together".into()
+    }
+
+    /// What there is of the kernel that small copies go to.
+    fn copier(&self) -> CopierState {
+        CopierState::Off
     }
 
     /// A stream of the user's own.

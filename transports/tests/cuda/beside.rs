@@ -18,10 +18,10 @@ fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_
 }
 
 /// What a program does once more, on a device.
-type Act = fn(&Arc<dyn Gpu>);
+pub type Act = fn(&Arc<dyn Gpu>);
 
 /// Each of these, by a thread of its own.
-const SORTS: [(&str, Act); 4] = [
+pub const SORTS: [(&str, Act); 4] = [
     ("allocates and frees", |_| {
         let ptr = user::alloc(3 * MIB);
         user::free(ptr);

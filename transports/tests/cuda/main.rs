@@ -11,6 +11,7 @@
 
 mod beside;
 mod contexts;
+mod copier;
 mod copies;
 mod figures;
 mod kernels;

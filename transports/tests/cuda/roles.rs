@@ -2,6 +2,7 @@
 
 use crate::beside;
 use crate::contexts;
+use crate::copier;
 use crate::copies;
 use crate::processes;
 use crate::streams;
@@ -73,6 +74,8 @@ pub fn play() {
     let wire = Wire(UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) }));
     match role.split(": ").collect::<Vec<_>>()[..] {
         ["busy program"] => beside::busy_program(),
+        ["beside a copier"] => copier::beside(),
+        ["kinds by a copier"] => copier::kinds(),
         ["beside a kernel"] => streams::beside_a_kernel(),
         ["words"] => streams::words(),
         ["synchronisation"] => streams::synchronisation(),

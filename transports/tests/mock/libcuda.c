@@ -9,6 +9,7 @@
      -DOLD_BATCH as otherwise, with the first of the two forms of that call
      -DNO_ROWS   as -DNO_BATCH, and without the call for rows at equal distances, too
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
+     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread; -DCOPIER=2: on the same GPU
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
    It counts the calls that a small copy, a wait, or an operation on them is made of: what each costs a program. */
@@ -145,6 +146,12 @@ int cuDeviceGetName(char *name, int len, int device) {
 /* Only the older name of this one. */
 int cuDeviceGetUuid(char *uuid, int device) {
   memset(uuid, 7, 16);
+#if COPIER == 1
+  /* Another GPU in each library. */
+  static int own;
+  int *place = &own;
+  memcpy(uuid, &place, sizeof place);
+#endif
   return 0;
 }
 
@@ -250,6 +257,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   questions_of_what++;
   ALIVE;
   *value = 1;
+#ifdef COPIER
+  extern int mock_mode;
+  /* CU_DEVICE_ATTRIBUTE_COMPUTE_MODE */
+  if (attribute == 20) *value = mock_mode;
+#endif
   return 0;
 }
 
@@ -445,9 +457,16 @@ int cuStreamDestroy_v2(size_t stream) {
   return UNHEARD_OF;
 }
 
+#ifdef COPIER
+#include "copier.h"
+#endif
+
 int cuStreamQuery(size_t stream) {
   queries++;
   IN_CONTEXT;
+#ifdef COPIER
+  if (stream == COPIER_STREAM) return is_resident() ? NOT_READY : 0;
+#endif
   tell();
   if (held) return NOT_READY;
   if (questions[stream & 0xff] == 0) return 0;

@@ -7,7 +7,7 @@ use super::error::{self, MISSING_CALL, NOT_READY};
 use super::rows::{Copy2d, Copy3d, CopyAttributes};
 use super::sys::{
     AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr, EventHandle,
-    MemOp, PoolHandle, PoolProps, StreamHandle, Uuid,
+    FunctionHandle, Location, MemOp, ModuleHandle, PoolHandle, PoolProps, StreamHandle, Uuid,
 };
 use crate::gpu::GpuError;
 use libloading::os::unix::Library;
@@ -150,6 +150,7 @@ calls! {
     mem_map(ptr: DevicePtr, len: usize, offset: usize, handle: AllocationHandle, flags: c_ulonglong) = "cuMemMap";
     mem_unmap(ptr: DevicePtr, len: usize) = "cuMemUnmap";
     mem_set_access(ptr: DevicePtr, len: usize, access: *const AccessDesc, count: usize) = "cuMemSetAccess";
+    mem_get_access(flags: *mut c_ulonglong, location: *const Location, ptr: DevicePtr) = "cuMemGetAccess";
     mem_export_to_shareable_handle(to: *mut c_void, handle: AllocationHandle, kind: c_int, flags: c_ulonglong) = "cuMemExportToShareableHandle";
     mem_import_from_shareable_handle(handle: *mut AllocationHandle, from: *mut c_void, kind: c_int) = "cuMemImportFromShareableHandle";
     mem_get_handle_for_address_range(to: *mut c_void, ptr: DevicePtr, len: usize, kind: c_int, flags: c_ulonglong) = "cuMemGetHandleForAddressRange";
@@ -191,6 +192,14 @@ calls! {
     stream_wait_value64(stream: StreamHandle, at: DevicePtr, value: u64, flags: c_uint) = "cuStreamWaitValue64_v2";
     stream_batch_mem_op(stream: StreamHandle, count: c_uint, operations: *mut MemOp, flags: c_uint) = "cuStreamBatchMemOp_v2";
     stream_wait_value32(stream: StreamHandle, at: DevicePtr, value: u32, flags: c_uint) = "cuStreamWaitValue32_v2";
+
+    stream_create_with_priority(stream: *mut StreamHandle, flags: c_uint, priority: c_int) = "cuStreamCreateWithPriority";
+    ctx_get_stream_priority_range(least: *mut c_int, greatest: *mut c_int) = "cuCtxGetStreamPriorityRange";
+
+    module_load_data(module: *mut ModuleHandle, image: *const c_void) = "cuModuleLoadData";
+    module_unload(module: ModuleHandle) = "cuModuleUnload";
+    module_get_function(function: *mut FunctionHandle, module: ModuleHandle, name: *const c_char) = "cuModuleGetFunction";
+    launch_kernel(function: FunctionHandle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: StreamHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void) = "cuLaunchKernel";
 
     event_create(event: *mut EventHandle, flags: c_uint) = "cuEventCreate";
     event_destroy(event: EventHandle) = "cuEventDestroy_v2";

@@ -1,6 +1,7 @@
 //! One device, in one context.
 
 use super::context::Context;
+use super::copier::{Copier, Offered};
 use super::driver::Shared;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because, error};
 use super::event::{Fired, IpcEvent};
@@ -9,14 +10,15 @@ use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
-use super::{direct, ipc, peer, pieces};
+use super::{copier, direct, ipc, peer, pieces};
 use crate::gpu::{
-    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm, HostRegistration,
-    PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
+    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
+    HostRegistration, PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A device, working in its primary context, or in one of the user's own where memory was found there.
@@ -119,6 +121,31 @@ impl CudaGpu {
         let context = Context::primary(self.shared.calls, self.device)?;
         let work = Work::new(Home::new(context, self.shared.gpus()?.len(), self.shared.waits()));
         Ok(self.work.get_or_init(|| work))
+    }
+
+    /// What takes small copies, if that was asked for and can be had. Found out at the first copy: a context alone uses no GPU.
+    #[inline]
+    fn copier_in<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
+        match home.copier.get() {
+            Some(copier) => copier.as_ref().ok(),
+            None if self.shared.wants_copiers() => self.set_up_copier(home),
+            None => None,
+        }
+    }
+
+    /// Loading a kernel waits for the context, so it is done when no stream waits for a word.
+    #[cold]
+    fn set_up_copier<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
+        if !home.is_copier_begun.swap(true, Ordering::SeqCst) {
+            let (own, info) = (Arc::clone(home), self.info.clone());
+            home.waits.when_none(move || {
+                let copier = own.copier.get_or_init(|| Copier::set_up(&own, &info));
+                if let Err(why) = copier {
+                    tracing::warn!(gpu = %info.uuid, why, "no resident copier");
+                }
+            });
+        }
+        home.copier.get()?.as_ref().ok()
     }
 
     /// Whether a context of this device is its primary one.
@@ -277,6 +304,11 @@ impl CudaGpu {
     ) -> Result<Event, GpuError> {
         let Work { home, copies } = self.work()?;
         let way = self.way(home, dst, src)?;
+        if users.is_none()
+            && let Some(copier) = self.copier_in(home)
+        {
+            copier.resident.settle();
+        }
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
         give(self, (home, way, stream))?;
@@ -306,12 +338,28 @@ impl CudaGpu {
         if len == 0 {
             return Ok(Event::new(Arc::new(Fired)));
         }
+        let copier = if users.is_none() { self.copier_in(home) } else { None };
+        let mut lacks_kernel = false;
+        if let Some(copier) = copier {
+            if matches!(way, Way::Within | Way::Peer) {
+                match copier.offer(self, home, (dst.0 as usize, src.0 as usize), len) {
+                    Offered::Taken(event) => return Ok(event),
+                    Offered::NoKernel => lacks_kernel = true,
+                    Offered::Not => {}
+                }
+            }
+            copier.resident.settle();
+        }
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
         // SAFETY: the caller's promise.
         unsafe { self.copy_one((home, way, stream), dst, src, len) }?;
         if users.is_none() {
-            return Ok(copies[way as usize].given());
+            let event = copies[way as usize].given();
+            if let Some(copier) = copier.filter(|_| lacks_kernel) {
+                copier.resident.renew();
+            }
+            return Ok(event);
         }
         home.record(stream).inspect_err(|_| {
             // Nobody could tell when it is over, so it has to be over now.
@@ -374,6 +422,14 @@ impl Gpu for CudaGpu {
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
         Ok(Arc::new(CudaStream::new(self.me()?)?))
+    }
+
+    fn copier(&self) -> CopierState {
+        let told = self.known_home().and_then(|home| home.copier_state());
+        told.unwrap_or_else(|| match self.shared.wants_copiers() {
+            true => copier::before_use(self.shared.calls, self.device),
+            false => CopierState::Off,
+        })
     }
 
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError> {

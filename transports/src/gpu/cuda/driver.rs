@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// NVIDIA's driver. Clones are the same, and so are all that were made without a path: contexts, streams and mapped
@@ -29,9 +29,12 @@ struct Place {
     /// Where it lies, if not where the loader looks.
     path: Option<PathBuf>,
     opened: OnceLock<Result<&'static Shared, GpuError>>,
+    /// Whether small copies go to resident kernels, where they can.
+    wants_copiers: AtomicBool,
 }
 
-static INSTALLED: Place = Place { path: None, opened: OnceLock::new() };
+static INSTALLED: Place =
+    Place { path: None, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
 
 impl CudaDriver {
     /// The installed driver, as the program uses it: nothing is opened now, and nothing is ever initialised unless
@@ -53,7 +56,8 @@ impl CudaDriver {
 
     /// As [`adopt`](Self::adopt), with the library at a path. What was opened stays open to the end of the process.
     pub fn at(path: &Path) -> Self {
-        let place = Place { path: Some(path.to_owned()), opened: OnceLock::new() };
+        let path = Some(path.to_owned());
+        let place = Place { path, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
         Self(Box::leak(Box::new(place)))
     }
 
@@ -84,6 +88,7 @@ impl CudaDriver {
                 links: OnceLock::new(),
                 connections: waits::connections(),
                 put_off: Arc::default(),
+                wants_copiers: &self.0.wants_copiers,
             };
             Ok(&*Box::leak(Box::new(shared)))
         };
@@ -137,6 +142,10 @@ impl Driver for CudaDriver {
         shared.put_off.catch_up();
     }
 
+    fn use_copiers(&self) {
+        self.0.wants_copiers.store(true, Ordering::SeqCst);
+    }
+
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
         match self.initialised()? {
             Some(shared) => shared.classify(addr),
@@ -181,6 +190,7 @@ pub(super) struct Shared {
     connections: usize,
     /// What would block while a stream waits.
     put_off: Arc<PutOff>,
+    wants_copiers: &'static AtomicBool,
 }
 
 impl Shared {
@@ -190,6 +200,11 @@ impl Shared {
             Err(error) if error.code == STUB_LIBRARY => Err(library::stub(&self.calls.path)),
             other => other,
         }
+    }
+
+    /// Whether small copies go to resident kernels, where they can.
+    pub(super) fn wants_copiers(&self) -> bool {
+        self.wants_copiers.load(Ordering::SeqCst)
     }
 
     /// For the streams of one more context.

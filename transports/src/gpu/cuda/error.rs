@@ -82,6 +82,12 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         209 => ("NO_BINARY_FOR_GPU", ""),
         214 => ("ECC_UNCORRECTABLE", "the device has a memory fault: nvidia-smi -q -d ECC"),
         PEER_ACCESS_UNSUPPORTED => ("PEER_ACCESS_UNSUPPORTED", "the two devices have no peer access"),
+        218 => ("INVALID_PTX", "the driver's compiler refuses the kernel"),
+        221 => {
+            ("JIT_COMPILER_NOT_FOUND", "libnvidia-ptxjitcompiler.so is not there: it belongs to the driver")
+        }
+        222 => ("UNSUPPORTED_PTX_VERSION", "the driver is older than the kernel: a newer driver compiles it"),
+        223 => ("JIT_COMPILATION_DISABLED", "CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT is set: unset it"),
         226 => (
             "CONTAINED",
             "memory of another process went away under an access, with its owner: the context is lost",

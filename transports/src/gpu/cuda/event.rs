@@ -1,11 +1,13 @@
 //! Events of the driver: our own, used again and again, and those that processes share.
 
+use super::copier::Launch;
 use super::driver::{CudaDriver, Shared};
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
 use super::home::Home;
 use super::lane::Copies;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle};
+use crate::gpu::copier::Resident;
 use crate::gpu::{Event, EventState, GpuError, Sequence, SharedEvent, Stream};
 use std::any::Any;
 use std::fmt;
@@ -143,6 +145,10 @@ pub(super) fn with_raw(
         let sequence: &dyn Any = sequence;
         if let Some(copies) = sequence.downcast_ref::<Copies>() {
             return if copies.query(number)? { Ok(()) } else { copies.with_event(wait_for) };
+        }
+        // A kernel has no event of the driver's; it takes microseconds.
+        if let Some(resident) = sequence.downcast_ref::<Resident<Launch>>() {
+            return resident.wait(number);
         }
     }
     if let Some(state) = event.state() {

@@ -2,6 +2,7 @@
 
 use super::calls::Calls;
 use super::context::Context;
+use super::copier::{Copier, Kept};
 use super::course::CourseWords;
 use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
@@ -11,6 +12,7 @@ use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
 use std::cell::Cell;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 thread_local! {
@@ -29,6 +31,12 @@ pub(super) struct Home {
     pub(super) waits: Arc<Waits>,
     /// The words by which it is told how far they are.
     pub(super) courses: CourseWords,
+    /// What takes small copies, or why nothing does; where it was asked for.
+    pub(super) copier: OnceLock<Result<Copier, String>>,
+    /// Somebody is finding that out, or has.
+    pub(super) is_copier_begun: AtomicBool,
+    /// Memory of devices that the library keeps here, and that kernels of this context reach.
+    pub(super) kept: Kept,
     /// Whether the device has host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
     /// Held while one of the above is made: none is made twice.
@@ -45,6 +53,9 @@ impl Home {
             peers: Peers::new(devices),
             waits,
             courses: CourseWords::default(),
+            copier: OnceLock::new(),
+            is_copier_begun: AtomicBool::new(false),
+            kept: Kept::default(),
             same_addresses: OnceLock::new(),
             setup: Mutex::default(),
             context,

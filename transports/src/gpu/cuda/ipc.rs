@@ -246,6 +246,7 @@ fn open_bytes(
     unsafe { home.calls().ipc_open_mem_handle(&raw mut ptr, Bytes64(bytes), IPC_LAZY_ENABLE_PEER_ACCESS) }
         .map_err(not_opened)?;
     let memory = Memory { home: Arc::clone(home), ptr, span: handle.len, how: How::Close };
+    home.kept.note(ptr, handle.len);
     let memory = Arc::new(memory);
     opened.insert(name, Arc::downgrade(&memory));
     let mut owners = lock(&gpu.shared.opened.owners);

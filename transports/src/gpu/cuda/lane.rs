@@ -108,6 +108,16 @@ impl Home {
         self.once(&self.lane_of(way).stream, || self.new_stream()).copied()
     }
 
+    /// Whether no copy of the library's own is under way. Never blocks.
+    pub(super) fn are_lanes_idle(&self) -> Result<bool, GpuError> {
+        for lane in &self.lanes {
+            if !lane.is_over(self, lane.given.load(Ordering::Acquire))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The stream of a lane, if it has been needed.
     pub(super) fn lanes_stream(&self, way: Way) -> Option<StreamHandle> {
         self.lane_of(way).stream.get().copied()

@@ -54,6 +54,7 @@ impl How {
 impl Drop for Memory {
     fn drop(&mut self) {
         let (home, ptr, span, how) = (Arc::clone(&self.home), self.ptr, self.span, self.how);
+        home.kept.forget(ptr);
         if how.waits_for_streams() {
             self.home.waits.when_none(move || give_back(&home, ptr, span, how));
         } else {
@@ -66,6 +67,9 @@ impl Drop for Memory {
 fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
     let calls = home.calls();
     let Ok(_current) = home.context.enter() else { return };
+    if how.waits_for_streams() {
+        home.end_copier_early();
+    }
     // SAFETY: each is given back as it was taken, once, by its only holder.
     let outcome = unsafe {
         match how {
@@ -99,6 +103,9 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
     let allocated = allocated.map_err(|error| explain(home, len, error));
     drop(current);
     let (memory, kind) = allocated?;
+    if matches!(kind, MemKind::Device(_)) {
+        home.kept.note(memory.ptr, memory.span);
+    }
     region(gpu, memory.ptr, len, kind, Box::new(memory))
 }
 
@@ -321,6 +328,7 @@ impl Drop for Locked {
         let (home, addr) = (Arc::clone(&self.home), self.addr);
         self.home.waits.when_none(move || {
             let Ok(_current) = home.context.enter() else { return };
+            home.end_copier_early();
             // SAFETY: locked here, and not yet unlocked.
             released("host registration", unsafe { home.calls().mem_host_unregister(addr as *mut c_void) });
         });

@@ -13,6 +13,7 @@
 //! | `home` | streams, events and peers of one context |
 //! | `lane` | the library's own streams, and how far each has come |
 //! | `pieces` | many copies in one call, and rows at regular distances |
+//! | `copier` | small copies by a resident kernel |
 //! | `memory` | allocating and giving back |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
@@ -40,6 +41,7 @@
 
 mod calls;
 mod context;
+mod copier;
 mod course;
 mod device;
 mod direct;

@@ -33,6 +33,10 @@ handles! {
     EventHandle,
     /// `CUmemoryPool`.
     PoolHandle,
+    /// `CUmodule`.
+    ModuleHandle,
+    /// `CUfunction`.
+    FunctionHandle,
 }
 
 /// `CUmemGenericAllocationHandle`.
@@ -187,6 +191,7 @@ pub(super) mod memory_type {
 /// `CUdevice_attribute`.
 pub(super) mod device {
     use std::ffi::c_int;
+    pub(in super::super) const COMPUTE_MODE: c_int = 20;
     pub(in super::super) const HOST_POINTER_FOR_REGISTERED: c_int = 91;
     pub(in super::super) const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
     pub(in super::super) const GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: c_int = 117;
@@ -203,6 +208,10 @@ pub(super) mod p2p {
     pub(in super::super) const NATIVE_ATOMIC_SUPPORTED: c_int = 3;
 }
 
+/// `CU_COMPUTEMODE_DEFAULT`.
+pub(super) const COMPUTE_MODE_DEFAULT: c_int = 0;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub(super) const ACCESS_READ_WRITE: u64 = 3;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -326,6 +335,8 @@ mod layout {
         same!(StreamHandle, theirs::CUstream);
         same!(EventHandle, theirs::CUevent);
         same!(PoolHandle, theirs::CUmemoryPool);
+        same!(ModuleHandle, theirs::CUmodule);
+        same!(FunctionHandle, theirs::CUfunction);
         same!(DevicePtr, theirs::CUdeviceptr);
         same!(AllocationHandle, theirs::CUmemGenericAllocationHandle);
     }
@@ -358,6 +369,8 @@ mod layout {
             (pointer::MAPPING_SIZE, Pointer::CU_POINTER_ATTRIBUTE_MAPPING_SIZE as i32),
             (pointer::MAPPING_BASE_ADDR, Pointer::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as i32),
             (pointer::MEMPOOL_HANDLE, Pointer::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as i32),
+            (device::COMPUTE_MODE, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE as i32),
+            (COMPUTE_MODE_DEFAULT, theirs::CUcomputemode_enum::CU_COMPUTEMODE_DEFAULT as i32),
             (
                 device::HOST_POINTER_FOR_REGISTERED,
                 Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM as i32,
@@ -392,6 +405,10 @@ mod layout {
             (p2p::NATIVE_ATOMIC_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED as i32),
         ];
         let flags = [
+            (
+                u32::try_from(ACCESS_READ_WRITE).unwrap(),
+                theirs::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32,
+            ),
             (WRITE_WITHOUT_FENCE, Write::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER as u32),
             (MEM_OP_WAIT_64, Both::CU_STREAM_MEM_OP_WAIT_VALUE_64 as u32),
             (MEM_OP_WRITE_64, Both::CU_STREAM_MEM_OP_WRITE_VALUE_64 as u32),

@@ -128,10 +128,10 @@ impl Shared {
             let table = lock(&self.table);
             let Some((_, entry)) = table.find(base) else { return };
             let blocks = opened || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
-            self.devices.get(entry.ordinal).filter(|_| blocks).map(|device| Arc::clone(&device.standstill))
+            self.devices.get(entry.ordinal).filter(|_| blocks)
         };
-        if let Some(standstill) = waits {
-            standstill.until_none_waits();
+        if let Some(device) = waits {
+            device.wait_as_a_call_does();
         }
         let mut table = lock(&self.table);
         let Some(entry) = table.remove(base) else { return };

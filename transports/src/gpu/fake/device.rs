@@ -1,5 +1,6 @@
 //! One simulated device.
 
+use super::copier::Launch;
 use super::engine::{Copy, End, Job, Part, Queue};
 use super::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, error};
 use super::event::Promise;
@@ -10,9 +11,10 @@ use super::several::Both;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
+use crate::gpu::copier::Resident;
 use crate::gpu::{
-    DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm, HostRegistration,
-    PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
+    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
+    HostRegistration, PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -108,7 +110,7 @@ impl FakeGpu {
             None => None,
         };
         let delay = self.shared.faults.delay_of_copies();
-        Ok((Ok(Copy { parts, delay, fail, done }), event))
+        Ok((Ok(Copy { parts, delay, fail, done, under_way: None }), event))
     }
 
     /// Both ends of a copy, unless it is one of no bytes.
@@ -130,7 +132,7 @@ impl FakeGpu {
     fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
         match checked {
             (Ok(copies), event) => {
-                self.give(Job::Copy(copies))?;
+                self.give_to_engine(self.resident()?, copies)?;
                 count(&self.shared.faults.counts.batches);
                 Ok(event)
             }
@@ -176,6 +178,24 @@ impl FakeGpu {
             MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
             MemKind::Unknown => Err(wrong("is of unknown kind: classify it first".into())),
         }
+    }
+
+    /// What takes small copies, where that was asked for.
+    fn resident(&self) -> Result<Option<&Arc<Resident<Launch>>>, GpuError> {
+        if !self.shared.wants_copiers.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let device = self.shared.device("copy", self.ordinal)?;
+        Ok(device.copier.find(&self.shared.faults, &device.standstill))
+    }
+
+    /// Gives copies to one of the library's own streams, behind all that a resident kernel was given.
+    fn give_to_engine(&self, copier: Option<&Arc<Resident<Launch>>>, mut copy: Copy) -> Result<(), GpuError> {
+        if let Some(resident) = copier {
+            resident.settle();
+            copy.under_way = Some(self.shared.device("copy", self.ordinal)?.copier.engine_begins());
+        }
+        self.give(Job::Copy(copy))
     }
 
     /// Gives a job to one of the library's own streams, in turn.
@@ -230,9 +250,30 @@ impl Gpu for FakeGpu {
             return Ok(Both::of(one, rest));
         }
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
+        let copier = self.resident()?;
+        let by_kernel = copier.filter(|_| dst.1.gpu().is_some() && !self.shared.faults.orders_copies());
         match self.checked(dst, src, len)? {
-            (Ok(copy), event) => {
-                self.give(Job::Copy(copy))?;
+            (Ok(mut copy), event) => {
+                let device = self.shared.device("copy", self.ordinal)?;
+                let mut lacks_kernel = false;
+                if let Some(resident) = by_kernel
+                    && let Some((dst, src, len)) = copy.parts.pop()
+                {
+                    match device.copier.offer(resident, (dst, src), len) {
+                        Ok(event) => {
+                            drop(copy.done);
+                            return Ok(event);
+                        }
+                        Err((lacks, dst, src)) => {
+                            lacks_kernel = lacks;
+                            copy.parts.push((dst, src, len));
+                        }
+                    }
+                }
+                self.give_to_engine(copier, copy)?;
+                if let Some(resident) = copier.filter(|_| lacks_kernel) {
+                    resident.renew();
+                }
                 count(&self.shared.faults.counts.copies);
                 if is_to_pageable {
                     count(&self.shared.faults.counts.to_pageable);
@@ -261,6 +302,12 @@ impl Gpu for FakeGpu {
 
     fn how_pieces_go(&self) -> String {
         "by one call of the simulated driver, however many they are".into()
+    }
+
+    fn copier(&self) -> CopierState {
+        let Ok(device) = self.shared.device("copier", self.ordinal) else { return CopierState::Off };
+        let wanted = self.shared.wants_copiers.load(Ordering::SeqCst);
+        device.copier.state().unwrap_or(if wanted { CopierState::Wanted } else { CopierState::Off })
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {

@@ -4,6 +4,7 @@
 //! concurrently, a stream's own work one after the other. This is the only file of the simulated driver
 //! that reads or writes memory.
 
+use super::copier::UnderWay;
 use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
 use super::event::Promise;
 use super::faults::Faults;
@@ -30,7 +31,7 @@ pub(super) enum End {
 unsafe impl Send for End {}
 
 impl End {
-    fn address(&self) -> NonNull<u8> {
+    pub(super) fn address(&self) -> NonNull<u8> {
         match self {
             Self::Host(ptr) => *ptr,
             Self::Device(alias, offset) => alias.at(*offset),
@@ -70,6 +71,8 @@ pub(super) struct Copy {
     /// The fault that was ordered for it.
     pub(super) fail: Option<GpuError>,
     pub(super) done: Promise,
+    /// Of a copy by the library's own streams: over before it is told.
+    pub(super) under_way: Option<UnderWay>,
 }
 
 /// What a kernel is made of.
@@ -135,7 +138,7 @@ fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
 }
 
 fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
-    let Copy { parts, delay, fail, done } = copy;
+    let Copy { parts, delay, fail, done, under_way } = copy;
     pause(delay);
     faults.wait_while_held();
     let outcome = match sticky.or(fail) {
@@ -151,7 +154,15 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
     };
     // The memory is let go before anybody hears that the copy is over.
     drop(parts);
+    drop(under_way);
     done.fire(outcome);
+}
+
+/// A copy between two devices' memory by a resident kernel.
+pub(super) fn carry_out(dst: End, src: End, len: usize) {
+    // SAFETY: device ends were checked when the copy was begun, and their aliases are held until it is over.
+    unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };
+    drop((dst, src));
 }
 
 fn pause(delay: Duration) {

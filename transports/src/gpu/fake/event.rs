@@ -72,6 +72,13 @@ impl Drop for Promise {
     }
 }
 
+/// An event of work that has failed.
+pub(super) fn failed(why: GpuError) -> Event {
+    let (promise, event) = Promise::new();
+    promise.fire(Err(why));
+    event
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -67,6 +67,10 @@ pub struct Counters {
     pub dmabufs: u64,
     /// Flushes of what NICs have written.
     pub flushes: u64,
+    /// Launches of the kernels that take small copies; `launches` are the program's.
+    pub copier_launches: u64,
+    /// Copies that were given to these, which `copies` does not count.
+    pub copier_copies: u64,
 }
 
 macro_rules! counts {
@@ -99,7 +103,9 @@ counts!(
     unpinned,
     to_pageable,
     dmabufs,
-    flushes
+    flushes,
+    copier_launches,
+    copier_copies
 );
 
 /// One more.
@@ -134,6 +140,9 @@ pub struct Faults {
     hidden: Mutex<HashSet<GpuUuid>>,
     held: Mutex<u64>,
     released: Condvar,
+    no_copiers: AtomicBool,
+    stalled_copiers: AtomicBool,
+    lost_copiers: AtomicBool,
     pub(super) counts: Counts,
 }
 
@@ -241,6 +250,40 @@ impl Faults {
     pub fn hold_copies(self: &Arc<Self>) -> Held {
         *lock(&self.held) += 1;
         Held(Arc::clone(self))
+    }
+
+    /// No device has a resident copier, from its first copy on.
+    pub fn refuse_copiers(&self, on: bool) {
+        self.no_copiers.store(on, Ordering::SeqCst);
+    }
+
+    /// The kernels of resident copiers that are launched do not begin, as behind one of the program's that fills the device; or they
+    /// do again.
+    pub fn stall_copiers(&self, on: bool) {
+        self.stalled_copiers.store(on, Ordering::SeqCst);
+    }
+
+    /// The kernels of resident copiers end without a word when they are given a copy, as when a device is lost; or they do not any
+    /// more.
+    pub fn lose_copiers(&self, on: bool) {
+        self.lost_copiers.store(on, Ordering::SeqCst);
+    }
+
+    pub(super) fn refuses_copiers(&self) -> bool {
+        self.no_copiers.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn stalls_copiers(&self) -> bool {
+        self.stalled_copiers.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn loses_copiers(&self) -> bool {
+        self.lost_copiers.load(Ordering::SeqCst)
+    }
+
+    /// Whether something was ordered of copies that only an engine does.
+    pub(super) fn orders_copies(&self) -> bool {
+        lock(&self.copies).is_some() || *lock(&self.held) > 0 || !self.delay_of_copies().is_zero()
     }
 
     /// Takes peer access between two devices away, in both directions, or gives it back.

@@ -6,6 +6,7 @@
 //! | `device` | one device: [`FakeGpu`] |
 //! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
 //! | `standstill` | what a device does while streams wait for words |
+//! | `copier` | small copies by a resident kernel, which is a thread |
 //! | `direct`, `udmabuf` | its memory, for NICs |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
@@ -30,6 +31,7 @@
 
 mod alloc;
 mod config;
+mod copier;
 mod device;
 mod direct;
 mod engine;
@@ -56,6 +58,7 @@ use super::{Driver, Extent, Gpu, GpuError};
 use crate::mem::AllocId;
 use faults::count;
 use shared::Shared;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A simulated driver. Clones are the same driver; a process may have several, which know nothing of each
@@ -135,6 +138,10 @@ impl Driver for FakeDriver {
 
     fn look_after(&self) {
         self.shared.put_off.catch_up();
+    }
+
+    fn use_copiers(&self) {
+        self.shared.wants_copiers.store(true, Ordering::SeqCst);
     }
 
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {

@@ -43,9 +43,11 @@ impl Drop for Locked {
     fn drop(&mut self) {
         let (shared, base, memory) = (Arc::clone(&self.shared), self.base, self.memory.take());
         let Some(device) = self.shared.devices.get(self.ordinal) else { return };
-        let standstill = Arc::clone(&device.standstill);
+        let ordinal = self.ordinal;
         device.waits.when_none(move || {
-            standstill.until_none_waits();
+            if let Some(device) = shared.devices.get(ordinal) {
+                device.wait_as_a_call_does();
+            }
             lock(&shared.pinned.ranges).remove(&base);
             shared.pinned.count.fetch_sub(1, Ordering::Release);
             if memory.is_some() {

@@ -1,6 +1,7 @@
 //! What all devices of one simulated driver share: who they are, what is allocated, what was opened.
 
 use super::config::FakeConfig;
+use super::copier::Copier;
 use super::device::FakeGpu;
 use super::direct::Flushes;
 use super::engine::Queue;
@@ -17,7 +18,7 @@ use crate::gpu::{Forms, GpuError, GpuInfo, HandleForm};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use rustix::fs::fstat;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
 /// The library's own streams of each device.
@@ -44,6 +45,15 @@ pub(super) struct Device {
     /// Streams that wait for words, as the library counts them; and as the device feels them.
     pub(super) waits: Arc<Waits>,
     pub(super) standstill: Arc<Standstill>,
+    pub(super) copier: Copier,
+}
+
+impl Device {
+    /// As a call of the driver that waits for the whole device, when the library makes it.
+    pub(super) fn wait_as_a_call_does(&self) {
+        self.copier.end_early();
+        self.standstill.until_none_waits();
+    }
 }
 
 /// What all devices of a driver share.
@@ -58,6 +68,8 @@ pub(super) struct Shared {
     /// What would block while a stream waits.
     pub(super) put_off: Arc<PutOff>,
     pub(super) flushes: Flushes,
+    /// Whether small copies go to resident kernels.
+    pub(super) wants_copiers: AtomicBool,
 }
 
 /// What is known of an address.
@@ -106,11 +118,13 @@ impl Shared {
                 turn: AtomicUsize::new(0),
                 waits: Waits::over(config.connections, &put_off),
                 standstill: Arc::new(Standstill::over(config.connections)),
+                copier: Copier::new(),
             });
         }
         let table = Mutex::new(Table::new(devices.iter().map(|device| device.window.range())));
         let (opened, pinned, flushes) = (Opened::default(), Pinned::default(), Flushes::default());
-        Ok(Self { devices, faults, opened, table, pinned, next_id: AtomicU64::new(1), put_off, flushes })
+        let (next_id, wants_copiers) = (AtomicU64::new(1), AtomicBool::new(false));
+        Ok(Self { devices, faults, opened, table, pinned, next_id, put_off, flushes, wants_copiers })
     }
 
     /// The device of an ordinal.

@@ -1,0 +1,273 @@
+//! One process and its devices.
+
+use crate::support::gpus::{Ground, are_real, is_for_simulated_only};
+use crate::support::{Watchdog, random, rng};
+use crate::{counts, until_by_copier};
+use carrack::buffer::Region;
+use carrack::transports::gpu::copier::MOST;
+use carrack::transports::gpu::{CopierState, Flavour, Gpu};
+use carrack::transports::mem::{CopyError, Transfer};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes on both sides of a copy that stay as they are.
+const GUARD: usize = 64;
+
+fn ground() -> Ground {
+    let ground = Ground::new();
+    ground.driver.use_copiers();
+    ground
+}
+
+fn plain(gpu: &Arc<dyn Gpu>, len: usize) -> Region {
+    gpu.allocate(len, Flavour::Plain).unwrap()
+}
+
+fn begun((dst, to): (&Region, usize), (src, from): (&Region, usize), len: usize) -> Transfer {
+    Transfer::between(dst.slice(to, len).unwrap(), src.slice(from, len).unwrap()).unwrap()
+}
+
+fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
+    loop {
+        match transfer.poll() {
+            Some(outcome) => return outcome,
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+/// How both ends lie: to what the kernel takes at a time, and to each other.
+const PLACES: [(usize, usize); 8] = [(0, 0), (16, 32), (15, 15), (1, 0), (0, 3), (4, 8), (24, 0), (9, 13)];
+
+#[test]
+fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() {
+    let _watchdog = Watchdog::over("every length");
+    let ground = ground();
+    let (own, other) = (&ground.gpus[0], ground.last());
+    let mut rng = rng();
+    let around = [511, 512, 513, 2047, 2048, 2049, 4095, 4096, 4097, 8191, MOST];
+    let lengths: Vec<_> = (1..=70).chain(around).collect();
+    // Within the device, and between two; the target's engine copies.
+    for (dst_on, src_on) in [(own, own), (own, other)] {
+        let room = MOST + 2 * GUARD;
+        let (dst, src) = (plain(dst_on, room), plain(src_on, room));
+        for (to, from) in PLACES {
+            for &len in &lengths {
+                let limit = match (to ^ from) % 16 {
+                    0 => MOST,
+                    apart if apart % 4 == 0 => 2048,
+                    _ => 512,
+                };
+                let (poison, sent) = (random(&mut rng, room), random(&mut rng, room));
+                // Apart by as much as before: the guard is a multiple of 16.
+                let to = GUARD + to;
+                dst.whole().write(&poison).unwrap();
+                src.whole().write(&sent).unwrap();
+                let copy = || ended(begun((&dst, to), (&src, from), len)).unwrap();
+                if len <= limit {
+                    until_by_copier(&ground.gpus, copy)
+                } else {
+                    copy()
+                }
+                let got = dst.whole().to_vec().unwrap();
+                assert!(got[..to] == poison[..to], "before: {len} B to {to} from {from}");
+                assert!(got[to..][..len] == sent[from..][..len], "{len} B to {to} from {from}");
+                assert!(got[to + len..] == poison[to + len..], "behind: {len} B to {to} from {from}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_longer_or_in_host_memory_is_an_engines() {
+    let _watchdog = Watchdog::over("an engine's");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    let (dst, src) = (plain(gpu, 3 * MOST), plain(gpu, 3 * MOST));
+    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&src, 0), 8)).unwrap());
+    let before = counts(&**gpu).1;
+    for _ in 0..100 {
+        for (to, from, len) in [(0, 0, MOST + 1), (4, 0, 2049), (1, 0, 513)] {
+            ended(begun((&dst, to), (&src, from), len)).unwrap();
+        }
+        dst.slice(0, 8).unwrap().write(b"pageable").unwrap();
+    }
+    assert_eq!(counts(&**gpu).1, before);
+}
+
+/// What is copied over what was copied before stays, whoever copies.
+#[test]
+fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
+    let _watchdog = Watchdog::over("order");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    const BIG: usize = 4 << 20;
+    let mut rng = rng();
+    let (dst, big, small) = (plain(gpu, BIG), plain(gpu, BIG), plain(gpu, 64));
+    let bytes = random(&mut rng, BIG);
+    big.whole().write(&bytes).unwrap();
+    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
+    let before = counts(&**gpu).1;
+    for turn in 0_usize..100 {
+        let word = random(&mut rng, 8);
+        small.slice(0, 8).unwrap().write(&word).unwrap();
+        let at = BIG - 8 - 16 * turn;
+        let put = || begun((&dst, at), (&small, 0), 8);
+        let cover = || begun((&dst, 0), (&big, 0), BIG);
+        let taken = counts(&**gpu).1;
+        let (first, second, expected) = match turn % 2 {
+            0 => (cover(), put(), &word[..]),
+            _ => (put(), cover(), &bytes[at..][..8]),
+        };
+        let by_copier = counts(&**gpu).1 > taken;
+        ended(second).unwrap();
+        ended(first).unwrap();
+        // A simulated device's engines have no order among themselves.
+        if !by_copier && !are_real() {
+            continue;
+        }
+        assert!(dst.slice(at, 8).unwrap().to_vec().unwrap() == *expected, "turn {turn}");
+    }
+    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
+    assert!(counts(&**gpu).1 > before);
+}
+
+/// Many under way at a time, from several threads, more than the page has lines.
+#[test]
+fn threads_that_copy_at_the_same_time_get_what_they_copied() {
+    let _watchdog = Watchdog::over("threads");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    std::thread::scope(|scope| {
+        for thread in 0..3_u8 {
+            scope.spawn(move || {
+                let (dst, src) = (plain(gpu, 4096), plain(gpu, 4096));
+                for turn in 0..200_u8 {
+                    src.whole().write(&[turn ^ (thread << 6); 4096]).unwrap();
+                    let copies: Vec<_> =
+                        (0..16).map(|at| begun((&dst, at * 256), (&src, at * 256), 256)).collect();
+                    copies.into_iter().for_each(|copy| ended(copy).unwrap());
+                    let got = dst.whole().to_vec().unwrap();
+                    assert!(got.iter().all(|&byte| byte == turn ^ (thread << 6)), "{thread}, {turn}");
+                }
+            });
+        }
+    });
+    let region = plain(gpu, 64);
+    until_by_copier(&ground.gpus, || ended(begun((&region, 0), (&region, 32), 8)).unwrap());
+}
+
+#[test]
+fn the_kernel_ends_when_there_is_nothing_to_do_and_is_launched_anew() {
+    let _watchdog = Watchdog::over("lease");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    let region = plain(gpu, 64);
+    let copy = || ended(begun((&region, 0), (&region, 32), 8)).unwrap();
+    until_by_copier(&ground.gpus, copy);
+    for _ in 0..3 {
+        let (launches, _) = counts(&**gpu);
+        // Waits for everything on the device, as the program may: for the kernel, too.
+        if let Some(fake) = &ground.fake {
+            fake.gpu(0).unwrap().synchronize().unwrap();
+        }
+        while counts(&**gpu).0 == launches {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            copy();
+        }
+        until_by_copier(&ground.gpus, copy);
+    }
+}
+
+/// A kernel that stayed as long as there are copies would hold up for ever whoever waits for the device.
+#[test]
+fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
+    let _watchdog = Watchdog::over("freed under traffic");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (dst, src) = (plain(gpu, 8), plain(gpu, 8));
+            while !is_over.load(Ordering::Relaxed) {
+                ended(begun((&dst, 0), (&src, 0), 8)).unwrap();
+            }
+        });
+        for _ in 0..50 {
+            drop(plain(gpu, 100));
+            drop(gpu.allocate(100, Flavour::Pinned).unwrap());
+            if let Some(fake) = &ground.fake {
+                fake.gpu(0).unwrap().synchronize().unwrap();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn without_having_been_asked_for_there_is_no_copier() {
+    if is_for_simulated_only("other tests have asked for it in this process") {
+        return;
+    }
+    let ground = Ground::new();
+    let gpu = &ground.gpus[0];
+    let region = plain(gpu, 64);
+    ended(begun((&region, 0), (&region, 32), 8)).unwrap();
+    assert_eq!(gpu.copier(), CopierState::Off);
+    ground.driver.use_copiers();
+    assert_eq!(gpu.copier(), CopierState::Wanted);
+    let fake = ground.fake.as_ref().unwrap();
+    fake.faults().refuse_copiers(true);
+    ended(begun((&region, 0), (&region, 32), 8)).unwrap();
+    assert!(matches!(gpu.copier(), CopierState::Refused(why) if why.contains("ordered by a test")));
+    assert_eq!(fake.counters().copier_launches, 0);
+}
+
+/// As behind a kernel of the program's that fills the device.
+#[test]
+fn a_kernel_that_does_not_begin_holds_no_copy_up() {
+    if is_for_simulated_only("kernels cannot be told to wait") {
+        return;
+    }
+    let _watchdog = Watchdog::over("stalled");
+    let ground = ground();
+    let (gpu, fake) = (&ground.gpus[0], ground.fake.as_ref().unwrap());
+    let region = plain(gpu, 64);
+    let copy = || ended(begun((&region, 0), (&region, 32), 8)).unwrap();
+    fake.faults().stall_copiers(true);
+    for _ in 0..100 {
+        copy();
+    }
+    assert_eq!(counts(&**gpu), (1, 0), "launched once, and waited for by nobody");
+    fake.faults().stall_copiers(false);
+    until_by_copier(&ground.gpus, copy);
+}
+
+#[test]
+fn a_kernel_that_is_lost_fails_what_it_was_given_and_nothing_else() {
+    if is_for_simulated_only("kernels cannot be lost") {
+        return;
+    }
+    let _watchdog = Watchdog::over("lost");
+    let ground = ground();
+    let (gpu, fake) = (&ground.gpus[0], ground.fake.as_ref().unwrap());
+    let (dst, src) = (plain(gpu, 64), plain(gpu, 64));
+    dst.whole().write(&[0; 64]).unwrap();
+    src.whole().write(&[7; 64]).unwrap();
+    until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&src, 0), 8)).unwrap());
+    fake.faults().lose_copiers(true);
+    let lost = loop {
+        match ended(begun((&dst, 0), (&src, 0), 8)) {
+            Ok(()) => {}
+            Err(why) => break why,
+        }
+    };
+    let CopyError::Engine { cause, .. } = lost else { panic!("{lost}") };
+    assert_eq!((cause.code, cause.name), (719, "LAUNCH_FAILED"));
+    assert!(cause.hint.contains("CARRACK_GPU_COPIER"), "{cause}");
+    assert!(matches!(gpu.copier(), CopierState::Refused(why) if why.contains("719")));
+    for _ in 0..10 {
+        ended(begun((&dst, 32), (&src, 0), 32)).expect("the engine is still there");
+    }
+    assert_eq!(dst.slice(32, 32).unwrap().to_vec().unwrap(), [7; 32]);
+}

@@ -1,0 +1,249 @@
+//! The host's side: giving copies to the kernel, and launching it anew.
+
+use super::lease::{Given, give};
+use super::page::{Command, LINES, Page};
+use crate::gpu::{CopierState, Event, GpuError, Sequence};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+
+/// How a driver runs the kernel.
+pub(crate) trait Launcher: Send + Sync + Sized + 'static {
+    /// What keeps the page that its kernels use.
+    type Page: Deref<Target = Page> + Send + Sync;
+
+    /// Launches the kernel of a generation, behind those that were launched before. Does not wait for it.
+    ///
+    /// # Errors
+    /// The driver's: there is no such kernel.
+    fn launch(&self, generation: u64) -> Result<(), GpuError>;
+
+    /// Whether all kernels that were launched have ended, in whatever way.
+    ///
+    /// # Errors
+    /// The driver's: they have, and nothing runs any more.
+    fn are_over(&self) -> Result<bool, GpuError>;
+
+    /// Passes the time of some instructions.
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
+}
+
+/// Looks at an answer that has not come, between two questions to the driver whether the kernel is still there.
+const LOOKS: u32 = 1024;
+
+/// A copier as the process has it. The event of a copy is its number here.
+pub(crate) struct Resident<L: Launcher> {
+    page: L::Page,
+    pub(crate) launcher: L,
+    turn: Mutex<Turn>,
+    /// The last command that was given.
+    given: AtomicU64,
+    /// Questions for answers that had not come.
+    asked: AtomicU32,
+    /// Why nothing is given any more.
+    failed: OnceLock<GpuError>,
+    launches: AtomicU64,
+    copies: AtomicU64,
+}
+
+/// Held by who gives a command, or launches a kernel.
+#[derive(Default)]
+struct Turn {
+    /// The last kernel that was launched.
+    generation: u64,
+    /// The last that was asked to leave.
+    stopped: u64,
+}
+
+impl<L: Launcher> Resident<L> {
+    /// One whose kernels use this page.
+    pub(crate) fn new(page: L::Page, launcher: L) -> Arc<Self> {
+        Arc::new(Self {
+            page,
+            launcher,
+            turn: Mutex::default(),
+            given: AtomicU64::new(0),
+            asked: AtomicU32::new(0),
+            failed: OnceLock::new(),
+            launches: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether a kernel is there that is not leaving, as far as is known.
+    #[inline]
+    pub(crate) fn runs(&self) -> bool {
+        self.page.begun() > self.page.leaving()
+    }
+
+    /// Gives a copy to the kernel, if one is known to run. `None`: the copy is the caller's.
+    pub(crate) fn give(self: &Arc<Self>, command: Command) -> Option<Event> {
+        if self.failed.get().is_some() {
+            return None;
+        }
+        let turn = lock(&self.turn);
+        let generation = turn.generation;
+        if self.page.begun() != generation || turn.stopped == generation || !self.runs() {
+            return None;
+        }
+        let number = self.given.load(Ordering::Relaxed) + 1;
+        if !self.wait_until(|page| page.answered() + LINES >= number) {
+            return None;
+        }
+        let mut looks = 0_u32;
+        let is_over = || {
+            looks = looks.wrapping_add(1);
+            self.launcher.pause();
+            looks.is_multiple_of(LOOKS) && self.launcher.are_over() != Ok(false)
+        };
+        let given = give(&self.page, generation, number, command, is_over);
+        self.given.store(number, Ordering::Release);
+        match given {
+            Given::Taken => {
+                drop(turn);
+                self.copies.fetch_add(1, Ordering::Relaxed);
+                Some(Event::numbered(Arc::clone(self) as Arc<dyn Sequence>, number))
+            }
+            Given::TakenBack => None,
+            Given::Lost => {
+                self.fail(lost());
+                None
+            }
+        }
+    }
+
+    /// Launches a kernel if there is none.
+    pub(crate) fn renew(&self) {
+        if self.failed.get().is_some() || self.page.gone() < self.launches.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Whoever has it gives a copy, or launches one.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if self.page.gone() < turn.generation {
+            return;
+        }
+        match self.launcher.launch(turn.generation + 1) {
+            Ok(()) => {
+                turn.generation += 1;
+                self.launches.store(turn.generation, Ordering::Relaxed);
+            }
+            Err(why) => self.fail(why),
+        }
+    }
+
+    /// Waits until all that was given is over: some microseconds. What failed is over.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        let given = self.given.load(Ordering::Acquire);
+        if self.page.answered() < given {
+            self.wait_until(|page| page.answered() >= given);
+        }
+    }
+
+    /// Has the kernel end when it has done what it was given: before a call of the driver that would wait for it.
+    pub(crate) fn end_early(&self) {
+        let mut turn = lock(&self.turn);
+        if turn.stopped != turn.generation && self.page.gone() < turn.generation {
+            turn.stopped = turn.generation;
+            self.page.stop(turn.generation);
+        }
+    }
+
+    /// What there is, for reports.
+    pub(crate) fn state(&self) -> CopierState {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        match self.failed.get() {
+            Some(why) => CopierState::Refused(why.to_string()),
+            None => CopierState::On { launches: count(&self.launches), copies: count(&self.copies) },
+        }
+    }
+
+    /// Waits for what only the kernel can bring about; `false` when it has ended without.
+    fn wait_until(&self, is_so: impl Fn(&Page) -> bool) -> bool {
+        let mut looks = 0_u32;
+        while !is_so(&self.page) {
+            self.launcher.pause();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) && !self.is_alive(&is_so) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether the kernel may still bring something about that it has not brought about yet.
+    fn is_alive(&self, is_so: &impl Fn(&Page) -> bool) -> bool {
+        match self.launcher.are_over() {
+            Ok(false) => true,
+            // It may have been its last act.
+            _ if is_so(&self.page) => true,
+            Ok(true) => {
+                self.fail(lost());
+                false
+            }
+            Err(why) => {
+                self.fail(why);
+                false
+            }
+        }
+    }
+
+    fn fail(&self, why: GpuError) {
+        tracing::warn!(%why, "the resident copier is given no more copies");
+        let _ = self.failed.set(why);
+    }
+}
+
+impl<L: Launcher> Sequence for Resident<L> {
+    #[inline]
+    fn query(&self, number: u64) -> Result<bool, GpuError> {
+        if self.page.answered() >= number {
+            return Ok(true);
+        }
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let is_over = |page: &Page| page.answered() >= number;
+        if asked.is_multiple_of(LOOKS) && !self.is_alive(&is_over) || self.failed.get().is_some() {
+            return match self.failed.get() {
+                Some(why) if !is_over(&self.page) => Err(why.clone()),
+                _ => Ok(is_over(&self.page)),
+            };
+        }
+        Ok(false)
+    }
+
+    fn wait(&self, number: u64) -> Result<(), GpuError> {
+        while !self.query(number)? {
+            self.launcher.pause();
+        }
+        Ok(())
+    }
+}
+
+impl<L: Launcher> fmt::Debug for Resident<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Resident({} given, {} answered)", self.given.load(Ordering::Relaxed), self.page.answered())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The kernel ended, and said nothing.
+#[cold]
+fn lost() -> GpuError {
+    GpuError {
+        call: "copier",
+        code: 719,
+        name: "LAUNCH_FAILED",
+        hint: "the resident copier's kernel ended without having answered: run without CARRACK_GPU_COPIER, and report it"
+            .to_owned(),
+    }
+}

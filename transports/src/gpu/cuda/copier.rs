@@ -1,0 +1,345 @@
+//! Small copies by a resident kernel: loading and launching it, and which addresses it reaches.
+
+use super::calls::Calls;
+use super::device::CudaGpu;
+use super::driver::Shared;
+use super::error::released;
+use super::home::{Home, lock};
+use super::peer;
+use super::sys::{self, ContextHandle, DevicePtr, FunctionHandle, Location, ModuleHandle, StreamHandle};
+use crate::gpu::copier::{Claim, Command, CopierState, LEASE, LIFE, Launcher, Page, Resident, fits};
+use crate::gpu::{Event, GpuError, GpuInfo};
+use crate::mem::AllocId;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+/// The kernel, for the driver to compile, with the zero that the driver looks for.
+const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
+
+/// Lanes of the one warp.
+const LANES: u32 = 32;
+
+/// What a copier of a device is made of.
+pub(super) struct Copier {
+    pub(super) resident: Arc<Resident<Launch>>,
+    ends: Ends,
+}
+
+/// What became of a copy that was offered.
+pub(super) enum Offered {
+    /// The kernel has it.
+    Taken(Event),
+    /// It would have been taken, had there been a kernel.
+    NoKernel,
+    /// It is an engine's.
+    Not,
+}
+
+impl Copier {
+    /// Loads the kernel and launches it for the first time.
+    ///
+    /// # Errors
+    /// Why there is none, for reports.
+    pub(super) fn set_up(home: &Arc<Home>, info: &GpuInfo) -> Result<Self, String> {
+        check(home.calls(), home.context.device)?;
+        let claim = Claim::of(info.uuid)?;
+        let page = new_page()?;
+        let launch = Launch::load(home, page, claim).map_err(|why| why.to_string())?;
+        let resident = Resident::new(page, launch);
+        // The first launch takes longer than others: nobody waits for it here.
+        resident.renew();
+        Ok(Self { resident, ends: Ends::default() })
+    }
+
+    /// Gives a copy between two places in memory of GPUs to the kernel, where it can be.
+    pub(super) fn offer(
+        &self,
+        gpu: &CudaGpu,
+        home: &Home,
+        (dst, src): (usize, usize),
+        len: usize,
+    ) -> Offered {
+        if !fits(dst, src, len) {
+            return Offered::Not;
+        }
+        let Ok(count) = u32::try_from(len) else { return Offered::Not };
+        let runs = self.resident.runs();
+        // An engine's copies come first: those that were begun before, and may be of the same bytes.
+        if runs && !matches!(home.are_lanes_idle(), Ok(true)) {
+            return Offered::Not;
+        }
+        if !self.ends.is_reached(gpu, home, dst, len) || !self.ends.is_reached(gpu, home, src, len) {
+            return Offered::Not;
+        }
+        let given = if runs {
+            self.resident.give(Command { dst: dst as u64, src: src as u64, len: count })
+        } else {
+            None
+        };
+        given.map_or(Offered::NoKernel, Offered::Taken)
+    }
+}
+
+impl fmt::Debug for Copier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.resident.fmt(f)
+    }
+}
+
+impl Home {
+    /// Has a resident kernel end, before a call of the driver that would wait for it.
+    pub(super) fn end_copier_early(&self) {
+        if let Some(Ok(copier)) = self.copier.get() {
+            copier.resident.end_early();
+        }
+    }
+
+    /// What there is of its copier.
+    pub(super) fn copier_state(&self) -> Option<CopierState> {
+        Some(match self.copier.get()? {
+            Ok(copier) => copier.resident.state(),
+            Err(why) => CopierState::Refused(why.clone()),
+        })
+    }
+}
+
+/// What is known before the device is used.
+pub(super) fn before_use(calls: &Calls, device: sys::Device) -> CopierState {
+    check(calls, device).map_or_else(CopierState::Refused, |()| CopierState::Wanted)
+}
+
+/// What can be said without a context.
+fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
+    if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| set == "1") {
+        // Each launch would wait for the kernel's end.
+        return Err("CUDA_LAUNCH_BLOCKING=1 has the program wait for every kernel: unset it".into());
+    }
+    let mut mode = sys::COMPUTE_MODE_DEFAULT;
+    // SAFETY: the place for the answer is ours.
+    let asked = unsafe { calls.device_get_attribute(&raw mut mode, sys::device::COMPUTE_MODE, device) };
+    match asked {
+        Ok(()) if mode == sys::COMPUTE_MODE_DEFAULT => Ok(()),
+        // Who has the device to itself may be MPS, behind which there are others that nobody sees.
+        Ok(()) => Err(format!(
+            "the GPU's compute mode is {mode}, an exclusive one, where MPS may have others share it: nvidia-smi -c DEFAULT"
+        )),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// A page of its own, that no fork copies, and that outlives every context: it is never unmapped.
+fn new_page() -> Result<&'static Page, String> {
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let mapped = unsafe { mmap_anonymous(null_mut(), size_of::<Page>(), protection, flags) };
+    let mapped = mapped.map_err(|why| format!("no page of host memory for it: {why}"))?;
+    // SAFETY: as long and as aligned as a page of the system is; all of it are atomics, for which zeroes are values; it stays
+    // mapped to the end of the process.
+    Ok(unsafe { &*mapped.cast::<Page>() })
+}
+
+/// How its kernel is launched.
+pub(super) struct Launch {
+    /// The home has the copier.
+    home: Weak<Home>,
+    claim: Claim,
+    page: DevicePtr,
+    stream: StreamHandle,
+    function: FunctionHandle,
+}
+
+impl Launch {
+    fn load(home: &Arc<Home>, page: &'static Page, claim: Claim) -> Result<Self, GpuError> {
+        let calls = home.calls();
+        let _current = home.context.enter()?;
+        let host: *mut c_void = std::ptr::from_ref(page).cast_mut().cast();
+        let flags = sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP;
+        // SAFETY: a page that stays mapped, of which there are only atomics.
+        unsafe { calls.mem_host_register(host, size_of::<Page>(), flags) }?;
+        let loaded = Self::load_for(home, host, claim);
+        if loaded.is_err() {
+            // SAFETY: registered above; nothing has been told of it.
+            released("host registration", unsafe { calls.mem_host_unregister(host) });
+        }
+        loaded
+    }
+
+    fn load_for(home: &Arc<Home>, host: *mut c_void, claim: Claim) -> Result<Self, GpuError> {
+        let calls = home.calls();
+        let (mut page, mut module) = (0, ModuleHandle::NULL);
+        let (mut function, mut stream) = (FunctionHandle::NULL, StreamHandle::NULL);
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the places for the answers are ours; the text of the kernel and its name end with a zero. Streams of the highest
+        // priority have connections of their own, so that no copy of the library's stands behind the kernel.
+        unsafe {
+            calls.mem_host_get_device_pointer(&raw mut page, host, 0)?;
+            calls.module_load_data(&raw mut module, KERNEL.as_ptr().cast())?;
+            let rest = calls
+                .module_get_function(&raw mut function, module, c"carrack_copier".as_ptr())
+                .and_then(|()| calls.ctx_get_stream_priority_range(&raw mut least, &raw mut greatest))
+                .and_then(|()| {
+                    calls.stream_create_with_priority(&raw mut stream, sys::STREAM_NON_BLOCKING, greatest)
+                });
+            if let Err(why) = rest {
+                released("module", calls.module_unload(module));
+                return Err(why);
+            }
+        }
+        Ok(Self { home: Arc::downgrade(home), claim, page, stream, function })
+    }
+
+    fn home(&self) -> Result<Arc<Home>, GpuError> {
+        let gone = || super::error::error("cuLaunchKernel", super::error::CONTEXT_IS_DESTROYED);
+        self.home.upgrade().ok_or_else(gone)
+    }
+}
+
+impl Launcher for Launch {
+    type Page = &'static Page;
+
+    fn launch(&self, generation: u64) -> Result<(), GpuError> {
+        self.claim
+            .check()
+            .map_err(|why| super::error::because("copier", super::error::NOT_SUPPORTED, why))?;
+        let home = self.home()?;
+        let _current = home.context.enter()?;
+        let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mut values = [self.page as u64, generation, nanoseconds(LEASE), nanoseconds(LIFE)];
+        let mut arguments = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+        // SAFETY: the kernel has these four arguments of 8 bytes, which are read before the call returns. What it touches is its page,
+        // which stays, and what commands name, which stays until they are answered.
+        unsafe {
+            let arguments = arguments.as_mut_ptr();
+            home.calls().launch_kernel(
+                self.function,
+                1,
+                1,
+                1,
+                LANES,
+                1,
+                1,
+                0,
+                self.stream,
+                arguments,
+                null_mut(),
+            )
+        }
+    }
+
+    fn are_over(&self) -> Result<bool, GpuError> {
+        self.home()?.is_idle(self.stream)
+    }
+}
+
+/// Memory that the library keeps until its last region is dropped, by address: where each piece ends. Of this the driver need not be
+/// asked.
+#[derive(Debug, Default)]
+pub(super) struct Kept(RwLock<BTreeMap<usize, usize>>);
+
+impl Kept {
+    /// Memory that is there.
+    pub(super) fn note(&self, start: usize, len: usize) {
+        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(start, start.saturating_add(len));
+    }
+
+    /// It is about to be given back.
+    pub(super) fn forget(&self, start: usize) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
+    }
+
+    fn has(&self, addr: usize, end: usize) -> bool {
+        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        kept.range(..=addr).next_back().is_some_and(|(_, &last)| end <= last)
+    }
+}
+
+/// Allocations remembered.
+const REMEMBERED: usize = 16;
+
+/// Where the kernel may go in memory of the program's own, and of other devices. An engine is refused by the driver where it may not; a kernel that goes there takes the context along.
+/// So the driver is asked about each allocation once, and about its identity each time: one that was freed is nobody's.
+#[derive(Default)]
+struct Ends(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    allocations: Vec<Allocation>,
+    /// Which is forgotten next.
+    oldest: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Allocation {
+    start: usize,
+    end: usize,
+    id: AllocId,
+    is_reached: bool,
+}
+
+impl Ends {
+    fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
+        let Some(end) = addr.checked_add(len) else { return false };
+        if home.kept.has(addr, end) {
+            return true;
+        }
+        let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
+        let known = lock(&self.0).allocations.iter().find(holds).copied();
+        if let Some(known) = known
+            && gpu.shared.buffer_id(addr) == Ok(Some(known.id))
+        {
+            return known.is_reached;
+        }
+        let Some(found) = look(gpu, home, addr) else { return false };
+        lock(&self.0).note(found);
+        end <= found.end && found.is_reached
+    }
+}
+
+impl Known {
+    /// Remembers an allocation, in the place of those whose addresses it has.
+    fn note(&mut self, found: Allocation) {
+        self.allocations.retain(|one| one.end <= found.start || found.end <= one.start);
+        if self.allocations.len() < REMEMBERED {
+            return self.allocations.push(found);
+        }
+        self.oldest = (self.oldest + 1) % REMEMBERED;
+        if let Some(oldest) = self.allocations.get_mut(self.oldest) {
+            *oldest = found;
+        }
+    }
+}
+
+/// What lies at an address, and whether kernels of this device's context reach it.
+#[cold]
+fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
+    let facts = gpu.shared.facts(addr).ok()??;
+    let is_reached = match facts.context {
+        // Memory of VMM and of pools: reached by whom it was told to be.
+        ContextHandle::NULL => may_write(gpu.shared, gpu.device, addr),
+        // Its own, and what was opened in it from another process.
+        context if context == home.context.raw => true,
+        // A peer's.
+        context => usize::try_from(facts.ordinal).ok().is_some_and(|at| {
+            let is_primary = || gpu.shared.gpus().ok()?.get(at)?.is_primary(context).ok();
+            peer::is_enabled(home, at) && is_primary() == Some(true)
+        }),
+    };
+    Some(Allocation {
+        start: facts.start,
+        end: facts.start.checked_add(facts.size)?,
+        id: facts.id,
+        is_reached,
+    })
+}
+
+fn may_write(shared: &Shared, device: sys::Device, addr: usize) -> bool {
+    let (mut flags, location) = (0, Location::device(device));
+    // SAFETY: the place for the answer is ours; any address may be asked about.
+    let asked = unsafe { shared.calls.mem_get_access(&raw mut flags, &raw const location, addr) };
+    asked.is_ok() && flags == sys::ACCESS_READ_WRITE
+}

@@ -1,0 +1,134 @@
+//! Small copies by a resident kernel: that the program is held up by no more than its lease, and that it goes nowhere where it may
+//! not. In processes of their own, because a copier stays on for a process.
+
+use crate::beside::SORTS;
+use crate::roles::Other;
+use crate::support::{MIB, copy_and_check, make, need};
+use crate::user;
+use carrack_transports::gpu::copier::MOST;
+use carrack_transports::gpu::{CopierState, Driver, Gpu};
+use carrack_transports::mem::Region;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Of two processes that want a copier on one GPU neither has one.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_a_copier() {
+    let Some(_) = need(1) else { return };
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    Other::alone("beside a copier");
+}
+
+#[test]
+fn memory_of_every_kind_is_copied_with_a_copier_and_what_it_does_not_reach_is_an_engines() {
+    let Some(_) = need(1) else { return };
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    Other::alone("kinds by a copier");
+}
+
+/// Devices with copiers.
+fn with_copiers() -> Vec<Arc<dyn Gpu>> {
+    let (driver, gpus) = need(1).unwrap();
+    driver.use_copiers();
+    gpus
+}
+
+/// Copies given to kernels; `None` where there is no copier, with the reason printed.
+fn copies(gpu: &Arc<dyn Gpu>) -> Option<u64> {
+    match gpu.copier() {
+        CopierState::On { copies, .. } => Some(copies),
+        other => {
+            println!("no copier: {other:?}");
+            None
+        }
+    }
+}
+
+/// Seconds for each sort of thing that a program does: `TEST_COPIER_SECONDS`.
+fn time() -> Duration {
+    let given = std::env::var("TEST_COPIER_SECONDS").ok().map(|text| text.parse().expect("seconds"));
+    Duration::from_secs(given.unwrap_or(3))
+}
+
+pub fn beside() {
+    let gpus = with_copiers();
+    let gpu = &gpus[0];
+    for (what, act) in SORTS {
+        let (is_over, made, acts) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ends = Ends(&is_over);
+                user::set_current(user::primary(0));
+                let began = Instant::now();
+                // However slow it is, some copies are made beside it.
+                while began.elapsed() < time() || made.load(Ordering::Relaxed) < 20 {
+                    act(gpu);
+                    acts.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let (dst, src) = (make(gpu, "plain", 2 * MOST), make(gpu, "plain", 2 * MOST));
+            for round in 0.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let len = 1 + round as usize * 131 % MOST;
+                copy_and_check(&**gpu, (&dst, 16), (&src, 32), len, round);
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        println!("a program that {what}: {acts:?} times beside {made:?} copies, {:?}", gpu.copier());
+    }
+    let by_kernel = copies(gpu).expect("a copier");
+    assert!(by_kernel > 0, "no copy was the kernel's");
+}
+
+/// Also when the thread fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+pub fn kinds() {
+    let gpus = with_copiers();
+    let (gpu, far) = (&gpus[0], &gpus[gpus.len() - 1]);
+    let kinds = ["plain", "shareable", "pooled"];
+    let mut regions: Vec<_> = kinds.map(|kind| make(gpu, kind, MIB)).into();
+    regions.extend(kinds.map(|kind| make(far, kind, MIB)));
+    let mut seed = 0;
+    for dst in &regions {
+        for src in &regions {
+            for (to, from) in [(0, 0), (16, 48), (7, 7), (5, 1), (3, 0)] {
+                for len in [1, 8, 31, 32, 33, 500, 2047, 4100, 8191, MOST, MOST + 1] {
+                    seed += 1;
+                    copy_and_check(&**gpu, (dst, to), (src, from), len, seed);
+                }
+            }
+        }
+    }
+    // To memory of another device that this one was given no access to; a kernel that goes there takes the context along.
+    if gpus.len() > 1 {
+        user::set_current(user::primary(1));
+        let mapping = user::Mapping::new(1, 1, &[1]);
+        user::set_current(user::primary(0));
+        let base = NonNull::new(mapping.ptr as *mut u8).unwrap();
+        let extent = far.classify(mapping.ptr).unwrap().unwrap();
+        // SAFETY: the mapping outlives the region.
+        let closed = unsafe {
+            let gpu = Some(Arc::clone(&gpus[1]));
+            Region::from_parts(base, mapping.len, extent.kind, extent.id, gpu, Box::new(()))
+        };
+        for len in [1, 64, MOST] {
+            copy_and_check(&**gpu, (&regions[0], 16), (&closed, 32), len, 70);
+            copy_and_check(&**gpu, (&closed, 16), (&regions[0], 32), len, 80);
+        }
+    }
+    copy_and_check(&**gpu, (&regions[0], 0), (&regions[1], 0), 8, 1);
+    assert!(copies(gpu).expect("a copier") > 0, "no copy was the kernel's");
+}

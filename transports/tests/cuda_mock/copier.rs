@@ -1,0 +1,200 @@
+//! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and what becomes of its refusals.
+
+use crate::mock::{library, word};
+use carrack_transports::gpu::cuda::CudaDriver;
+use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu};
+use carrack_transports::mem::{CopyError, Region, Transfer};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+struct Ground {
+    library: PathBuf,
+    gpu: Arc<dyn Gpu>,
+    dst: Region,
+    src: Region,
+}
+
+impl Ground {
+    fn new(name: &str, order: Option<&str>) -> Self {
+        Self::of(name, "-DCOPIER", order)
+    }
+
+    fn of(name: &str, define: &str, order: Option<&str>) -> Self {
+        let library = library(name, define);
+        let driver = CudaDriver::at(&library);
+        driver.use_copiers();
+        let gpu = driver.devices().unwrap().remove(0);
+        // Now that the library stays open.
+        if let Some(order) = order {
+            word(&library, order);
+        }
+        let [dst, src] = [0, 1].map(|_| gpu.allocate(100_000, Flavour::Plain).unwrap());
+        Self { library, gpu, dst, src }
+    }
+
+    fn count(&self, what: &str) -> i32 {
+        word(&self.library, what)
+    }
+
+    fn begin(&self, at: usize, len: usize) -> Transfer {
+        Transfer::between(self.dst.slice(at, len).unwrap(), self.src.slice(at, len).unwrap()).unwrap()
+    }
+
+    fn copy(&self, at: usize, len: usize) -> Result<(), CopyError> {
+        ended(self.begin(at, len))
+    }
+
+    fn copies(&self) -> u64 {
+        match self.gpu.copier() {
+            CopierState::On { copies, .. } => copies,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn until_by_copier(&self) {
+        self.copy(0, 8).unwrap();
+        let before = self.copies();
+        while self.copies() == before {
+            self.copy(0, 8).unwrap();
+        }
+    }
+
+    fn refused(&self) -> String {
+        match self.gpu.copier() {
+            CopierState::Refused(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
+    loop {
+        match transfer.poll() {
+            Some(outcome) => return outcome,
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+#[test]
+fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
+    let ground = Ground::new("copier", None);
+    assert_eq!(ground.gpu.copier(), CopierState::Wanted);
+    let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    ground.src.whole().write(&bytes).unwrap();
+    ground.until_by_copier();
+    let asked = || ["mock_copies", "mock_records", "mock_questions"].map(|what| ground.count(what));
+    let before = (asked(), ground.copies());
+    let places = (0..500).map(|turn| (10_000 + 160 * turn, 1 + turn % 160));
+    for (at, len) in places.clone() {
+        ground.copy(at, len).unwrap();
+    }
+    assert_eq!((asked(), ground.copies()), (before.0, before.1 + 500));
+    let got = ground.dst.whole().to_vec().unwrap();
+    assert!(places.clone().all(|(at, len)| got[at..][..len] == bytes[at..][..len]));
+}
+
+#[test]
+fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
+    let ground = Ground::new("copier-lease", None);
+    for turn in 1..50 {
+        ground.until_by_copier();
+        assert_eq!(ground.count("mock_launches"), turn);
+        ground.count("mock_times_out");
+        // It leaves while copies come: each is done by one of the two.
+        while ground.count("mock_launches") == turn {
+            ground.copy(0, 8).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_engines_copy_under_way_keeps_small_ones_from_the_kernel() {
+    let ground = Ground::new("copier-order", None);
+    ground.until_by_copier();
+    let before = ground.copies();
+    ground.count("mock_hold");
+    let big = ground.begin(0, 50_000);
+    let small = ground.begin(8, 8);
+    assert_eq!(ground.copies(), before, "it is the engine's, behind the big one");
+    ground.count("mock_release");
+    ended(small).unwrap();
+    ended(big).unwrap();
+    ground.until_by_copier();
+}
+
+#[test]
+fn freeing_memory_has_the_kernel_leave_first() {
+    let ground = Ground::new("copier-free", None);
+    ground.until_by_copier();
+    drop(ground.gpu.allocate(100, Flavour::Plain).unwrap());
+    // It was asked to leave, so another one is needed.
+    ground.until_by_copier();
+    assert_eq!(ground.count("mock_launches"), 2);
+}
+
+#[test]
+fn without_a_compiler_the_drivers_reason_is_told_and_engines_copy() {
+    let ground = Ground::new("copier-no-jit", Some("mock_no_jit"));
+    ground.copy(0, 8).unwrap();
+    let why = ground.refused();
+    assert!(why.contains("cuModuleLoadData") && why.contains("UNSUPPORTED_PTX_VERSION"), "{why}");
+    assert_eq!((ground.count("mock_launches"), ground.count("mock_unregistered")), (0, 1));
+    ground.copy(0, 8).unwrap();
+}
+
+#[test]
+fn on_a_gpu_in_an_exclusive_mode_there_is_none_and_what_to_do_is_said() {
+    let ground = Ground::new("copier-exclusive", Some("mock_exclusive"));
+    assert!(ground.refused().contains("nvidia-smi -c DEFAULT"), "known before it is used");
+    ground.copy(0, 8).unwrap();
+    assert!(ground.refused().contains("nvidia-smi -c DEFAULT"));
+    assert_eq!(ground.count("mock_launches"), 0);
+}
+
+#[test]
+fn a_launch_that_is_refused_later_ends_the_copier_and_fails_no_copy() {
+    let ground = Ground::new("copier-no-launch", Some("mock_no_launch"));
+    ground.until_by_copier();
+    ground.count("mock_times_out");
+    while matches!(ground.gpu.copier(), CopierState::On { .. }) {
+        ground.copy(0, 8).unwrap();
+    }
+    assert!(ground.refused().contains("cuLaunchKernel"), "{}", ground.refused());
+    ground.copy(0, 8).unwrap();
+}
+
+#[test]
+fn a_kernel_that_dies_fails_what_it_was_given() {
+    let ground = Ground::new("copier-dies", None);
+    ground.until_by_copier();
+    ground.count("mock_dies");
+    let lost = loop {
+        if let Err(why) = ground.copy(0, 8) {
+            break why;
+        }
+    };
+    assert!(lost.to_string().contains("719"), "{lost}");
+    assert!(ground.refused().contains("without having answered"));
+    ground.copy(0, 8).expect("the engine is still there");
+}
+
+#[test]
+fn two_that_want_a_copier_on_one_gpu_have_none() {
+    let ground = Ground::of("copier-shared", "-DCOPIER=2", None);
+    ground.until_by_copier();
+    // As another process would, which is told who was first.
+    let other = CudaDriver::at(&library("copier-sharing", "-DCOPIER=2"));
+    other.use_copiers();
+    let gpu = other.devices().unwrap().remove(0);
+    let region = gpu.allocate(100, Flavour::Plain).unwrap();
+    let part = |at| region.slice(at, 8).unwrap();
+    ended(Transfer::between(part(0), part(50)).unwrap()).unwrap();
+    let own = format!("process {}", std::process::id());
+    assert!(matches!(gpu.copier(), CopierState::Refused(why) if why.contains(&own)));
+    ground.count("mock_times_out");
+    while matches!(ground.gpu.copier(), CopierState::On { .. }) {
+        ground.copy(0, 8).unwrap();
+    }
+    assert!(ground.refused().contains(&own), "{}", ground.refused());
+}
