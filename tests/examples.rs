@@ -116,6 +116,23 @@ fn a_process_for_each_gpu_passes_tokens_around() {
     assert_eq!(saying(&run_alone("ring_ipc"), ": 2 tokens of 1048576 bytes came unchanged"), 2);
 }
 
+#[test]
+fn the_ranks_of_a_node_have_an_array_on_one_gpu_together() {
+    for (lines, ranks) in [(run("shared_allocator", 3), 3), (run_alone("shared_allocator"), 2)] {
+        assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
+        assert_eq!(
+            saying(&lines, &format!("of {ranks} are on this node; memory lies on rank 0's GPU-")),
+            1,
+            "{lines:?}"
+        );
+        assert_eq!(
+            saying(&lines, &format!("5 steps on 1048576 bytes of {ranks} ranks, all right")),
+            ranks,
+            "{lines:?}"
+        );
+    }
+}
+
 /// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
 fn names_gpus(line: &str) -> bool {
     let is_fake = line.contains("Fake");

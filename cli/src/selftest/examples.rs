@@ -21,6 +21,7 @@ const EXAMPLES: &[(&str, u32, Memory)] = &[
     ("ring_ipc", 2, Memory::EachGpu),
     ("am_into_gpu", 2, Memory::Gpu),
     ("stream_ordered", 2, Memory::Gpu),
+    ("shared_allocator", 2, Memory::EachGpu),
 ];
 
 /// What memory an example works on.

@@ -6,9 +6,14 @@ use crate::names::Rank;
 use crate::runtime::Runtime;
 use std::sync::Arc;
 
+/// Names from here on are the library's: behind this bit the root's rank, of which there are no more than `MAX_RANKS`, and its ticket.
+pub(super) const OWN_NAMES: u32 = 1 << 31;
+const OWN_BITS: u32 = 19;
+const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
+
 /// Ranks that do collective operations together.
 ///
-/// Groups go by names that the program gives, numbers from 1 on: whoever names the same one means the same ranks in the same
+/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same one means the same ranks in the same
 /// order. Making one sends nothing. The same name gives the same group again.
 #[derive(Clone)]
 pub struct Group {
@@ -75,9 +80,24 @@ impl Runtime {
     /// # Errors
     /// See [`GroupError`].
     pub fn group(&self, name: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
-        if name == 0 {
-            return Err(GroupError::Name);
+        if name == 0 || name >= OWN_NAMES {
+            return Err(GroupError::Name(name));
         }
+        self.group_of(name, ranks)
+    }
+
+    /// A number for a group of the library's own, of which this rank is to be the root: never given twice. `None` when all
+    /// have been.
+    pub(crate) fn group_ticket(&self) -> Option<u32> {
+        self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
+    }
+
+    /// A group of the library's own, by the rank that is its root, and a ticket of that rank's: no other group has that name.
+    pub(crate) fn own_group(&self, root: Rank, ticket: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
+        self.group_of(OWN_NAMES | root.0 << OWN_BITS | ticket, ranks)
+    }
+
+    fn group_of(&self, name: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
         let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -99,6 +119,11 @@ impl Runtime {
 }
 
 impl Group {
+    /// The rank that has it.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
     /// Its name; 0 for the group of all ranks.
     pub fn name(&self) -> u32 {
         self.board.name
