@@ -76,7 +76,7 @@ pub enum SharedAllocError {
     #[error(
         "the ranks of the scope cannot agree any more: {0}; nothing more is allocated, what is mapped stays until it is dropped"
     )]
-    Ended(CollectiveError),
+    Ended(Box<CollectiveError>),
     /// A rank has said something that makes no sense.
     #[error("{rank} has sent what no rank of this version sends: run one version of Carrack on all ranks")]
     Garbled {

@@ -80,7 +80,7 @@ impl SharedDeviceAllocator {
         let (card, socket) = Card::of(&**gpu, scope, ticket);
         // Others may have heard everybody, and be in the next operation: they must not wait there.
         let told = group.allgather(&card.encode()).inspect_err(|cause| group.abandon(cause));
-        let told = told.map_err(SharedAllocError::Ended)?;
+        let told = told.map_err(|cause| SharedAllocError::Ended(cause.into()))?;
         let read = |(rank, bytes): (Rank, Vec<u8>)| match Card::decode(&bytes) {
             Some(card) => Ok((rank, card)),
             None => Err(SharedAllocError::Garbled { rank }),
@@ -93,7 +93,7 @@ impl SharedDeviceAllocator {
         let ranks: Vec<Rank> = with.iter().map(|(rank, _)| *rank).collect();
         let made = runtime.own_group(leader, first.ticket, &ranks);
         let verdict = encode_verdict(&made.as_ref().map_err(ToString::to_string));
-        let verdicts = group.allgather(&verdict).map_err(SharedAllocError::Ended)?;
+        let verdicts = group.allgather(&verdict).map_err(|cause| SharedAllocError::Ended(cause.into()))?;
         let of_scope = made?;
         for (rank, verdict) in group.ranks().zip(verdicts) {
             match decode_verdict(&verdict) {
@@ -243,7 +243,7 @@ impl Shared {
         };
         let why = match told.or_else(|| self.group.runtime().peer_down(self.leader)) {
             Some(cause) => SharedAllocError::LeaderGone { leader: self.leader, cause },
-            None => SharedAllocError::Ended(cause.clone()),
+            None => SharedAllocError::Ended(cause.clone().into()),
         };
         if self.ended.set(why.clone()).is_ok() {
             self.group.abandon(&cause);
