@@ -9,7 +9,7 @@ use carrack::{Rank, Runtime};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// gpu.md, legacy IPC rule 5; life and death rule 1.
+/// gpu.md, life and death rule 1.
 #[test]
 fn a_leader_that_is_killed_is_named_and_what_others_have_mapped_stays() {
     let _watchdog = Watchdog::over("killed leader");

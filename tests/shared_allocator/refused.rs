@@ -10,6 +10,7 @@ use carrack::transports::gpu::HandleForm;
 use carrack::transports::gpu::fake::FakeConfig;
 use carrack::{Rank, Runtime};
 
+/// gpu.md, legacy IPC rule 5.
 #[test]
 fn a_leader_without_memory_is_an_error_at_all_ranks_and_what_was_let_go_of_can_be_had_again() {
     let _watchdog = Watchdog::over("exhausted");
