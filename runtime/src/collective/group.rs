@@ -161,6 +161,8 @@ mod tests {
     use crate::settings::{GpuChoice, Settings, TransportChoice};
     use carrack_transports::contract::DownCause;
 
+    type Collective = fn(&Group) -> Result<(), CollectiveError>;
+
     /// What the others hear in the operation after one that a member has abandoned for this cause.
     fn heard(
         cause: &CollectiveError,
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn who_abandons_an_operation_is_waited_for_by_nobody_and_the_cause_is_told() {
-        let operations: [fn(&Group) -> Result<(), CollectiveError>; 3] = [
+        let operations: [Collective; 3] = [
             Group::barrier,
             |group| group.allgather(b"x").map(drop),
             |group| group.broadcast(Rank(1), b"x").map(drop),
