@@ -164,10 +164,7 @@ mod tests {
     type Collective = fn(&Group) -> Result<(), CollectiveError>;
 
     /// What the others hear in the operation after one that a member has abandoned for this cause.
-    fn heard(
-        cause: &CollectiveError,
-        next: fn(&Group) -> Result<(), CollectiveError>,
-    ) -> Vec<CollectiveError> {
+    fn heard(cause: &CollectiveError, next: Collective) -> Vec<CollectiveError> {
         let settings = Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
         let ranks = Runtime::in_process_with(5, &settings.build().unwrap()).unwrap();
         let members: Vec<Rank> = (0..4).map(Rank).collect();
