@@ -1,5 +1,5 @@
-//! The ranks of a node have an array on one GPU together: each writes its share into it, reads everybody's, and the array is gone when
-//! all have let go of it. Small pieces come from a pool.
+//! The ranks of a node have an array on one GPU together: each writes its share into it, reads everybody's, and the array is
+//! gone when all have let go of it. Small pieces come from a pool.
 //!
 //! ```sh
 //! cargo build --release --examples

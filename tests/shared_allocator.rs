@@ -1,5 +1,5 @@
-//! `SharedDeviceAllocator`: memory of a GPU that the processes of a node have together. With simulated GPUs here, and with real ones
-//! where `TEST_GPU=cuda` says so.
+//! `SharedDeviceAllocator`: memory of a GPU that the processes of a node have together. With simulated GPUs here, and with real
+//! ones where `TEST_GPU=cuda` says so.
 
 mod support;
 
@@ -33,7 +33,7 @@ const BLOCK: usize = 2 * MIB;
 
 #[test]
 fn a_rank_in_its_role() {
-    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    let Some(role) = Role::of_this_process(2 * PATIENCE) else { return };
     match role.name.as_str() {
         "memory" => memory::rank(&role),
         "killed" => ends::killed(&role),

@@ -1,5 +1,5 @@
-//! The pieces of a block: by powers of two, each at a multiple of its length, the lowest first. Whoever makes the same calls gets the
-//! same places.
+//! The pieces of a block: by powers of two, each at a multiple of its length, the lowest first. Whoever makes the same calls
+//! gets the same places.
 
 use std::collections::BTreeSet;
 

@@ -4,8 +4,8 @@ use crate::error::{CollectiveError, GroupError};
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 
-/// Memory was not allocated for several ranks. All ranks of the scope get an error; unless it is said otherwise, the allocator works
-/// as before, and nothing of the attempt is left.
+/// Memory was not allocated for several ranks. All ranks of the scope get an error; unless it is said otherwise, the allocator
+/// works as before, and nothing of the attempt is left.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedAllocError {

@@ -17,10 +17,12 @@
 //!
 //! Rules, for whoever uses it:
 //!
-//! - **The same calls in the same order** on all ranks of the scope. Calls that differ are an error at all of them, and are named.
-//! - **Letting go is no call.** A [`SharedRegion`] is dropped when its rank needs it no more, in any order; the memory is freed, or used again,
-//!   when all ranks have let go of it. Work of GPUs on it must be over before.
-//! - **Addresses differ.** Each rank has the memory at an address of its own ([`Region::addr`](crate::region::Region::addr), for kernels).
+//! - **The same calls in the same order** on all ranks of the scope. Calls that differ are an error at all of them, and are
+//!   named.
+//! - **Letting go is no call.** A [`SharedRegion`] is dropped when its rank needs it no more, in any order; the memory is freed,
+//!   or used again, when all ranks have let go of it. Work of GPUs on it must be over before.
+//! - **Addresses differ.** Each rank has the memory at an address of its own ([`Region::addr`](crate::region::Region::addr), for
+//!   kernels).
 //! - **Nobody orders accesses.** Messages, barriers and events do.
 //! - **It is not cleared**, and what lies there may be somebody's who had it before.
 //!

@@ -1,8 +1,9 @@
 //! Many small allocations in few blocks.
 //!
-//! All ranks keep the same books, changed by nothing but what all have told each other: so they find the same place for a piece without
-//! asking. Each call tells which pieces the rank has let go of since; a piece is used again when all have, since until then somebody may
-//! still read it. That is one message round for each call, which no pool whose pieces are used again can do without.
+//! All ranks keep the same books, changed by nothing but what all have told each other: so they find the same place for a piece
+//! without asking. Each call tells which pieces the rank has let go of since; a piece is used again when all have, since until
+//! then somebody may still read it. That is one message round for each call, which no pool whose pieces are used again can do
+//! without.
 
 use super::buddy::Buddy;
 use super::error::SharedAllocError;
@@ -15,7 +16,8 @@ use crate::region::Region;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces: for what is small, or comes and goes. Pieces begin at multiples of 256 bytes.
+/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces: for what is small, or comes and goes. Pieces begin at multiples of
+/// 256 bytes.
 ///
 /// What is longer than a block gets one of its own, which goes when all ranks have let go of it. Other blocks stay until
 /// [`trim`](Self::trim), or until the pool and its pieces are dropped.

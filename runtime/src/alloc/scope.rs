@@ -13,8 +13,8 @@ pub enum Scope {
     /// Those of one node: of one Linux kernel. Ranks in containers of one machine are of one node; where what keeps them apart
     /// keeps GPU memory from being mapped, making the allocator, or its first allocation, says so.
     Node,
-    /// Those of a node whose GPUs sit at the same NUMA node, as Linux says of their PCI addresses. GPUs of which it says nothing count
-    /// as of one socket, which [`describe`](super::SharedDeviceAllocator::describe) tells.
+    /// Those of a node whose GPUs sit at the same NUMA node, as Linux says of their PCI addresses. GPUs of which it says nothing
+    /// count as of one socket, which [`describe`](super::SharedDeviceAllocator::describe) tells.
     Socket,
 }
 

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The registration is how the leader's memory outlives its own use of it: its ledger knows who has the memory mapped (gpu.md,
-//! legacy IPC rule 5). What fails is agreed upon. Only a rank that hears the others no more ends the allocator, and fails the next
-//! of the group's operations for them, so that nobody waits for it.
+//! legacy IPC rule 5). What fails is agreed upon. Only a rank that hears the others no more ends the allocator, and fails the
+//! next of the group's operations for them, so that nobody waits for it.
 
 use super::error::SharedAllocError;
 use super::pool::SharedPool;
@@ -29,8 +29,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Allocates GPU memory that the ranks of a node, or of a socket, have together. See [the module](crate::alloc).
 ///
-/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it for the GPU that each has named; it may be the
-/// same one. Clones are handles to the same allocator.
+/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it for the GPU that each has named; it may
+/// be the same one. Clones are handles to the same allocator.
 #[derive(Clone)]
 pub struct SharedDeviceAllocator(pub(super) Arc<Shared>);
 
@@ -63,15 +63,16 @@ struct Part {
 }
 
 impl SharedDeviceAllocator {
-    /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it works with, and the same scope.
-    /// Each scope within the group gets one of its own.
+    /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it works with, and the same
+    /// scope. Each scope within the group gets one of its own.
     ///
-    /// Where ranks of a scope have named different GPUs, all of them try at once whether they can map a block of the leader's: masks differ
-    /// between processes, so only trying tells (gpu.md, legacy IPC rule 9).
+    /// Where ranks of a scope have named different GPUs, all of them try at once whether they can map a block of the leader's:
+    /// masks differ between processes, so only trying tells (gpu.md, legacy IPC rule 9).
     ///
     /// # Errors
     /// [`Unable`](SharedAllocError::Unable), [`Differ`](SharedAllocError::Differ): all ranks of the group get it.
-    /// [`NotMapped`](SharedAllocError::NotMapped), [`Leader`](SharedAllocError::Leader): the trial has failed; all ranks of that scope get it.
+    /// [`NotMapped`](SharedAllocError::NotMapped), [`Leader`](SharedAllocError::Leader): the trial has failed; all ranks of that
+    /// scope get it.
     /// [`Ended`](SharedAllocError::Ended): a rank is gone, or does something else.
     pub fn new(group: &Group, gpu: &Arc<dyn Gpu>, scope: Scope) -> Result<Self, SharedAllocError> {
         let runtime = group.runtime();
@@ -121,8 +122,9 @@ impl SharedDeviceAllocator {
         Ok(allocator)
     }
 
-    /// Allocates so many bytes for all ranks of the scope, in whole blocks of 2 MiB of their own, so that nobody's neighbours are exposed: a collective
-    /// call of the scope. It takes milliseconds; [`pool`](Self::pool) is for what is small, or comes and goes.
+    /// Allocates so many bytes for all ranks of the scope, in whole blocks of 2 MiB of their own, so that nobody's neighbours
+    /// are exposed: a collective call of the scope. It takes milliseconds; [`pool`](Self::pool) is for what is small, or comes
+    /// and goes.
     ///
     /// What all ranks have let go of before the call is freed before anything is allocated.
     ///
@@ -139,8 +141,8 @@ impl SharedDeviceAllocator {
         Ok(SharedRegion { region, leader: shared.leader, number: turn.calls })
     }
 
-    /// A pool of pieces of blocks of so many bytes, rounded up to a power of two of at least 2 MiB. Sends nothing; but the ranks of the scope must make
-    /// their pools in the same order.
+    /// A pool of pieces of blocks of so many bytes, rounded up to a power of two of at least 2 MiB. Sends nothing; but the ranks
+    /// of the scope must make their pools in the same order.
     ///
     /// # Errors
     /// [`SharedAllocError::Len`]: there is no such power of two.

@@ -6,15 +6,16 @@ use crate::names::Rank;
 use crate::runtime::Runtime;
 use std::sync::Arc;
 
-/// Names from here on are the library's: behind this bit the root's rank, of which there are no more than `MAX_RANKS`, and its ticket.
+/// Names from here on are the library's: behind this bit the root's rank, of which there are no more than `MAX_RANKS`, and its
+/// ticket.
 pub(super) const OWN_NAMES: u32 = 1 << 31;
 const OWN_BITS: u32 = 19;
 const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
 
 /// Ranks that do collective operations together.
 ///
-/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same one means the same ranks in the same
-/// order. Making one sends nothing. The same name gives the same group again.
+/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same one means the same ranks in
+/// the same order. Making one sends nothing. The same name gives the same group again.
 #[derive(Clone)]
 pub struct Group {
     pub(super) runtime: Runtime,
@@ -74,8 +75,8 @@ impl Runtime {
         Group { runtime: self.clone(), board: self.0.boards.world() }
     }
 
-    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has to be made alike on
-    /// all of them.
+    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has to be made alike on all of
+    /// them.
     ///
     /// # Errors
     /// See [`GroupError`].
@@ -86,8 +87,8 @@ impl Runtime {
         self.group_of(name, ranks)
     }
 
-    /// A number for a group of the library's own, of which this rank is to be the root: never given twice. `None` when all
-    /// have been.
+    /// A number for a group of the library's own, of which this rank is to be the root: never given twice. `None` when all have
+    /// been.
     pub(crate) fn group_ticket(&self) -> Option<u32> {
         self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
     }
