@@ -170,6 +170,23 @@ fn ranks_that_put_layers_of_a_bar_to_their_neighbours_compute_what_one_does_alon
     assert_eq!(saying(&run_alone("halo_3d"), "layers after 50 steps as if computed alone"), 2);
 }
 
+#[test]
+fn the_ranks_of_a_node_have_an_array_on_one_gpu_together() {
+    for (lines, ranks) in [(run("shared_allocator", 3), 3), (run_alone("shared_allocator"), 2)] {
+        assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
+        assert_eq!(
+            saying(&lines, &format!("of {ranks} are on this node; memory lies on rank 0's GPU-")),
+            1,
+            "{lines:?}"
+        );
+        assert_eq!(
+            saying(&lines, &format!("5 steps on 1048576 bytes of {ranks} ranks, all right")),
+            ranks,
+            "{lines:?}"
+        );
+    }
+}
+
 /// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
 fn names_gpus(line: &str) -> bool {
     let is_fake = line.contains("Fake");

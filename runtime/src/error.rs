@@ -455,7 +455,7 @@ pub enum WaitError {
 }
 
 /// A collective operation failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
     /// A message of it could not be posted.
@@ -528,9 +528,11 @@ pub enum CollectiveError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// The name is that of the group of all ranks.
-    #[error("group 0 is the group of all ranks: name yours from 1 on")]
-    Name,
+    /// The name is that of the group of all ranks, or one of those that the library keeps for its own groups.
+    #[error(
+        "group {0}: 0 is the group of all ranks, and names from 2147483648 on are the library's: name yours from 1 to 2147483647"
+    )]
+    Name(u32),
     /// A rank is in it twice.
     #[error("{0} is named twice")]
     Twice(Rank),

@@ -165,7 +165,9 @@ fn futures_can_be_sent(group: &Group, rank: &Runtime) {
 fn a_group_that_makes_no_sense_is_refused<J: Job>() {
     let ranks = J::pair();
     let make = |name, members: &[u32]| ranks[0].group(name, &ranks_of(members));
-    assert_eq!(make(0, &[0, 1]).unwrap_err(), GroupError::Name);
+    for name in [0, 1 << 31, u32::MAX] {
+        assert_eq!(make(name, &[0, 1]).unwrap_err(), GroupError::Name(name), "a name of the library's");
+    }
     assert_eq!(make(1, &[0, 1, 0]).unwrap_err(), GroupError::Twice(Rank(0)));
     assert_eq!(make(1, &[0, 2]).unwrap_err(), GroupError::NoSuchRank { rank: Rank(2), last: 1 });
     assert_eq!(make(1, &[1]).unwrap_err(), GroupError::NotMember(Rank(0)));

@@ -23,6 +23,7 @@ const EXAMPLES: &[(&str, u32, Memory)] = &[
     ("stream_ordered", 2, Memory::Gpu),
     ("halo_2d", 2, Memory::EachGpu),
     ("halo_3d", 2, Memory::EachGpu),
+    ("shared_allocator", 2, Memory::EachGpu),
 ];
 
 /// What memory an example works on.

@@ -4,6 +4,7 @@ use super::board::{Active, Board, Note};
 use super::group::Members;
 use crate::names::Rank;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Groups that a rank can have.
@@ -20,6 +21,8 @@ pub(crate) struct Boards {
     others: Mutex<Others>,
     notes: Arc<Ledger>,
     unmade: Ledger,
+    /// How many groups of the library's own this rank has offered a number for.
+    tickets: AtomicU32,
 }
 
 #[derive(Default)]
@@ -67,7 +70,13 @@ impl Boards {
         let world = Board::new(0, me, &notes);
         world.found(Members::All(ranks));
         let unmade = Ledger::up_to(UNMADE);
-        Self { me, world: Arc::new(world), others: Mutex::default(), notes, unmade }
+        let (others, tickets) = (Mutex::default(), AtomicU32::new(0));
+        Self { me, world: Arc::new(world), others, notes, unmade, tickets }
+    }
+
+    /// A number that this gives only once. `None` when there are none left.
+    pub(super) fn ticket(&self) -> Option<u32> {
+        self.tickets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1)).ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Others> {

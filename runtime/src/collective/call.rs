@@ -1,7 +1,7 @@
 //! One collective operation in progress.
 
 use super::board::{Board, Meaning, Note, What};
-use super::group::Group;
+use super::group::{Group, OWN_NAMES};
 use crate::comp::{Completion, Status};
 use crate::error::{AwaitError, CollectiveError, OpError, PostError};
 use crate::matching::Engines;
@@ -374,6 +374,17 @@ impl<'a> Call<'a> {
     }
 }
 
+impl Group {
+    /// Fails the next operation here without taking part in it: for members that have to stop between operations that belong
+    /// together. Whoever begins it, or is in it, hears of that, and of what was the `cause`.
+    pub(crate) fn abandon(&self, cause: &CollectiveError) {
+        let call = Call::begin(self, What::Barrier, Rank(0));
+        call.give_up(call.blame(cause));
+        call.is_over.store(true, Ordering::Relaxed);
+        let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
+    }
+}
+
 /// A future that is dropped in the midst of it leaves the others waiting: they are told.
 impl Drop for Call<'_> {
     fn drop(&mut self) {
@@ -387,6 +398,10 @@ impl Drop for Call<'_> {
 fn describe(meaning: Meaning, group: u32) -> String {
     let Meaning { count, what, root, hash } = meaning;
     let from = if what == What::Broadcast { format!(" from {root}") } else { String::new() };
-    let of = if group == 0 { "all ranks".into() } else { format!("group {group}") };
+    let of = match group {
+        0 => "all ranks".into(),
+        OWN_NAMES.. => format!("the library's group {group:#x}"),
+        _ => format!("group {group}"),
+    };
     format!("{} over {of}, {count} members (list {:08x}){from}", what.name(), hash as u32)
 }

@@ -6,10 +6,16 @@ use crate::names::Rank;
 use crate::runtime::Runtime;
 use std::sync::Arc;
 
+/// Names from here on are the library's: behind this bit the root's rank, of which there are no more than `MAX_RANKS`, and its
+/// ticket.
+pub(super) const OWN_NAMES: u32 = 1 << 31;
+const OWN_BITS: u32 = 19;
+const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
+
 /// Ranks that do collective operations together.
 ///
-/// Groups go by names that the program gives, numbers from 1 on: whoever names the same one means the same ranks in the same
-/// order. Making one sends nothing. The same name gives the same group again.
+/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same one means the same ranks in
+/// the same order. Making one sends nothing. The same name gives the same group again.
 #[derive(Clone)]
 pub struct Group {
     pub(super) runtime: Runtime,
@@ -69,15 +75,32 @@ impl Runtime {
         Group { runtime: self.clone(), board: self.0.boards.world() }
     }
 
-    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has to be made alike on
-    /// all of them.
+    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has to be made alike on all of
+    /// them.
     ///
     /// # Errors
     /// See [`GroupError`].
     pub fn group(&self, name: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
-        if name == 0 {
-            return Err(GroupError::Name);
+        if name == 0 || name >= OWN_NAMES {
+            return Err(GroupError::Name(name));
         }
+        self.group_of(name, ranks)
+    }
+
+    /// A number for a group of the library's own, of which this rank is to be the root: never given twice. `None` when all have
+    /// been.
+    pub(crate) fn group_ticket(&self) -> Option<u32> {
+        self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
+    }
+
+    /// A group of the library's own, by the rank that is its root, and a ticket of that rank's: no other group has that name.
+    pub(crate) fn own_group(&self, root: Rank, ticket: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
+        let name = OWN_NAMES | root.0 << OWN_BITS | ticket;
+        // It came from another rank.
+        if ticket >> OWN_BITS != 0 { Err(GroupError::Name(name)) } else { self.group_of(name, ranks) }
+    }
+
+    fn group_of(&self, name: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
         let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -99,6 +122,11 @@ impl Runtime {
 }
 
 impl Group {
+    /// The rank that has it.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
     /// Its name; 0 for the group of all ranks.
     pub fn name(&self) -> u32 {
         self.board.name
@@ -124,5 +152,74 @@ impl Group {
 impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Group(#{}, {} ranks)", self.name(), self.size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{CollectiveError, OpError};
+    use crate::settings::{GpuChoice, Settings, TransportChoice};
+    use carrack_transports::contract::DownCause;
+
+    type Collective = fn(&Group) -> Result<(), CollectiveError>;
+
+    /// What the others hear in the operation after one that a member has abandoned for this cause.
+    fn heard(cause: &CollectiveError, next: Collective) -> Vec<CollectiveError> {
+        let settings = Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+        let ranks = Runtime::in_process_with(5, &settings.build().unwrap()).unwrap();
+        let members: Vec<Rank> = (0..4).map(Rank).collect();
+        let groups: Vec<Group> =
+            ranks[..4].iter().map(|rank| rank.own_group(Rank(1), 7, &members).unwrap()).collect();
+        std::thread::scope(|threads| {
+            let all: Vec<_> = groups
+                .iter()
+                .map(|group| {
+                    threads.spawn(move || {
+                        group.barrier().unwrap();
+                        if group.place() == 1 {
+                            group.abandon(cause);
+                            None
+                        } else {
+                            Some(next(group).unwrap_err())
+                        }
+                    })
+                })
+                .collect();
+            all.into_iter().filter_map(|one| one.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn who_abandons_an_operation_is_waited_for_by_nobody_and_the_cause_is_told() {
+        let operations: [Collective; 3] = [
+            Group::barrier,
+            |group| group.allgather(b"x").map(drop),
+            |group| group.broadcast(Rank(1), b"x").map(drop),
+        ];
+        for next in operations {
+            let failed = CollectiveError::Failed { what: "allgather", rank: Rank(1) };
+            // Who hears it first fails, too, and may be who the others hear of.
+            let heard_first =
+                |why: &CollectiveError| matches!(why, CollectiveError::Failed { rank: Rank(1), .. });
+            let all = heard(&failed, next);
+            assert!(all.iter().all(|why| matches!(why, CollectiveError::Failed { .. })), "{all:?}");
+            assert!(all.len() == 3 && all.iter().any(heard_first), "{all:?}");
+            let cause = OpError::PeerDown { rank: Rank(4), cause: DownCause::Closed };
+            for why in heard(&CollectiveError::Op { what: "allgather", cause }, next) {
+                assert!(why.to_string().contains("rank 4 is gone"), "{why}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ticket_is_given_once_and_one_that_is_none_makes_no_group() {
+        let rank = &Runtime::in_process(1).unwrap()[0];
+        let tickets = [(); 3].map(|()| rank.group_ticket().unwrap());
+        assert_eq!(tickets, [0, 1, 2]);
+        let made = |ticket| rank.own_group(Rank(0), ticket, &[Rank(0)]);
+        assert!(made((1 << OWN_BITS) - 1).unwrap().barrier().is_ok());
+        // It would be another rank's.
+        assert!(matches!(made(1 << OWN_BITS), Err(GroupError::Name(_))));
     }
 }

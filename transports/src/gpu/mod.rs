@@ -18,6 +18,7 @@ mod direct;
 pub mod fake;
 mod handle;
 pub mod none;
+mod numa;
 pub mod pieces;
 mod waits;
 pub mod words;
@@ -276,6 +277,14 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// What this device can do with the memory of `peer`, for reports.
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
         Err(GpuError::unsupported("peer", format!("nothing is known of a link to {peer}")))
+    }
+
+    /// The NUMA node that it sits at.
+    ///
+    /// # Errors
+    /// Why that is not known, in words: the machine has no nodes, or does not tell.
+    fn numa_node(&self) -> Result<u32, String> {
+        numa::of(&self.info().pci)
     }
 
     /// Makes a handle by which another process can open `region`.

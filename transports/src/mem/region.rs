@@ -224,7 +224,7 @@ impl Region {
         self.subregion_with(offset, len, Box::new(()))
     }
 
-    /// The same, that keeps something else alive as well, and lets go of that last.
+    /// The same, that keeps something else alive as well, with all parts that are made of it, and lets go of that last.
     pub fn subregion_with(
         &self,
         offset: usize,
@@ -248,6 +248,9 @@ impl Region {
         let Allocation { base, kind, id, .. } = &*self.0;
         // SAFETY: within the allocation, which the root keeps.
         let base = unsafe { base.add(offset) };
+        // What a part keeps alive is kept by its own parts, too.
+        let what: Box<dyn Any + Send + Sync> =
+            if self.0.root.is_some() { Box::new((self.clone(), what)) } else { what };
         let part = Allocation {
             base,
             len,
@@ -457,6 +460,20 @@ mod tests {
         slice.write(&[9; 20]).unwrap();
         assert_eq!(slice.to_vec().unwrap(), vec![9; 20]);
         assert!(slice.write(&[9; 21]).is_err());
+    }
+
+    #[test]
+    fn a_part_of_a_part_keeps_what_the_part_keeps() {
+        let kept = Arc::new(());
+        let whole = Region::host(100);
+        let part = whole.subregion_with(10, 50, Box::new(kept.clone())).unwrap();
+        let (inner, slice) = (part.subregion(5, 10).unwrap(), part.slice(0, 50).unwrap());
+        let innermost = inner.subregion(1, 2).unwrap();
+        drop((whole, part, slice, inner));
+        assert_eq!(Arc::strong_count(&kept), 2, "somebody still has a part of it");
+        assert_eq!(innermost.len(), 2);
+        drop(innermost);
+        assert_eq!(Arc::strong_count(&kept), 1);
     }
 
     #[test]

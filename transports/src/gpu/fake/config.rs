@@ -24,6 +24,8 @@ pub struct FakeConfig {
     /// The machine's devices that this process can see, in its order, as `CUDA_VISIBLE_DEVICES`: ordinal 0
     /// is the first one named. `None` for all, in the machine's order.
     pub visible: Option<Vec<usize>>,
+    /// NUMA nodes of the machine's devices, in their order; what is not named has none.
+    pub numa: Vec<u32>,
     /// Pairs of the machine's devices without peer access, in either direction.
     pub no_peer: Vec<(usize, usize)>,
     /// How long each copy takes at least.
@@ -43,6 +45,7 @@ impl Default for FakeConfig {
             memory: 256 << 20,
             seed: 0x6361_7272_6163_6b00,
             visible: None,
+            numa: Vec::new(),
             no_peer: Vec::new(),
             copy_delay: Duration::ZERO,
             launch_delay: Duration::ZERO,

@@ -323,6 +323,11 @@ impl Gpu for FakeGpu {
         region.kind().gpu().is_none_or(|owner| self.reaches(owner).is_ok())
     }
 
+    fn numa_node(&self) -> Result<u32, String> {
+        let device = self.shared.device("numa", self.ordinal).map_err(|why| why.to_string())?;
+        device.numa.ok_or_else(|| "this simulated device was told of no NUMA node".into())
+    }
+
     fn export(&self, region: &Region, form: HandleForm) -> Result<Handle, GpuError> {
         ipc::export(&self.shared, self.ordinal, region, form)
     }

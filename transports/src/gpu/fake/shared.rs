@@ -35,6 +35,8 @@ pub(super) struct Device {
     pub(super) window: Window,
     /// Bytes that can be allocated.
     pub(super) memory: usize,
+    /// The NUMA node that it is told to sit at.
+    pub(super) numa: Option<u32>,
     /// What `classify` says for plain memory.
     pub(super) context: u64,
     /// The handle given out last, so that all of them are one while one is alive.
@@ -112,6 +114,7 @@ impl Shared {
                 info: config.info(ordinal, physical),
                 window: Window::reserve(config.memory.saturating_mul(WINDOW_FACTOR) / GRANULE * GRANULE)?,
                 memory: config.memory,
+                numa: config.numa.get(physical).copied(),
                 context: 0xfa4e_0000 + physical as u64,
                 handle: Mutex::new(Weak::new()),
                 streams: [const { Mutex::new(None) }; INTERNAL_STREAMS],

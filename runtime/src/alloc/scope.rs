@@ -1,0 +1,206 @@
+//! Which ranks have memory together, and what each tells the others of itself.
+
+use super::error::SharedAllocError;
+use super::wire::{Reader, Writer};
+use crate::names::Rank;
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::GpuUuid;
+
+/// Which ranks of a group have memory together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Scope {
+    /// Those of one node: of one Linux kernel. Ranks in containers of one machine are of one node; where what keeps them apart
+    /// keeps GPU memory from being mapped, making the allocator, or its first allocation, says so.
+    Node,
+    /// Those of a node whose GPUs sit at the same NUMA node, as Linux says of their PCI addresses. GPUs of which it says nothing
+    /// count as of one socket, which [`describe`](super::SharedDeviceAllocator::describe) tells.
+    Socket,
+}
+
+/// Bytes of a reason on the wire, at most.
+const REASON: usize = 160;
+
+/// What a rank tells of itself when an allocator is made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Card {
+    pub(super) scope: Scope,
+    /// The boot of its kernel.
+    pub(super) boot: u128,
+    pub(super) socket: Option<u32>,
+    pub(super) gpu: GpuUuid,
+    /// A number for the group of the scope, if this rank is to be its leader.
+    pub(super) ticket: u32,
+    /// Why it cannot take part.
+    pub(super) trouble: Option<String>,
+}
+
+impl Card {
+    /// This rank's. It is made whatever is wrong, since the others wait for it.
+    pub(super) fn of(gpu: &dyn Gpu, scope: Scope, ticket: Option<u32>) -> (Self, Result<u32, String>) {
+        let (boot, socket) = (boot(), gpu.numa_node());
+        let spent = || "it has made all the allocators that a rank can make".to_owned();
+        let trouble = boot.as_ref().err().cloned().or_else(|| ticket.is_none().then(spent));
+        let card = Self {
+            scope,
+            boot: boot.unwrap_or(0),
+            socket: socket.as_ref().ok().copied(),
+            gpu: gpu.info().uuid,
+            ticket: ticket.unwrap_or(0),
+            trouble,
+        };
+        (card, socket)
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.byte(match self.scope {
+            Scope::Node => 1,
+            Scope::Socket => 2,
+        });
+        to.bytes(&self.boot.to_le_bytes());
+        to.byte(u8::from(self.socket.is_some()));
+        to.word(u64::from(self.socket.unwrap_or(0)));
+        to.bytes(&self.gpu.0);
+        to.word(u64::from(self.ticket));
+        to.text(self.trouble.as_deref(), REASON);
+        to.0
+    }
+
+    /// What such bytes say. `None`: they are something else.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let scope = match from.byte()? {
+            1 => Scope::Node,
+            2 => Scope::Socket,
+            _ => return None,
+        };
+        let boot = u128::from_le_bytes(from.array()?);
+        let has_socket = from.flag()?;
+        let socket = u32::try_from(from.word()?).ok()?;
+        let gpu = GpuUuid(from.array()?);
+        let ticket = u32::try_from(from.word()?).ok()?;
+        let trouble = from.text(REASON)?;
+        from.end()?;
+        Some(Self { scope, boot, socket: has_socket.then_some(socket), gpu, ticket, trouble })
+    }
+
+    /// Whether the two have memory together.
+    fn is_with(&self, other: &Self) -> bool {
+        self.boot == other.boot && (self.scope == Scope::Node || self.socket == other.socket)
+    }
+}
+
+/// Whatever is wrong is found at all ranks alike.
+pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocError> {
+    if let Some((rank, why)) = all.iter().find_map(|(rank, card)| Some((*rank, card.trouble.clone()?))) {
+        return Err(SharedAllocError::Unable { rank, why });
+    }
+    let ours = all.iter().find(|(rank, _)| *rank == me).map(|(_, card)| card.scope);
+    let scopes = || all.iter().map(|(rank, card)| (*rank, card.scope));
+    // Of the two that differ, one may be somebody else's.
+    let first = scopes().next().map(|(_, scope)| scope);
+    let differs = scopes()
+        .find(|(_, scope)| Some(*scope) != ours)
+        .or_else(|| scopes().find(|(_, scope)| Some(*scope) != first));
+    match (differs, ours) {
+        (Some((rank, theirs)), Some(ours)) => Err(SharedAllocError::Differ {
+            rank,
+            theirs: format!("an allocator of scope {theirs:?}"),
+            ours: format!("one of scope {ours:?}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Those that have memory together with this rank, itself among them, in the order of ranks: the first is the leader.
+pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
+    let Some((_, mine)) = all.iter().find(|(rank, _)| *rank == me) else { return Vec::new() };
+    let mut with: Vec<_> = all.iter().filter(|(_, card)| card.is_with(mine)).cloned().collect();
+    with.sort_by_key(|(rank, _)| *rank);
+    with
+}
+
+/// The boot of this kernel: what tells machines apart, and virtual ones.
+fn boot() -> Result<u128, String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).map_err(|_| format!("{path} holds no id: {text:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn card(scope: Scope, boot: u128, socket: Option<u32>) -> Card {
+        Card { scope, boot, socket, gpu: GpuUuid([7; 16]), ticket: 3, trouble: None }
+    }
+
+    fn ranks(cards: impl IntoIterator<Item = Card>) -> Vec<(Rank, Card)> {
+        (0..).map(Rank).zip(cards).collect()
+    }
+
+    fn with(all: &[(Rank, Card)], me: u32) -> Vec<u32> {
+        of(all, Rank(me)).iter().map(|(rank, _)| rank.0).collect()
+    }
+
+    #[test]
+    fn ranks_have_memory_together_by_node_or_by_socket_and_the_lowest_leads() {
+        let places =
+            [(1, Some(0)), (2, Some(0)), (1, Some(1)), (1, Some(0)), (2, Some(0)), (1, None), (1, None)];
+        let of_scope = |scope| ranks(places.map(|(boot, socket)| card(scope, boot, socket)));
+        let (nodes, sockets) = (of_scope(Scope::Node), of_scope(Scope::Socket));
+        assert_eq!(with(&nodes, 3), [0, 2, 3, 5, 6]);
+        assert_eq!(with(&nodes, 1), [1, 4]);
+        assert_eq!(with(&sockets, 3), [0, 3]);
+        assert_eq!(with(&sockets, 2), [2]);
+        assert_eq!(with(&sockets, 6), [5, 6], "those of which nothing is known are of one socket");
+        let mut turned = nodes.clone();
+        turned.reverse();
+        assert_eq!(with(&turned, 4), [1, 4], "whatever the group's order is");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_at_every_rank() {
+        let mut all =
+            ranks([card(Scope::Node, 1, None), card(Scope::Node, 1, None), card(Scope::Node, 1, None)]);
+        assert!(check(&all, Rank(0)).is_ok());
+        all[2].1.scope = Scope::Socket;
+        let named = |me| match check(&all, Rank(me)) {
+            Err(SharedAllocError::Differ { rank, .. }) => rank.0,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([named(0), named(1), named(2)], [2, 2, 0]);
+        all[1].1.trouble = Some("no kernel".into());
+        for me in 0..3 {
+            let why = check(&all, Rank(me)).unwrap_err().to_string();
+            assert!(why.contains("rank 1") && why.contains("no kernel"), "{why}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_card_survives_the_wire_and_other_bytes_are_none(
+            boot: u128, socket: Option<u32>, gpu: [u8; 16], ticket: u32, trouble: Option<String>, by_socket: bool,
+            other: Vec<u8>, at: usize, to: u8,
+        ) {
+            let scope = if by_socket { Scope::Socket } else { Scope::Node };
+            let short = trouble.clone().filter(|text| text.len() <= REASON);
+            let card = Card { scope, boot, socket, gpu: GpuUuid(gpu), ticket, trouble: short };
+            let mut bytes = card.encode();
+            prop_assert_eq!(Card::decode(&bytes), Some(card.clone()));
+            let long = Card { trouble, ..card };
+            prop_assert_eq!(long.encode().len(), bytes.len(), "all are of one length");
+            prop_assert!(Card::decode(&long.encode()).is_some());
+            let _ = Card::decode(&other);
+            prop_assert!(Card::decode(&bytes[1..]).is_none());
+            let at = at % bytes.len();
+            bytes[at] = to;
+            if let Some(card) = Card::decode(&bytes) {
+                prop_assert!(card.trouble.is_none_or(|text| text.len() <= REASON));
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! One allocation for each call.
+//!
+//! ```text
+//! leader                                   others
+//!   tell each other which call it is: all must mean the same
+//!   give back what all have let go of, and meet
+//!   allocates, registers       ── name ──►  map it, for the engines of their own GPU
+//!   tell each other how it went: if it went wrong for one, all give it back
+//! ```
+//!
+//! The registration is how the leader's memory outlives its own use of it: its ledger knows who has the memory mapped (gpu.md,
+//! legacy IPC rule 5). What fails is agreed upon. Only a rank that hears the others no more ends the allocator, and fails the
+//! next of the group's operations for them, so that nobody waits for it.
+
+use super::error::SharedAllocError;
+use super::pool::SharedPool;
+use super::region::SharedRegion;
+use super::scope::{self, Card, Scope};
+use super::stats::{Counted, Counts, SharedStats};
+use super::wire::{Asks, Call, Offer, decode_verdict, encode_verdict};
+use super::{BLOCK, MOST};
+use crate::collective::Group;
+use crate::error::{CollectiveError, OpError, PostError};
+use crate::names::Rank;
+use crate::region::{Mr, Region, Rmr};
+use carrack_transports::cuda_ipc;
+use carrack_transports::gpu::{Flavour, Gpu};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Allocates GPU memory that the ranks of a node, or of a socket, have together. See [the module](crate::alloc).
+///
+/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it for the GPU that each has named; it may
+/// be the same one. Clones are handles to the same allocator.
+#[derive(Clone)]
+pub struct SharedDeviceAllocator(pub(super) Arc<Shared>);
+
+pub(super) struct Shared {
+    /// The ranks of the scope, in their order.
+    group: Group,
+    gpu: Arc<dyn Gpu>,
+    scope: Scope,
+    leader: Rank,
+    /// The leader's.
+    device: String,
+    about: String,
+    turns: Mutex<Turn>,
+    /// Why it is at its end.
+    ended: OnceLock<SharedAllocError>,
+    counts: Counts,
+}
+
+/// What is counted alike at all ranks: calls, and pools.
+pub(super) struct Turn {
+    calls: u64,
+    pools: u32,
+}
+
+/// What this rank's part of an allocation keeps, behind the memory itself.
+struct Part {
+    /// At the leader of several ranks: ends with the part, and the memory goes when nobody has it mapped.
+    _mr: Option<Mr>,
+    _counted: Counted,
+}
+
+impl SharedDeviceAllocator {
+    /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it works with, and the same
+    /// scope. Each scope within the group gets one of its own.
+    ///
+    /// Where ranks of a scope have named different GPUs, all of them try at once whether they can map a block of the leader's:
+    /// masks differ between processes, so only trying tells (gpu.md, legacy IPC rule 9).
+    ///
+    /// # Errors
+    /// [`Unable`](SharedAllocError::Unable), [`Differ`](SharedAllocError::Differ): all ranks of the group get it.
+    /// [`NotMapped`](SharedAllocError::NotMapped), [`Leader`](SharedAllocError::Leader): the trial has failed; all ranks of that
+    /// scope get it.
+    /// [`Ended`](SharedAllocError::Ended): a rank is gone, or does something else.
+    pub fn new(group: &Group, gpu: &Arc<dyn Gpu>, scope: Scope) -> Result<Self, SharedAllocError> {
+        let runtime = group.runtime();
+        let me = runtime.rank();
+        let ticket = runtime.group_ticket();
+        let (card, socket) = Card::of(&**gpu, scope, ticket);
+        // Others may have heard everybody, and be in the next operation: they must not wait there.
+        let told = group.allgather(&card.encode()).inspect_err(|cause| group.abandon(cause));
+        let told = told.map_err(|cause| SharedAllocError::Ended(cause.into()))?;
+        let read = |(rank, bytes): (Rank, Vec<u8>)| match Card::decode(&bytes) {
+            Some(card) => Ok((rank, card)),
+            None => Err(SharedAllocError::Garbled { rank }),
+        };
+        let all = group.ranks().zip(told).map(read).collect::<Result<Vec<_>, _>>()?;
+        scope::check(&all, me)?;
+        let with = scope::of(&all, me);
+        // It has at least this rank.
+        let (leader, first) = with.first().map_or((me, &card), |(rank, card)| (*rank, card));
+        let ranks: Vec<Rank> = with.iter().map(|(rank, _)| *rank).collect();
+        let made = runtime.own_group(leader, first.ticket, &ranks);
+        let verdict = encode_verdict(&made.as_ref().map_err(ToString::to_string));
+        let verdicts = group.allgather(&verdict).map_err(|cause| SharedAllocError::Ended(cause.into()))?;
+        let of_scope = made?;
+        for (rank, verdict) in group.ranks().zip(verdicts) {
+            match decode_verdict(&verdict) {
+                Some(Ok(())) => {}
+                Some(Err(why)) => return Err(SharedAllocError::Unable { rank, why }),
+                None => return Err(SharedAllocError::Garbled { rank }),
+            }
+        }
+        let allocator = Self(Arc::new(Shared {
+            gpu: gpu.clone(),
+            scope,
+            leader,
+            device: first.gpu.to_string(),
+            about: about(&ranks, group, scope, socket),
+            turns: Mutex::new(Turn { calls: 0, pools: 0 }),
+            ended: OnceLock::new(),
+            counts: Counts::default(),
+            group: of_scope,
+        }));
+        if with.iter().any(|(_, card)| card.gpu != first.gpu) {
+            let mut turn = allocator.0.turn()?;
+            allocator.0.meet(&mut turn, Asks::Own(1), (Vec::new(), false))?;
+            drop(allocator.0.fresh(1, &Counts::default())?);
+        }
+        Ok(allocator)
+    }
+
+    /// Allocates so many bytes for all ranks of the scope, in whole blocks of 2 MiB of their own, so that nobody's neighbours
+    /// are exposed: a collective call of the scope. It takes milliseconds; [`pool`](Self::pool) is for what is small, or comes
+    /// and goes.
+    ///
+    /// What all ranks have let go of before the call is freed before anything is allocated.
+    ///
+    /// # Errors
+    /// See [`SharedAllocError`]: the same kind at all ranks of the scope.
+    pub fn allocate(&self, len: usize) -> Result<SharedRegion, SharedAllocError> {
+        let shared = &self.0;
+        let mut turn = shared.turn()?;
+        shared.meet(&mut turn, Asks::Own(len as u64), (Vec::new(), false))?;
+        if len == 0 || len > MOST {
+            return Err(SharedAllocError::Len { len });
+        }
+        let region = shared.fresh(len, &shared.counts)?;
+        Ok(SharedRegion { region, leader: shared.leader, number: turn.calls })
+    }
+
+    /// A pool of pieces of blocks of so many bytes, rounded up to a power of two of at least 2 MiB. Sends nothing; but the ranks
+    /// of the scope must make their pools in the same order.
+    ///
+    /// # Errors
+    /// [`SharedAllocError::Len`]: there is no such power of two.
+    pub fn pool(&self, block: usize) -> Result<SharedPool, SharedAllocError> {
+        if block > MOST {
+            return Err(SharedAllocError::Len { len: block });
+        }
+        let mut turn = self.0.lock();
+        let number = turn.pools;
+        turn.pools += 1;
+        Ok(SharedPool::new(self.clone(), number, block.next_power_of_two().max(BLOCK)))
+    }
+
+    /// The rank that allocates for all of the scope: its lowest.
+    pub fn leader(&self) -> Rank {
+        self.0.leader
+    }
+
+    /// Whether this rank is the leader.
+    pub fn is_leader(&self) -> bool {
+        self.0.leader == self.0.group.runtime().rank()
+    }
+
+    /// The ranks of the scope, in their order.
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> {
+        self.0.group.ranks()
+    }
+
+    /// The scope.
+    pub fn scope(&self) -> Scope {
+        self.0.scope
+    }
+
+    /// What there is, at this rank. Blocks of pools are among it, as allocations.
+    pub fn stats(&self) -> SharedStats {
+        self.0.counts.get()
+    }
+
+    /// Who has memory together, where it lies, and how that was found out, in a line.
+    pub fn describe(&self) -> String {
+        format!("{}; memory lies on {}'s {}", self.0.about, self.0.leader, self.0.device)
+    }
+}
+
+impl std::fmt::Debug for SharedDeviceAllocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SharedDeviceAllocator({})", self.describe())
+    }
+}
+
+/// Who has memory together, in words.
+fn about(ranks: &[Rank], group: &Group, scope: Scope, socket: Result<u32, String>) -> String {
+    let names: Vec<_> = ranks.iter().map(|rank| rank.0.to_string()).collect();
+    let (who, of) = (names.join(", "), group.size());
+    let place = match (scope, socket) {
+        (Scope::Node, _) => "on this node".to_owned(),
+        (Scope::Socket, Ok(node)) => format!("with GPUs at NUMA node {node} of this node"),
+        (Scope::Socket, Err(why)) => {
+            format!("on this node with GPUs at no known NUMA node, taken for one socket ({why})")
+        }
+    };
+    format!("ranks {who} of {of} are {place}")
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Turn> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One call at a time.
+    pub(super) fn turn(&self) -> Result<MutexGuard<'_, Turn>, SharedAllocError> {
+        let turn = self.lock();
+        self.ended.get().map_or(Ok(turn), |why| Err(why.clone()))
+    }
+
+    pub(super) fn leader(&self) -> Rank {
+        self.leader
+    }
+
+    /// How many ranks there are.
+    pub(super) fn count(&self) -> usize {
+        self.group.size() as usize
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// This is the end.
+    fn over(&self, cause: CollectiveError) -> SharedAllocError {
+        // Another rank may have noticed it first, and told.
+        let told = match &cause {
+            CollectiveError::Op { cause: OpError::PeerDown { rank, cause }, .. }
+            | CollectiveError::Post { cause: PostError::PeerDown { rank, cause }, .. }
+                if *rank == self.leader =>
+            {
+                Some(cause.clone())
+            }
+            _ => None,
+        };
+        let why = match told.or_else(|| self.group.runtime().peer_down(self.leader)) {
+            Some(cause) => SharedAllocError::LeaderGone { leader: self.leader, cause },
+            None => SharedAllocError::Ended(cause.clone().into()),
+        };
+        if self.ended.set(why.clone()).is_ok() {
+            self.group.abandon(&cause);
+        }
+        why
+    }
+
+    fn each_tells(&self, mine: &[u8]) -> Result<impl Iterator<Item = (Rank, Vec<u8>)>, SharedAllocError> {
+        let told = self.group.allgather(mine).map_err(|cause| self.over(cause))?;
+        Ok(self.group.ranks().zip(told))
+    }
+
+    /// All ranks tell which call they are in, and what they have let go of. They are in the same one, or none goes on.
+    pub(super) fn meet(
+        &self,
+        turn: &mut Turn,
+        asks: Asks,
+        (freed, more): (Vec<u64>, bool),
+    ) -> Result<Vec<Call>, SharedAllocError> {
+        turn.calls += 1;
+        let mine = Call { number: turn.calls, asks, freed, more };
+        let mut calls = Vec::with_capacity(self.count());
+        let mut differs = None;
+        for (rank, bytes) in self.each_tells(&mine.encode())? {
+            let call = Call::decode(&bytes).ok_or(SharedAllocError::Garbled { rank })?;
+            // Of calls that are alike here, one that is not makes it fail for all: each sees all of them.
+            if (call.number, call.asks) != (mine.number, mine.asks) && differs.is_none() {
+                differs = Some((rank, call.describe()));
+            }
+            calls.push(call);
+        }
+        match differs {
+            Some((rank, theirs)) => Err(SharedAllocError::Differ { rank, theirs, ours: mine.describe() }),
+            None => Ok(calls),
+        }
+    }
+
+    /// A new allocation, in whole blocks, of which the region is the first `len` bytes.
+    pub(super) fn fresh(&self, len: usize, counts: &Counts) -> Result<Region, SharedAllocError> {
+        let runtime = self.group.runtime();
+        // What all have let go of before this call is closed by those who have it mapped, and then freed by the leader.
+        runtime.0.look_after_domains();
+        self.group.barrier().map_err(|cause| self.over(cause))?;
+        runtime.0.look_after_domains();
+        let span = len.next_multiple_of(BLOCK);
+        let is_leader = self.leader == runtime.rank();
+        let (made, told) = match is_leader.then(|| self.make(span)) {
+            Some(Ok((region, mr, offer))) => (Some((region, mr)), offer.encode()),
+            Some(Err(why)) => (None, Offer::Failed(why).encode()),
+            None => (None, Vec::new()),
+        };
+        let told = self.group.broadcast(self.leader, &told).map_err(|cause| self.over(cause))?;
+        let mine = match (made, Offer::decode(&told)) {
+            (_, Some(Offer::Failed(why))) => {
+                return Err(SharedAllocError::Leader { leader: self.leader, ranks: self.group.size(), why });
+            }
+            (Some((whole, mr)), _) => Ok((whole, mr)),
+            (None, Some(Offer::Made { rmr, refused })) => {
+                self.map(&rmr, span, &refused).map(|whole| (whole, None))
+            }
+            (None, None) => Err("its leader has sent what no rank of this version sends".to_owned()),
+        };
+        for (rank, bytes) in self.each_tells(&encode_verdict(&mine))? {
+            match decode_verdict(&bytes) {
+                Some(Ok(())) => {}
+                Some(Err(why)) => {
+                    let (leader, gpu) = (self.leader, self.device.clone());
+                    return Err(SharedAllocError::NotMapped { rank, leader, gpu, why });
+                }
+                None => return Err(SharedAllocError::Garbled { rank }),
+            }
+        }
+        let failed = |why| SharedAllocError::NotMapped {
+            rank: runtime.rank(),
+            leader: self.leader,
+            gpu: self.device.clone(),
+            why,
+        };
+        let (whole, mr) = mine.map_err(failed)?;
+        let part = Part { _mr: mr, _counted: counts.allocation(len, span) };
+        whole.subregion_with(0, len, Box::new(part)).ok_or(SharedAllocError::Len { len })
+    }
+
+    /// At the leader: allocates so many bytes, and lets the others map them, if there are others.
+    fn make(&self, span: usize) -> Result<(Region, Option<Mr>, Offer), String> {
+        let runtime = self.group.runtime();
+        let region = self.gpu.allocate(span, Flavour::Plain).map_err(|why| why.to_string())?;
+        if self.group.size() == 1 {
+            return Ok((region, None, Offer::Made { rmr: Vec::new(), refused: String::new() }));
+        }
+        let mr = runtime.register_memory(&region).map_err(|why| why.to_string())?;
+        let refused = match runtime.0.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME) {
+            true => mr.refused().iter().find(|(name, _)| *name == cuda_ipc::NAME).map(|(_, why)| why.clone()),
+            false => Some(NO_IPC.into()),
+        };
+        let offer =
+            Offer::Made { rmr: runtime.get_rmr(&mr).to_bytes(), refused: refused.unwrap_or_default() };
+        Ok((region, Some(mr), offer))
+    }
+
+    /// At the others: maps what the leader has, for the engines of this rank's GPU.
+    fn map(&self, rmr: &[u8], span: usize, refused: &str) -> Result<Region, String> {
+        let inner = &self.group.runtime().0;
+        let rmr = Rmr::from_bytes(rmr).map_err(|why| why.to_string())?;
+        if rmr.len() != span as u64 || rmr.owner() != self.leader {
+            return Err(format!(
+                "what its leader has sent names {} bytes of {}, and not the allocation",
+                rmr.len(),
+                rmr.owner()
+            ));
+        }
+        let (_, imported) = rmr.imported(inner, Some(&self.gpu)).map_err(|why| {
+            let is_here = inner.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME);
+            let here = if is_here { String::new() } else { format!("; {NO_IPC}") };
+            let there =
+                if refused.is_empty() { String::new() } else { format!("; at its leader: {refused}") };
+            format!("{why}{here}{there}")
+        })?;
+        let region = imported.region().ok_or("its leader has let go of it meanwhile")?.clone();
+        // Mapped for another device it would not do: kernels of this rank's would fault.
+        let owner = region.kind().gpu().ok_or("it is not memory of a GPU")?;
+        let own = self.gpu.info();
+        if imported.is_own() {
+            self.gpu.reaches(owner).map_err(|why| format!("{}, in the same process: {why}", own.uuid))?;
+        } else if !self.gpu.reaches_region(&region) {
+            let why = self.gpu.reaches(owner).err().map_or_else(
+                || "the driver opens it for another device of this process only".to_owned(),
+                |why| why.to_string(),
+            );
+            return Err(format!("{}: {why}", own.uuid));
+        }
+        Ok(region)
+    }
+}
+
+/// Why memory of GPUs is mapped nowhere.
+const NO_IPC: &str = "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
