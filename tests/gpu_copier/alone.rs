@@ -2,11 +2,11 @@
 
 use crate::support::gpus::{Ground, are_real, is_for_simulated_only};
 use crate::support::{Watchdog, random, rng};
-use crate::{counts, until_by_copier};
+use crate::{copies, counts, until_by_copier};
 use carrack::buffer::Region;
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
-use carrack::transports::mem::{CopyError, Transfer};
+use carrack::transports::mem::{CopyError, Together, Transfer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -75,6 +75,109 @@ fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() 
                 assert!(got[to + len..] == poison[to + len..], "behind: {len} B to {to} from {from}");
             }
         }
+    }
+}
+
+/// Pieces of one batch: where they go, where they come from, how long they are.
+type Pieces = Vec<(usize, usize, usize)>;
+
+/// So many, of lengths up to the longest, each end at a multiple of `unit`, in an order of its own on either side.
+fn pieces(count: usize, unit: usize, most: usize) -> Pieces {
+    let slot = |at: usize| GUARD + at * 2 * most;
+    let piece = |at: usize| (slot(at), slot(at * 7 % count) + unit, unit * (1 + at % (most / unit)));
+    (0..count).map(piece).collect()
+}
+
+fn batch(dst: &Region, src: &Region, pieces: &Pieces) -> Transfer {
+    let mut together = Together::between(dst, src, pieces.len()).unwrap();
+    for &(to, from, len) in pieces {
+        assert!(together.push((dst, to), (src, from), len));
+    }
+    together.start().unwrap()
+}
+
+#[test]
+fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_else() {
+    let _watchdog = Watchdog::over("batches");
+    let ground = ground();
+    let (own, other) = (&ground.gpus[0], ground.last());
+    let mut rng = rng();
+    for (dst_on, src_on) in [(own, own), (own, other)] {
+        for (unit, most) in [(1, 64), (4, 256), (16, 1024)] {
+            let room = 2 * GUARD + 1025 * 2 * most;
+            let (dst, src) = (plain(dst_on, room), plain(src_on, room));
+            for count in [1, 2, 31, 127, 128, 129, 999, 1023, 1024, 1025] {
+                let (mut wanted, sent) = (random(&mut rng, room), random(&mut rng, room));
+                dst.whole().write(&wanted).unwrap();
+                src.whole().write(&sent).unwrap();
+                let pieces = pieces(count, unit, most);
+                let copy = || ended(batch(&dst, &src, &pieces)).unwrap();
+                if count <= 1024 {
+                    until_by_copier(&ground.gpus, copy);
+                } else {
+                    let before = copies(&ground.gpus);
+                    copy();
+                    assert_eq!(copies(&ground.gpus), before, "a longer one is an engine's");
+                }
+                for (to, from, len) in pieces {
+                    wanted[to..to + len].copy_from_slice(&sent[from..from + len]);
+                }
+                let got = dst.whole().to_vec().unwrap();
+                let wrong = got.iter().zip(&wanted).position(|(got, wanted)| got != wanted);
+                assert_eq!(wrong, None, "{count} pieces at multiples of {unit}");
+            }
+        }
+    }
+}
+
+/// One batch after the other over the same bytes, with small and big copies in between: the last one stays.
+#[test]
+fn batches_and_copies_over_the_same_bytes_keep_their_order() {
+    let _watchdog = Watchdog::over("order of batches");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    const ROOM: usize = 1 << 20;
+    let mut rng = rng();
+    let (dst, sources) = (plain(gpu, ROOM), [0; 6].map(|_| plain(gpu, ROOM)));
+    let contents = [0; 6].map(|_| random(&mut rng, ROOM));
+    for (source, content) in sources.iter().zip(&contents) {
+        source.whole().write(content).unwrap();
+    }
+    let few: Pieces = (0..300).map(|at| (at * 512, at * 512, 256)).collect();
+    let long: Pieces = (0..2).map(|at| (at * 65_536, at * 65_536, 65_536)).collect();
+    until_by_copier(&ground.gpus, || ended(batch(&dst, &sources[0], &few)).unwrap());
+    let mut ordered = 0;
+    for turn in 0.. {
+        if turn >= 200 && ordered >= 20 {
+            break;
+        }
+        // Which of them comes when changes from turn to turn.
+        let mut wanted = contents[0].clone();
+        ended(begun((&dst, 0), (&sources[0], 0), ROOM)).unwrap();
+        let before = copies(&ground.gpus);
+        let mut transfers = Vec::new();
+        for at in 0..5 {
+            let source = 1 + (turn + at) % 5;
+            let (pieces, content) = match (turn + at) % 5 {
+                0 | 2 => (&few, &contents[source]),
+                1 | 3 => (&vec![(512, 512, 64)], &contents[source]),
+                _ => (&long, &contents[source]),
+            };
+            transfers.push(match pieces[..] {
+                [(to, from, len)] => begun((&dst, to), (&sources[source], from), len),
+                _ => batch(&dst, &sources[source], pieces),
+            });
+            for &(to, from, len) in pieces {
+                wanted[to..to + len].copy_from_slice(&content[from..from + len]);
+            }
+        }
+        // Simulated engines have no order among themselves, so no more than one is to have had a part.
+        let is_ordered = copies(&ground.gpus) >= before + 4 || are_real();
+        ordered += u32::from(is_ordered);
+        for transfer in transfers.into_iter().rev() {
+            ended(transfer).unwrap();
+        }
+        assert!(!is_ordered || dst.whole().to_vec().unwrap() == wanted, "turn {turn}");
     }
 }
 

@@ -50,7 +50,7 @@ impl Pieces {
     }
 
     /// Each copy: to where, from where, how many bytes.
-    pub fn iter(&self) -> impl Iterator<Item = (*mut u8, *const u8, usize)> + '_ {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (*mut u8, *const u8, usize)> + '_ {
         let ends = self.to.iter().zip(&self.from);
         ends.zip(&self.len).map(|((&to, &from), &len)| (to, from, len))
     }

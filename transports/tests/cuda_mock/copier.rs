@@ -3,7 +3,7 @@
 use crate::mock::{library, word};
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu};
-use carrack_transports::mem::{CopyError, Region, Transfer};
+use carrack_transports::mem::{CopyError, Region, Together, Transfer};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -92,6 +92,32 @@ fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
     assert_eq!((asked(), ground.copies()), (before.0, before.1 + 500));
     let got = ground.dst.whole().to_vec().unwrap();
     assert!(places.clone().all(|(at, len)| got[at..][..len] == bytes[at..][..len]));
+}
+
+/// The mocked kernel looks whether each list lies where the page's layout has it.
+#[test]
+fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
+    let ground = Ground::new("copier-batch", None);
+    let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 249) as u8).collect();
+    ground.src.whole().write(&bytes).unwrap();
+    ground.until_by_copier();
+    let (before, copies) = (ground.count("mock_copies"), ground.copies());
+    for turn in 0..50 {
+        let mut together = Together::between(&ground.dst, &ground.src, 500).unwrap();
+        for piece in 0..500 {
+            let (to, from) = (32 * piece + 1024 * turn, 32 * (499 - piece) + 64 * turn);
+            assert!(together.push((&ground.dst, to), (&ground.src, from), 20));
+        }
+        ended(together.start().unwrap()).unwrap();
+        let got = ground.dst.whole().to_vec().unwrap();
+        for piece in 0..500 {
+            let (to, from) = (32 * piece + 1024 * turn, 32 * (499 - piece) + 64 * turn);
+            assert!(got[to..to + 20] == bytes[from..from + 20], "turn {turn}, piece {piece}");
+        }
+    }
+    assert_eq!((ground.copies(), ground.count("mock_lists")), (copies + 50, 50));
+    // What was read back to be looked at, and nothing else.
+    assert_eq!(ground.count("mock_copies"), before + 50);
 }
 
 #[test]

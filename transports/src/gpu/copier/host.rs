@@ -1,6 +1,7 @@
 //! The host's side: giving copies to the kernel, and launching it anew.
 
 use super::lease::{Given, give};
+use super::list::{Board, PIECES, Place};
 use super::page::{Command, LINES, Page};
 use crate::gpu::{CopierState, Event, GpuError, Sequence};
 use std::fmt;
@@ -10,8 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 /// How a driver runs the kernel.
 pub(crate) trait Launcher: Send + Sync + Sized + 'static {
-    /// What keeps the page that its kernels use.
-    type Page: Deref<Target = Page> + Send + Sync;
+    /// What keeps the memory that its kernels share with the host.
+    type Board: Deref<Target = Board> + Send + Sync;
+
+    /// Where kernels find that memory.
+    fn address_of_board(&self) -> u64;
 
     /// Launches the kernel of a generation, behind those that were launched before. Does not wait for it.
     ///
@@ -36,7 +40,7 @@ const LOOKS: u32 = 1024;
 
 /// A copier as the process has it. The event of a copy is its number here.
 pub(crate) struct Resident<L: Launcher> {
-    page: L::Page,
+    board: L::Board,
     pub(crate) launcher: L,
     turn: Mutex<Turn>,
     /// The last command that was given.
@@ -59,10 +63,10 @@ struct Turn {
 }
 
 impl<L: Launcher> Resident<L> {
-    /// One whose kernels use this page.
-    pub(crate) fn new(page: L::Page, launcher: L) -> Arc<Self> {
+    /// One whose kernels use this memory.
+    pub(crate) fn new(board: L::Board, launcher: L) -> Arc<Self> {
         Arc::new(Self {
-            page,
+            board,
             launcher,
             turn: Mutex::default(),
             given: AtomicU64::new(0),
@@ -73,20 +77,39 @@ impl<L: Launcher> Resident<L> {
         })
     }
 
+    #[inline]
+    fn page(&self) -> &Page {
+        &self.board.page
+    }
+
     /// Whether a kernel is there that is not leaving, as far as is known.
     #[inline]
     pub(crate) fn runs(&self) -> bool {
-        self.page.begun() > self.page.leaving()
+        self.page().begun() > self.page().leaving()
     }
 
     /// Gives a copy to the kernel, if one is known to run. `None`: the copy is the caller's.
     pub(crate) fn give(self: &Arc<Self>, command: Command) -> Option<Event> {
+        self.give_numbered(|_| command)
+    }
+
+    /// Gives it many copies at once, no more than [`PIECES`]: with one number, and so one event.
+    pub(crate) fn give_many(self: &Arc<Self>, places: impl ExactSizeIterator<Item = Place>) -> Option<Event> {
+        if places.len() > PIECES {
+            return None;
+        }
+        let at = self.launcher.address_of_board();
+        self.give_numbered(|number| self.board.write(at, number, places))
+    }
+
+    #[inline]
+    fn give_numbered(self: &Arc<Self>, command: impl FnOnce(u64) -> Command) -> Option<Event> {
         if self.failed.get().is_some() {
             return None;
         }
         let turn = lock(&self.turn);
         let generation = turn.generation;
-        if self.page.begun() != generation || turn.stopped == generation || !self.runs() {
+        if self.page().begun() != generation || turn.stopped == generation || !self.runs() {
             return None;
         }
         let number = self.given.load(Ordering::Relaxed) + 1;
@@ -99,7 +122,7 @@ impl<L: Launcher> Resident<L> {
             self.launcher.pause();
             looks.is_multiple_of(LOOKS) && self.launcher.are_over() != Ok(false)
         };
-        let given = give(&self.page, generation, number, command, is_over);
+        let given = give(self.page(), generation, number, command(number), is_over);
         self.given.store(number, Ordering::Release);
         match given {
             Given::Taken => {
@@ -117,7 +140,7 @@ impl<L: Launcher> Resident<L> {
 
     /// Launches a kernel if there is none.
     pub(crate) fn renew(&self) {
-        if self.failed.get().is_some() || self.page.gone() < self.launches.load(Ordering::Relaxed) {
+        if self.failed.get().is_some() || self.page().gone() < self.launches.load(Ordering::Relaxed) {
             return;
         }
         let mut turn = match self.turn.try_lock() {
@@ -126,7 +149,7 @@ impl<L: Launcher> Resident<L> {
             // Whoever has it gives a copy, or launches one.
             Err(TryLockError::WouldBlock) => return,
         };
-        if self.page.gone() < turn.generation {
+        if self.page().gone() < turn.generation {
             return;
         }
         match self.launcher.launch(turn.generation + 1) {
@@ -142,7 +165,7 @@ impl<L: Launcher> Resident<L> {
     #[inline]
     pub(crate) fn settle(&self) {
         let given = self.given.load(Ordering::Acquire);
-        if self.page.answered() < given {
+        if self.page().answered() < given {
             self.wait_until(|page| page.answered() >= given);
         }
     }
@@ -150,9 +173,9 @@ impl<L: Launcher> Resident<L> {
     /// Has the kernel end when it has done what it was given: before a call of the driver that would wait for it.
     pub(crate) fn end_early(&self) {
         let mut turn = lock(&self.turn);
-        if turn.stopped != turn.generation && self.page.gone() < turn.generation {
+        if turn.stopped != turn.generation && self.page().gone() < turn.generation {
             turn.stopped = turn.generation;
-            self.page.stop(turn.generation);
+            self.page().stop(turn.generation);
         }
     }
 
@@ -168,7 +191,7 @@ impl<L: Launcher> Resident<L> {
     /// Waits for what only the kernel can bring about; `false` when it has ended without.
     fn wait_until(&self, is_so: impl Fn(&Page) -> bool) -> bool {
         let mut looks = 0_u32;
-        while !is_so(&self.page) {
+        while !is_so(self.page()) {
             self.launcher.pause();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) && !self.is_alive(&is_so) {
@@ -183,7 +206,7 @@ impl<L: Launcher> Resident<L> {
         match self.launcher.are_over() {
             Ok(false) => true,
             // It may have been its last act.
-            _ if is_so(&self.page) => true,
+            _ if is_so(self.page()) => true,
             Ok(true) => {
                 self.fail(lost());
                 false
@@ -204,15 +227,15 @@ impl<L: Launcher> Resident<L> {
 impl<L: Launcher> Sequence for Resident<L> {
     #[inline]
     fn query(&self, number: u64) -> Result<bool, GpuError> {
-        if self.page.answered() >= number {
+        if self.page().answered() >= number {
             return Ok(true);
         }
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let is_over = |page: &Page| page.answered() >= number;
         if asked.is_multiple_of(LOOKS) && !self.is_alive(&is_over) || self.failed.get().is_some() {
             return match self.failed.get() {
-                Some(why) if !is_over(&self.page) => Err(why.clone()),
-                _ => Ok(is_over(&self.page)),
+                Some(why) if !is_over(self.page()) => Err(why.clone()),
+                _ => Ok(is_over(self.page())),
             };
         }
         Ok(false)
@@ -228,7 +251,12 @@ impl<L: Launcher> Sequence for Resident<L> {
 
 impl<L: Launcher> fmt::Debug for Resident<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Resident({} given, {} answered)", self.given.load(Ordering::Relaxed), self.page.answered())
+        write!(
+            f,
+            "Resident({} given, {} answered)",
+            self.given.load(Ordering::Relaxed),
+            self.page().answered()
+        )
     }
 }
 

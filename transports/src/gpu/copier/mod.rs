@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `page` | what host and kernel write for each other |
 //! | `lease` | when a kernel ends, and that no command is lost or done twice thereby: model-checked |
+//! | `list` | what a command names that is many copies |
 //! | `host` | giving copies, and launching kernels: `Resident` |
 //! | `claim` | whether another process of this machine has a copier on the same GPU |
 //!
@@ -19,12 +20,14 @@
 mod claim;
 mod host;
 mod lease;
+mod list;
 mod page;
 
 pub(super) use claim::Claim;
 pub(super) use host::{Launcher, Resident};
 pub(super) use lease::Kernel;
-pub(super) use page::{Command, Page};
+pub(super) use list::{Board, PIECES, Place};
+pub(super) use page::Command;
 
 use std::time::Duration;
 
@@ -52,6 +55,17 @@ pub(super) fn fits(dst: usize, src: usize, len: usize) -> bool {
         _ => MOST_BY_1,
     };
     (1..=most).contains(&len)
+}
+
+/// Whether a copy is one of those that go to a copier together, if there is one. Four lanes have it there, and pay the latency of
+/// memory for 256, 64 or 16 bytes at a time.
+pub(super) fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
+    let most = match dst | src | len {
+        all if all % 16 == 0 => 1024,
+        all if all % 4 == 0 => 256,
+        _ => 64,
+    };
+    len <= most
 }
 
 /// What there is of a device's copier.

@@ -7,21 +7,24 @@ use super::error::released;
 use super::home::{Home, lock};
 use super::peer;
 use super::sys::{self, ContextHandle, DevicePtr, FunctionHandle, Location, ModuleHandle, StreamHandle};
-use crate::gpu::copier::{Claim, Command, CopierState, LEASE, LIFE, Launcher, Page, Resident, fits};
-use crate::gpu::{Event, GpuError, GpuInfo};
+use crate::gpu::copier::{
+    Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits, fits_among_others,
+};
+use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
 use crate::mem::AllocId;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
 
-/// Lanes of the one warp.
-const LANES: u32 = 32;
+/// Its threads: those of one warp look, the others sleep until there are many copies at once.
+const THREADS: u32 = 512;
 
 /// What a copier of a device is made of.
 pub(super) struct Copier {
@@ -47,9 +50,9 @@ impl Copier {
     pub(super) fn set_up(home: &Arc<Home>, info: &GpuInfo) -> Result<Self, String> {
         check(home.calls(), home.context.device)?;
         let claim = Claim::of(info.uuid)?;
-        let page = new_page()?;
-        let launch = Launch::load(home, page, claim).map_err(|why| why.to_string())?;
-        let resident = Resident::new(page, launch);
+        let board = new_board()?;
+        let launch = Launch::load(home, board, claim).map_err(|why| why.to_string())?;
+        let resident = Resident::new(board, launch);
         // The first launch takes longer than others: nobody waits for it here.
         resident.renew();
         Ok(Self { resident, ends: Ends::default() })
@@ -80,6 +83,39 @@ impl Copier {
         } else {
             None
         };
+        given.map_or(Offered::NoKernel, Offered::Taken)
+    }
+}
+
+impl Copier {
+    /// The same of many copies between two kinds of memory, which it takes all or none of.
+    pub(super) fn offer_many(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> Offered {
+        let fits =
+            |(to, from, len): (*mut u8, *const u8, usize)| fits_among_others(to as usize, from as usize, len);
+        if pieces.count() > PIECES || !pieces.iter().all(fits) {
+            return Offered::Not;
+        }
+        let runs = self.resident.runs();
+        if runs && !matches!(home.are_lanes_idle(), Ok(true)) {
+            return Offered::Not;
+        }
+        // Most lie in the allocation that the one before lies in.
+        let (mut to_reach, mut from_reach) = (0..0, 0..0);
+        let is_reached = |known: &mut Range<usize>, addr: usize, len: usize| {
+            let lies_in = |all: &Range<usize>| all.start <= addr && addr < all.end && len <= all.end - addr;
+            if !lies_in(known) {
+                *known = self.ends.reached_around(gpu, home, addr, len).unwrap_or(0..0);
+            }
+            lies_in(known)
+        };
+        let all_reached = pieces.iter().all(|(to, from, len)| {
+            is_reached(&mut to_reach, to as usize, len) && is_reached(&mut from_reach, from as usize, len)
+        });
+        if !all_reached {
+            return Offered::Not;
+        }
+        let places = pieces.iter().map(|(to, from, len)| (to as u64, from as u64, len as u64));
+        let given = if runs { self.resident.give_many(places) } else { None };
         given.map_or(Offered::NoKernel, Offered::Taken)
     }
 }
@@ -131,15 +167,15 @@ fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
     }
 }
 
-/// A page of its own, that no fork copies, and that outlives every context: it is never unmapped.
-fn new_page() -> Result<&'static Page, String> {
+/// Memory of its own, that no fork copies, and that outlives every context: it is never unmapped.
+fn new_board() -> Result<&'static Board, String> {
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a new mapping, at an address that the kernel chooses.
-    let mapped = unsafe { mmap_anonymous(null_mut(), size_of::<Page>(), protection, flags) };
-    let mapped = mapped.map_err(|why| format!("no page of host memory for it: {why}"))?;
-    // SAFETY: as long and as aligned as a page of the system is; all of it are atomics, for which zeroes are values; it stays
+    let mapped = unsafe { mmap_anonymous(null_mut(), size_of::<Board>(), protection, flags) };
+    let mapped = mapped.map_err(|why| format!("no host memory for it: {why}"))?;
+    // SAFETY: whole pages, as aligned as a page of the system is; all of it are atomics, for which zeroes are values; it stays
     // mapped to the end of the process.
-    Ok(unsafe { &*mapped.cast::<Page>() })
+    Ok(unsafe { &*mapped.cast::<Board>() })
 }
 
 /// How its kernel is launched.
@@ -147,19 +183,19 @@ pub(super) struct Launch {
     /// The home has the copier.
     home: Weak<Home>,
     claim: Claim,
-    page: DevicePtr,
+    board: DevicePtr,
     stream: StreamHandle,
     function: FunctionHandle,
 }
 
 impl Launch {
-    fn load(home: &Arc<Home>, page: &'static Page, claim: Claim) -> Result<Self, GpuError> {
+    fn load(home: &Arc<Home>, board: &'static Board, claim: Claim) -> Result<Self, GpuError> {
         let calls = home.calls();
         let _current = home.context.enter()?;
-        let host: *mut c_void = std::ptr::from_ref(page).cast_mut().cast();
+        let host: *mut c_void = std::ptr::from_ref(board).cast_mut().cast();
         let flags = sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP;
-        // SAFETY: a page that stays mapped, of which there are only atomics.
-        unsafe { calls.mem_host_register(host, size_of::<Page>(), flags) }?;
+        // SAFETY: pages that stay mapped, of which there are only atomics.
+        unsafe { calls.mem_host_register(host, size_of::<Board>(), flags) }?;
         let loaded = Self::load_for(home, host, claim);
         if loaded.is_err() {
             // SAFETY: registered above; nothing has been told of it.
@@ -170,13 +206,13 @@ impl Launch {
 
     fn load_for(home: &Arc<Home>, host: *mut c_void, claim: Claim) -> Result<Self, GpuError> {
         let calls = home.calls();
-        let (mut page, mut module) = (0, ModuleHandle::NULL);
+        let (mut board, mut module) = (0, ModuleHandle::NULL);
         let (mut function, mut stream) = (FunctionHandle::NULL, StreamHandle::NULL);
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the places for the answers are ours; the text of the kernel and its name end with a zero. Streams of the highest
         // priority have connections of their own, so that no copy of the library's stands behind the kernel.
         unsafe {
-            calls.mem_host_get_device_pointer(&raw mut page, host, 0)?;
+            calls.mem_host_get_device_pointer(&raw mut board, host, 0)?;
             calls.module_load_data(&raw mut module, KERNEL.as_ptr().cast())?;
             let rest = calls
                 .module_get_function(&raw mut function, module, c"carrack_copier".as_ptr())
@@ -189,7 +225,7 @@ impl Launch {
                 return Err(why);
             }
         }
-        Ok(Self { home: Arc::downgrade(home), claim, page, stream, function })
+        Ok(Self { home: Arc::downgrade(home), claim, board, stream, function })
     }
 
     fn home(&self) -> Result<Arc<Home>, GpuError> {
@@ -199,7 +235,11 @@ impl Launch {
 }
 
 impl Launcher for Launch {
-    type Page = &'static Page;
+    type Board = &'static Board;
+
+    fn address_of_board(&self) -> u64 {
+        self.board as u64
+    }
 
     fn launch(&self, generation: u64) -> Result<(), GpuError> {
         self.claim
@@ -208,9 +248,9 @@ impl Launcher for Launch {
         let home = self.home()?;
         let _current = home.context.enter()?;
         let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let mut values = [self.page as u64, generation, nanoseconds(LEASE), nanoseconds(LIFE)];
+        let mut values = [self.board as u64, generation, nanoseconds(LEASE), nanoseconds(LIFE)];
         let mut arguments = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: the kernel has these four arguments of 8 bytes, which are read before the call returns. What it touches is its page,
+        // SAFETY: the kernel has these four arguments of 8 bytes, which are read before the call returns. What it touches is its memory,
         // which stays, and what commands name, which stays until they are answered.
         unsafe {
             let arguments = arguments.as_mut_ptr();
@@ -219,7 +259,7 @@ impl Launcher for Launch {
                 1,
                 1,
                 1,
-                LANES,
+                THREADS,
                 1,
                 1,
                 0,
@@ -252,9 +292,11 @@ impl Kept {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
     }
 
-    fn has(&self, addr: usize, end: usize) -> bool {
+    /// The memory that has these bytes.
+    fn around(&self, addr: usize, end: usize) -> Option<Range<usize>> {
         let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        kept.range(..=addr).next_back().is_some_and(|(_, &last)| end <= last)
+        let (&start, &last) = kept.range(..=addr).next_back()?;
+        (end <= last).then_some(start..last)
     }
 }
 
@@ -283,20 +325,25 @@ struct Allocation {
 
 impl Ends {
     fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
-        let Some(end) = addr.checked_add(len) else { return false };
-        if home.kept.has(addr, end) {
-            return true;
+        self.reached_around(gpu, home, addr, len).is_some()
+    }
+
+    /// The memory that has these bytes, if it is reached.
+    fn reached_around(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> Option<Range<usize>> {
+        let end = addr.checked_add(len)?;
+        if let Some(kept) = home.kept.around(addr, end) {
+            return Some(kept);
         }
         let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
         let known = lock(&self.0).allocations.iter().find(holds).copied();
         if let Some(known) = known
             && gpu.shared.buffer_id(addr) == Ok(Some(known.id))
         {
-            return known.is_reached;
+            return known.is_reached.then_some(known.start..known.end);
         }
-        let Some(found) = look(gpu, home, addr) else { return false };
+        let found = look(gpu, home, addr)?;
         lock(&self.0).note(found);
-        end <= found.end && found.is_reached
+        (end <= found.end && found.is_reached).then_some(found.start..found.end)
     }
 }
 

@@ -294,26 +294,40 @@ impl CudaGpu {
         })
     }
 
-    /// What a stream is given for copies of one way, and how their end is known: on a stream of the user's, or on the library's own for
-    /// that way. A `give` that fails leaves nothing under way.
+    /// What the resident copier is offered, and else a stream given, for copies of one way, and how their end is known: on a stream of
+    /// the user's, or on the library's own for that way. A `give` that fails leaves nothing under way.
+    #[inline(always)]
     pub(super) fn give_copies(
         &self,
         users: Option<StreamHandle>,
         (dst, src): (MemKind, MemKind),
-        give: impl FnOnce(&Self, (&Home, Way, StreamHandle)) -> Result<(), GpuError>,
+        offer: impl FnOnce(&Copier, &Home) -> Offered,
+        give: impl FnOnce((&Home, Way, StreamHandle)) -> Result<(), GpuError>,
     ) -> Result<Event, GpuError> {
         let Work { home, copies } = self.work()?;
         let way = self.way(home, dst, src)?;
+        let mut without_kernel = None;
         if users.is_none()
             && let Some(copier) = self.copier_in(home)
         {
+            if matches!(way, Way::Within | Way::Peer) {
+                match offer(copier, home) {
+                    Offered::Taken(event) => return Ok(event),
+                    Offered::NoKernel => without_kernel = Some(copier),
+                    Offered::Not => {}
+                }
+            }
             copier.resident.settle();
         }
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
-        give(self, (home, way, stream))?;
+        give((home, way, stream))?;
         if users.is_none() {
-            return Ok(copies[way as usize].given());
+            let event = copies[way as usize].given();
+            if let Some(copier) = without_kernel {
+                copier.resident.renew();
+            }
+            return Ok(event);
         }
         home.record(stream).inspect_err(|_| {
             // Nobody could tell when it is over, so it has to be over now.
@@ -333,39 +347,14 @@ impl CudaGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
-        let Work { home, copies } = self.work()?;
-        let way = self.way(home, dst.1, src.1)?;
         if len == 0 {
+            self.way(&self.work()?.home, dst.1, src.1)?;
             return Ok(Event::new(Arc::new(Fired)));
         }
-        let copier = if users.is_none() { self.copier_in(home) } else { None };
-        let mut lacks_kernel = false;
-        if let Some(copier) = copier {
-            if matches!(way, Way::Within | Way::Peer) {
-                match copier.offer(self, home, (dst.0 as usize, src.0 as usize), len) {
-                    Offered::Taken(event) => return Ok(event),
-                    Offered::NoKernel => lacks_kernel = true,
-                    Offered::Not => {}
-                }
-            }
-            copier.resident.settle();
-        }
-        let _current = home.context.enter()?;
-        let stream = users.map_or_else(|| home.lane(way), Ok)?;
+        let ends = (dst.0 as usize, src.0 as usize);
+        let offer = |copier: &Copier, home: &Home| copier.offer(self, home, ends, len);
         // SAFETY: the caller's promise.
-        unsafe { self.copy_one((home, way, stream), dst, src, len) }?;
-        if users.is_none() {
-            let event = copies[way as usize].given();
-            if let Some(copier) = copier.filter(|_| lacks_kernel) {
-                copier.resident.renew();
-            }
-            return Ok(event);
-        }
-        home.record(stream).inspect_err(|_| {
-            // Nobody could tell when it is over, so it has to be over now.
-            // SAFETY: the stream is the user's, in this context.
-            let _ = unsafe { home.calls().stream_synchronize(stream) };
-        })
+        self.give_copies(users, (dst.1, src.1), offer, |lane| unsafe { self.copy_one(lane, dst, src, len) })
     }
 }
 

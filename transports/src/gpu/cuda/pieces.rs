@@ -3,6 +3,7 @@
 //! `cuMemcpyBatchAsync` has come with CUDA 12.8, and lost its index of the piece that failed in 13.0, under another name. A driver that
 //! has neither is given runs of rows at equal distances as one call each, and all other copies one by one.
 
+use super::copier::{Copier, Offered};
 use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, MISSING_CALL, NOT_SUPPORTED};
 use super::event::Fired;
@@ -37,9 +38,10 @@ impl CudaGpu {
         if pieces.is_empty() {
             return Ok(Event::new(Arc::new(Fired)));
         }
-        self.give_copies(users, pieces.kinds(), |gpu, lane| {
+        let offer = |copier: &Copier, home: &Home| copier.offer_many(self, home, pieces);
+        self.give_copies(users, pieces.kinds(), offer, |lane| {
             // SAFETY: the caller's promise.
-            unsafe { gpu.give_pieces(lane, pieces) }
+            unsafe { self.give_pieces(lane, pieces) }
         })
     }
 
@@ -63,7 +65,8 @@ impl CudaGpu {
             return unsafe { self.copy_on(users, dst, src, bytes) };
         }
         let kinds = (dst.1, src.1);
-        self.give_copies(users, kinds, |gpu, lane| {
+        let no_copier = |_: &Copier, _: &Home| Offered::Not;
+        self.give_copies(users, kinds, no_copier, |lane| {
             // SAFETY: the caller's promise.
             match unsafe { give_grid(lane, dst, src, grid) } {
                 // A pitch that is longer than the driver allows, memory that the device was given no access to, or a driver
@@ -75,7 +78,7 @@ impl CudaGpu {
                         each.push(dst.0.wrapping_add(to), src.0.wrapping_add(from), bytes);
                     }
                     // SAFETY: the same bytes.
-                    unsafe { gpu.give_pieces(lane, &each) }
+                    unsafe { self.give_pieces(lane, &each) }
                 }
                 given => given,
             }

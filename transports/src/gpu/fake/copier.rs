@@ -1,12 +1,15 @@
 //! Small copies by a resident kernel, which is a thread here, and runs the code that the lease's model checks.
 
-use super::engine::{End, carry_out};
+use super::engine::{End, Part, carry_out};
 use super::error::{LAUNCH_FAILED, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::event::failed;
 use super::faults::{Faults, count};
 use super::lock;
 use super::standstill::Standstill;
-use crate::gpu::copier::{Command, CopierState, Kernel, LEASE, LIFE, Launcher, Page, Resident, fits};
+use crate::gpu::copier::{
+    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, PIECES, Place, Resident, fits,
+    fits_among_others,
+};
 use crate::gpu::{Event, GpuError};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,48 +41,54 @@ impl Copier {
             }
             let (faults, standstill) = (Arc::clone(faults), Arc::clone(standstill));
             let launch = Launch {
-                page: Arc::new(Page::new()),
-                ends: Arc::default(),
+                board: Arc::new(Board::new()),
+                parts: Arc::default(),
                 last: Mutex::default(),
                 faults,
                 standstill,
             };
-            let resident = Resident::new(Arc::clone(&launch.page), launch);
+            let resident = Resident::new(Arc::clone(&launch.board), launch);
             resident.renew();
             Ok(resident)
         };
         self.resident.get_or_init(find).as_ref().ok()
     }
 
-    /// Gives a copy between two devices' memory to the kernel. The ends come back where it has none, or is not to have this one;
-    /// with whether a kernel is what it lacks.
+    /// Gives copies between two devices' memory to the kernel, which takes all or none. They come back where it has none, or is not to
+    /// have these; with whether a kernel is what they lack.
     pub(super) fn offer(
         &self,
         resident: &Arc<Resident<Launch>>,
-        (dst, src): (End, End),
-        len: usize,
-    ) -> Result<Event, (bool, End, End)> {
-        let (to, from) = (dst.address().as_ptr() as usize, src.address().as_ptr() as usize);
-        let both_on_devices = matches!((&dst, &src), (End::Device(..), End::Device(..)));
-        let Some(len) = u32::try_from(len).ok().filter(|_| both_on_devices && fits(to, from, len)) else {
-            return Err((false, dst, src));
+        parts: Vec<Part>,
+    ) -> Result<Event, (bool, Vec<Part>)> {
+        let places: Vec<Place> = parts.iter().map(place).collect();
+        let fit = |&(dst, src, len): &Place| match places.len() {
+            1 => fits(dst as usize, src as usize, len as usize),
+            _ => fits_among_others(dst as usize, src as usize, len as usize),
         };
+        let on_devices = |(dst, src, _): &Part| matches!((dst, src), (End::Device(..), End::Device(..)));
+        if places.len() > PIECES || !places.iter().all(fit) || !parts.iter().all(on_devices) {
+            return Err((false, parts));
+        }
         if !resident.runs() {
-            return Err((true, dst, src));
+            return Err((true, parts));
         }
         if self.under_way.load(Ordering::SeqCst) > 0 {
-            return Err((false, dst, src));
+            return Err((false, parts));
         }
-        let command = Command { dst: to as u64, src: from as u64, len };
-        let ends = &resident.launcher.ends;
-        lock(ends).push((command, dst, src));
-        match resident.give(command) {
+        let parts_given = &resident.launcher.parts;
+        lock(parts_given).push((places.clone(), parts));
+        let given = match *places {
+            [(dst, src, len)] => resident.give(Command { dst, src, len: len as u32 }),
+            _ => resident.give_many(places.iter().copied()),
+        };
+        match given {
             Some(event) => {
                 count(&resident.launcher.faults.counts.copier_copies);
                 Ok(event)
             }
-            None => match take(ends, command) {
-                Some((dst, src)) => Err((true, dst, src)),
+            None => match take(parts_given, &places) {
+                Some(parts) => Err((true, parts)),
                 // Carried out by a kernel that was then lost: to be copied again would need the ends.
                 None => Ok(failed(error("copier", LAUNCH_FAILED, "the kernel was lost under a copy"))),
             },
@@ -122,20 +131,24 @@ impl Drop for UnderWay {
     }
 }
 
-/// The memory of copies that were given to the kernel, held until they are done.
-type Ends = Mutex<Vec<(Command, End, End)>>;
+/// The memory of copies that were given to the kernel, held until they are done; by what the kernel will find written.
+type Parts = Mutex<Vec<(Vec<Place>, Vec<Part>)>>;
 
-fn take(ends: &Ends, command: Command) -> Option<(End, End)> {
-    let mut ends = lock(ends);
-    let at = ends.iter().position(|(given, ..)| *given == command)?;
-    let (_, dst, src) = ends.remove(at);
-    Some((dst, src))
+fn place((dst, src, len): &Part) -> Place {
+    let addr = |end: &End| end.address().as_ptr() as u64;
+    (addr(dst), addr(src), *len as u64)
+}
+
+fn take(parts: &Parts, places: &[Place]) -> Option<Vec<Part>> {
+    let mut parts = lock(parts);
+    let at = parts.iter().position(|(given, _)| given == places)?;
+    Some(parts.remove(at).1)
 }
 
 /// How the thread is started that stands for a kernel.
 pub(super) struct Launch {
-    page: Arc<Page>,
-    ends: Arc<Ends>,
+    board: Arc<Board>,
+    parts: Arc<Parts>,
     /// The last kernel's thread.
     last: Mutex<Option<JoinHandle<()>>>,
     faults: Arc<Faults>,
@@ -143,10 +156,16 @@ pub(super) struct Launch {
 }
 
 impl Launcher for Launch {
-    type Page = Arc<Page>;
+    type Board = Arc<Board>;
+
+    fn address_of_board(&self) -> u64 {
+        std::ptr::from_ref::<Board>(&self.board) as u64
+    }
 
     fn launch(&self, generation: u64) -> Result<(), GpuError> {
-        let (page, ends, faults) = (Arc::clone(&self.page), Arc::clone(&self.ends), Arc::clone(&self.faults));
+        let (board, parts, faults) =
+            (Arc::clone(&self.board), Arc::clone(&self.parts), Arc::clone(&self.faults));
+        let at = self.address_of_board();
         let standstill = Arc::clone(&self.standstill);
         // Whoever waits for the device from here on waits for the kernel.
         let resident = standstill.kernel_begins();
@@ -157,7 +176,7 @@ impl Launcher for Launch {
             while faults.stalls_copiers() {
                 std::thread::yield_now();
             }
-            run(&page, generation, &ends, &faults);
+            run((&board, at), generation, &parts, &faults);
         };
         let thread = std::thread::Builder::new().name("fake-gpu-copier".into()).spawn(body);
         let thread =
@@ -178,17 +197,18 @@ impl Launcher for Launch {
 }
 
 /// The kernel.
-fn run(page: &Page, generation: u64, ends: &Ends, faults: &Faults) {
-    let mut kernel = Kernel::begin(page, generation);
+fn run((board, at): (&Board, u64), generation: u64, parts: &Parts, faults: &Faults) {
+    let mut kernel = Kernel::begin(&board.page, generation);
     let copy = |command: Command| {
-        let Some((dst, src)) = take(ends, command) else { return };
-        // The memory is let go before anybody hears that the copy is over.
-        carry_out(dst, src, command.len as usize);
+        // The memory is let go before anybody hears that the copies are over.
+        for part in take(parts, &board.places(at, command)).into_iter().flatten() {
+            carry_out(part);
+        }
     };
     let begun = Instant::now();
     let mut last = begun;
     loop {
-        if faults.loses_copiers() && !lock(ends).is_empty() {
+        if faults.loses_copiers() && !lock(parts).is_empty() {
             // Without a word, and with what it was given.
             return;
         }

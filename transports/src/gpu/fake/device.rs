@@ -132,7 +132,9 @@ impl FakeGpu {
     fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
         match checked {
             (Ok(copies), event) => {
-                self.give_to_engine(self.resident()?, copies)?;
+                if let Some(event) = self.give_to_copier_or_engine(copies)? {
+                    return Ok(event);
+                }
                 count(&self.shared.faults.counts.batches);
                 Ok(event)
             }
@@ -189,13 +191,25 @@ impl FakeGpu {
         Ok(device.copier.find(&self.shared.faults, &device.standstill))
     }
 
-    /// Gives copies to one of the library's own streams, behind all that a resident kernel was given.
-    fn give_to_engine(&self, copier: Option<&Arc<Resident<Launch>>>, mut copy: Copy) -> Result<(), GpuError> {
-        if let Some(resident) = copier {
-            resident.settle();
-            copy.under_way = Some(self.shared.device("copy", self.ordinal)?.copier.engine_begins());
+    /// Gives copies to the resident kernel, whose event it is then, or to one of the library's own streams, behind all that the kernel
+    /// was given.
+    fn give_to_copier_or_engine(&self, mut copy: Copy) -> Result<Option<Event>, GpuError> {
+        let Some(resident) = self.resident()? else { return self.give(Job::Copy(copy)).map(|()| None) };
+        let copier = &self.shared.device("copy", self.ordinal)?.copier;
+        let mut lacks_kernel = false;
+        if !self.shared.faults.orders_copies() {
+            match copier.offer(resident, copy.parts) {
+                Ok(event) => return Ok(Some(event)),
+                Err((lacks, parts)) => (lacks_kernel, copy.parts) = (lacks, parts),
+            }
         }
-        self.give(Job::Copy(copy))
+        resident.settle();
+        copy.under_way = Some(copier.engine_begins());
+        self.give(Job::Copy(copy))?;
+        if lacks_kernel {
+            resident.renew();
+        }
+        Ok(None)
     }
 
     /// Gives a job to one of the library's own streams, in turn.
@@ -250,29 +264,10 @@ impl Gpu for FakeGpu {
             return Ok(Both::of(one, rest));
         }
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
-        let copier = self.resident()?;
-        let by_kernel = copier.filter(|_| dst.1.gpu().is_some() && !self.shared.faults.orders_copies());
         match self.checked(dst, src, len)? {
-            (Ok(mut copy), event) => {
-                let device = self.shared.device("copy", self.ordinal)?;
-                let mut lacks_kernel = false;
-                if let Some(resident) = by_kernel
-                    && let Some((dst, src, len)) = copy.parts.pop()
-                {
-                    match device.copier.offer(resident, (dst, src), len) {
-                        Ok(event) => {
-                            drop(copy.done);
-                            return Ok(event);
-                        }
-                        Err((lacks, dst, src)) => {
-                            lacks_kernel = lacks;
-                            copy.parts.push((dst, src, len));
-                        }
-                    }
-                }
-                self.give_to_engine(copier, copy)?;
-                if let Some(resident) = copier.filter(|_| lacks_kernel) {
-                    resident.renew();
+            (Ok(copy), event) => {
+                if let Some(event) = self.give_to_copier_or_engine(copy)? {
+                    return Ok(event);
                 }
                 count(&self.shared.faults.counts.copies);
                 if is_to_pageable {

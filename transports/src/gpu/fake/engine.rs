@@ -159,7 +159,7 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
 }
 
 /// A copy between two devices' memory by a resident kernel.
-pub(super) fn carry_out(dst: End, src: End, len: usize) {
+pub(super) fn carry_out((dst, src, len): Part) {
     // SAFETY: device ends were checked when the copy was begun, and their aliases are held until it is over.
     unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };
     drop((dst, src));
