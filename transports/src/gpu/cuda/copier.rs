@@ -114,7 +114,7 @@ impl Copier {
         if !all_reached {
             return Offered::Not;
         }
-        let places = pieces.iter().map(|(to, from, len)| (to as u64, from as u64, len as u64));
+        let places = pieces.iter().map(|(to, from, len)| (to as usize, from as usize, len));
         let given = if runs { self.resident.give_many(places) } else { None };
         given.map_or(Offered::NoKernel, Offered::Taken)
     }

@@ -63,8 +63,8 @@ impl Copier {
     ) -> Result<Event, (bool, Vec<Part>)> {
         let places: Vec<Place> = parts.iter().map(place).collect();
         let fit = |&(dst, src, len): &Place| match places.len() {
-            1 => fits(dst as usize, src as usize, len as usize),
-            _ => fits_among_others(dst as usize, src as usize, len as usize),
+            1 => fits(dst, src, len),
+            _ => fits_among_others(dst, src, len),
         };
         let on_devices = |(dst, src, _): &Part| matches!((dst, src), (End::Device(..), End::Device(..)));
         if places.len() > PIECES || !places.iter().all(fit) || !parts.iter().all(on_devices) {
@@ -79,7 +79,10 @@ impl Copier {
         let parts_given = &resident.launcher.parts;
         lock(parts_given).push((places.clone(), parts));
         let given = match *places {
-            [(dst, src, len)] => resident.give(Command { dst, src, len: len as u32 }),
+            [(dst, src, len)] => u32::try_from(len).ok().and_then(|len| {
+                let (dst, src) = (dst as u64, src as u64);
+                resident.give(Command { dst, src, len })
+            }),
             _ => resident.give_many(places.iter().copied()),
         };
         match given {
@@ -135,8 +138,8 @@ impl Drop for UnderWay {
 type Parts = Mutex<Vec<(Vec<Place>, Vec<Part>)>>;
 
 fn place((dst, src, len): &Part) -> Place {
-    let addr = |end: &End| end.address().as_ptr() as u64;
-    (addr(dst), addr(src), *len as u64)
+    let addr = |end: &End| end.address().as_ptr() as usize;
+    (addr(dst), addr(src), *len)
 }
 
 fn take(parts: &Parts, places: &[Place]) -> Option<Vec<Part>> {
