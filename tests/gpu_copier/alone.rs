@@ -1,8 +1,8 @@
 //! One process and its devices.
 
+use crate::support::copiers::{copies, counts, until_by_copier};
 use crate::support::gpus::{Ground, are_real, is_for_simulated_only};
 use crate::support::{Watchdog, random, rng};
-use crate::{copies, counts, until_by_copier};
 use carrack::buffer::Region;
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each suite is a program of its own, and uses a part of this")]
 
+pub mod copiers;
 pub mod folder;
 pub mod gpu_ranks;
 pub mod gpus;

@@ -48,6 +48,7 @@ const SUITES: &[Suite] = &[
     suite("known_memory", On::Any, true, 10),
     suite("gpu_ordeals", On::Any, true, 15),
     suite("gpu_copier", On::Any, true, 10),
+    suite("gpu_copier_ranks", On::Any, true, 10),
     suite("fake_gpu", On::Nothing, true, 10),
     suite("simulated_nic", On::Nothing, true, 5),
     suite("verbs_calls", On::Nothing, true, 5),

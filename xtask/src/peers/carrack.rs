@@ -37,6 +37,7 @@ impl Carrack {
         let memory = if self.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
         // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no comparison.
         command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
+        command.envs(row.copier.then_some(("CARRACK_GPU_COPIER", "1")));
         command
             .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
             .args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()])

@@ -66,7 +66,8 @@ Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and me
 in bytes; of a barrier it is the number of ranks. With @THREADS each rank has so many threads, each with a device of its
 own, or all with one after `shared:`; beside it stands how many times the figure of one thread that is, which is measured
 too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size. With gpu: in
-front the memory is that of the first two GPUs, or of the only one; beside it stand raw copies by the driver.
+front the memory is that of the first two GPUs, or of the only one; beside it stand raw copies by the driver. With gpu:copier:
+Carrack's resident copier has the small ones (CARRACK_GPU_COPIER=1).
 A row that Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and not
 measured any further in that row, and the status is 1 then.")]
 pub(crate) struct Options {
@@ -77,7 +78,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     seconds: f64,
     /// Rows, such as send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
-    #[arg(long, value_name = "[shared:|gpu:]OP:TEST:SIZE[@THREADS],...", value_delimiter = ',')]
+    #[arg(long, value_name = "[shared:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...", value_delimiter = ',')]
     rows: Vec<Row>,
     /// Measure memory of GPUs, if no rows are named
     #[arg(long, conflicts_with = "rows")]

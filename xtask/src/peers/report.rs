@@ -43,6 +43,8 @@ struct Line<'a> {
     shared: bool,
     /// Whether it is memory of GPUs.
     gpu: bool,
+    /// Whether Carrack's small copies went to its resident copier.
+    copier: bool,
     unit: &'static str,
     lower_is_better: bool,
     sides: Vec<SideLine<'a>>,
@@ -181,6 +183,7 @@ impl Report<'_> {
             threads: row.threads,
             shared: row.shared,
             gpu: row.gpu,
+            copier: row.copier,
             unit: row.test.unit(),
             lower_is_better: row.test.lower_is_better(),
             sides: measured.entries.iter().map(|entry| self.side_line(row, entry)).collect(),
@@ -262,7 +265,7 @@ mod tests {
         assert_eq!(json.lines().count(), 2);
         assert!(
             json.contains(
-                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"gpu":false,"unit":"us""#
+                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"gpu":false,"copier":false,"unit":"us""#
             ),
             "{json}"
         );

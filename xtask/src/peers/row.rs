@@ -20,6 +20,8 @@ pub(super) struct Row {
     pub(super) shared: bool,
     /// Whether the memory is that of GPUs: rank 0's of the first, rank 1's of the second, or of the same where there is no other.
     pub(super) gpu: bool,
+    /// Whether Carrack's small copies go to its resident copier. Peers do as ever.
+    pub(super) copier: bool,
 }
 
 /// An operation.
@@ -84,7 +86,7 @@ pub(super) const ROWS: &[Row] = &[
     Row::of(Op::Am, Test::Rate, 8).with_threads(8).sharing(),
 ];
 
-/// What is measured with `--gpu`: what issue 4's criteria name.
+/// What is measured with `--gpu`: what the criteria of issues 4 and 6 name.
 pub(super) const GPU_ROWS: &[Row] = &[
     Row::of(Op::Send, Test::Latency, 8).on_gpus(),
     Row::of(Op::Send, Test::Bandwidth, 16 << 20).on_gpus(),
@@ -96,6 +98,9 @@ pub(super) const GPU_ROWS: &[Row] = &[
     Row::of(Op::Get, Test::Latency, 8).on_gpus(),
     Row::of(Op::Get, Test::Bandwidth, 16 << 20).on_gpus(),
     Row::of(Op::Get, Test::Bandwidth, 256 << 20).on_gpus(),
+    Row::of(Op::Send, Test::Latency, 8).on_gpus().by_copier(),
+    Row::of(Op::Put, Test::Latency, 8).on_gpus().by_copier(),
+    Row::of(Op::Put, Test::Latency, 1 << 10).on_gpus().by_copier(),
 ];
 
 /// The longest message of a row, and the most threads: what `mpi_bench` allows.
@@ -117,7 +122,7 @@ pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
 impl Row {
     /// Of two ranks with one thread each.
     pub(super) const fn of(op: Op, test: Test, size: usize) -> Self {
-        Self { op, test, size, ranks: 2, threads: 1, shared: false, gpu: false }
+        Self { op, test, size, ranks: 2, threads: 1, shared: false, gpu: false, copier: false }
     }
 
     const fn barrier(ranks: usize) -> Self {
@@ -130,6 +135,10 @@ impl Row {
 
     const fn on_gpus(self) -> Self {
         Self { gpu: true, ..self }
+    }
+
+    const fn by_copier(self) -> Self {
+        Self { copier: true, ..self }
     }
 
     const fn sharing(self) -> Self {
@@ -234,7 +243,7 @@ impl fmt::Display for Row {
             size if size > 0 && size % (1 << 10) == 0 => (size >> 10, "KiB"),
             size => (size, "B"),
         };
-        let Self { op, test, ranks, threads, shared, gpu, .. } = self;
+        let Self { op, test, ranks, threads, shared, gpu, copier, .. } = self;
         let of = match (op, threads) {
             (Op::Barrier, _) => format!("{ranks} ranks"),
             (_, 1) => format!("{size} {unit}"),
@@ -242,7 +251,11 @@ impl fmt::Display for Row {
         };
         let shared = if *shared { ", 1 device" } else { "" };
         // Through a string, so that the table can ask for a width.
-        let gpu = if *gpu { "GPU " } else { "" };
+        let gpu = match (gpu, copier) {
+            (true, true) => "GPU copier ",
+            (true, false) => "GPU ",
+            _ => "",
+        };
         f.pad(&format!("{gpu}{} {}, {of}{shared}", op.name(), test.name()))
     }
 }
@@ -269,6 +282,10 @@ impl FromStr for Row {
         };
         let (shared, rest) = prefix("shared:", text);
         let (gpu, rest) = prefix("gpu:", &rest);
+        let (copier, rest) = prefix("copier:", &rest);
+        if copier && !gpu {
+            return Err("the copier is for memory of GPUs: write gpu:copier:put:latency:8".into());
+        }
         let words: Vec<&str> = rest.split(':').collect();
         let [op, test, size] = words[..] else {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
@@ -300,7 +317,7 @@ impl FromStr for Row {
         if op == Op::FetchAdd && size != 8 {
             return Err("a fetch_add is of 8 bytes".into());
         }
-        Ok(Self { shared, gpu, ..Self::of(op, test, size).with_threads(threads) })
+        Ok(Self { shared, gpu, copier, ..Self::of(op, test, size).with_threads(threads) })
     }
 }
 
@@ -332,9 +349,16 @@ mod tests {
         assert_eq!(row, Row::of(Op::Put, Test::Bandwidth, 16 << 20).on_gpus());
         assert_eq!(row.to_string(), "GPU put bandwidth, 16 MiB");
         assert!("gpu:send:latency:8".parse::<Row>().unwrap().is_a_copy());
-        for wrong in
-            ["gpu:barrier:latency:2", "gpu:put:rate:8@2", "gpu:memcpy:bandwidth:8", "gpu:fetch_add:latency:8"]
-        {
+        let row: Row = "gpu:copier:put:latency:8".parse().unwrap();
+        assert_eq!(row, Row::of(Op::Put, Test::Latency, 8).on_gpus().by_copier());
+        assert_eq!(row.to_string(), "GPU copier put latency, 8 B");
+        for wrong in [
+            "gpu:barrier:latency:2",
+            "gpu:put:rate:8@2",
+            "gpu:memcpy:bandwidth:8",
+            "gpu:fetch_add:latency:8",
+            "copier:put:latency:8",
+        ] {
             assert!(wrong.parse::<Row>().is_err(), "{wrong}");
         }
     }
@@ -358,11 +382,12 @@ mod tests {
     #[test]
     fn the_rows_that_are_measured_by_default_can_be_asked_for() {
         for row in ROWS.iter().chain(GPU_ROWS) {
-            let Row { op, test, size, ranks, threads, shared, gpu } = *row;
+            let Row { op, test, size, ranks, threads, shared, gpu, copier } = *row;
             let size = if op == Op::Barrier { ranks } else { size };
             let shared = if shared { "shared:" } else { "" };
             let gpu = if gpu { "gpu:" } else { "" };
-            let text = format!("{shared}{gpu}{}:{}:{size}@{threads}", op.name(), test.name());
+            let copier = if copier { "copier:" } else { "" };
+            let text = format!("{shared}{gpu}{copier}{}:{}:{size}@{threads}", op.name(), test.name());
             assert_eq!(text.replace("@1", "").parse().as_ref(), Ok(row), "{text}");
         }
     }

@@ -1,16 +1,34 @@
-//! Ranks that put to each other, and die.
+//! Ranks whose small copies a resident kernel does: they put to each other, and die. With simulated GPUs here, and with real ones where
+//! `TEST_GPU=cuda` says so.
 
-use crate::support::gpu_ranks::{filled, heard, over, registered, told};
-use crate::support::gpus::{self, are_real};
-use crate::support::ranks::{Ranks, Role, die};
-use crate::support::words::wrong;
-use crate::support::{Job, OverShm, Watchdog};
-use crate::{PATIENCE, until_by_copier};
+mod support;
+
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
 use carrack::{CompQueue, Outcome, PostError, Rank, Rmr, Runtime, Synchronizer, Tag};
 use std::sync::Arc;
 use std::time::Duration;
+use support::copiers::until_by_copier;
+use support::gpu_ranks::{filled, heard, over, registered, told};
+use support::gpus::{self, are_real};
+use support::ranks::{Ranks, Role, die};
+use support::words::wrong;
+use support::{Job, OverShm, Watchdog};
+
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    match role.name.as_str() {
+        "puts" => puts(&role),
+        "signals" => signals(&role),
+        "kills" => kills(&role),
+        "told" => told_of(&role),
+        other => panic!("no role {other}"),
+    }
+}
 
 /// Whether every rank has a device to itself, as copiers need.
 fn are_enough() -> bool {
@@ -80,7 +98,7 @@ fn put(runtime: &Runtime, source: carrack::Buffer, rmr: &Rmr, at: u64) {
 
 const ROOM: usize = MOST + 256;
 
-pub(crate) fn puts(role: &Role) {
+fn puts(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
     let region = gpu.allocate(ROOM, Flavour::Plain).unwrap();
@@ -146,7 +164,7 @@ pub(crate) fn puts(role: &Role) {
 const TURNS: u64 = 400;
 
 /// Small and big puts in turn, each over the whole of what came before, each with a signal.
-pub(crate) fn signals(role: &Role) {
+fn signals(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
     const BIG: usize = 1 << 20;
@@ -187,7 +205,7 @@ pub(crate) fn signals(role: &Role) {
 }
 
 /// Both put to each other without a pause, until one is killed.
-pub(crate) fn kills(role: &Role) {
+fn kills(role: &Role) {
     let victim = role.words[0] as u32;
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
@@ -230,7 +248,7 @@ pub(crate) fn kills(role: &Role) {
     drop(rmr);
 }
 
-pub(crate) fn told_of(role: &Role) {
+fn told_of(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
     let told = || {
