@@ -43,8 +43,19 @@ struct Ground {
 
 impl Ground {
     fn new(test: &'static str) -> Self {
-        let library = mock::library(test, "-DPINNED");
+        Self::of(test, "-DPINNED", false)
+    }
+
+    fn with_copier(test: &'static str) -> Self {
+        Self::of(test, "-DCOPIER", true)
+    }
+
+    fn of(test: &'static str, define: &str, has_copier: bool) -> Self {
+        let library = mock::library(test, define);
         let driver = CudaDriver::at(&library);
+        if has_copier {
+            driver.use_copiers();
+        }
         let gpu = driver.devices().unwrap().remove(0);
         let runtime = Runtime::builder().gpu_driver(Arc::new(driver)).start().unwrap();
         Self { library, runtime, gpu, _watchdog: Watchdog::over(test) }

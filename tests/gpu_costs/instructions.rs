@@ -8,8 +8,9 @@ use super::profile::{counted, why_not};
 use super::support::{Job, OverShm, built, connect, unstarted};
 use super::{Ground, put};
 use carrack::region::Region;
+use carrack::transports::gpu::Flavour;
 use carrack::transports::gpu::cuda::CudaDriver;
-use carrack::{Counter, Rank, Rmr, Runtime, Tag};
+use carrack::{Counter, Piece, Rank, Rmr, Runtime, Tag};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
 
 /// What is counted, how often it is done, and the most that it may take each time: what it takes, and a little more.
-const MOST: [(&str, &str, u64, u64); 6] = [
+const MOST: [(&str, &str, u64, u64); 7] = [
     ("puts_in_their_role", "measured_puts", PUTS, 1180),
     ("puts_in_their_role", "measured_ends", PUTS, 610),
     // Two copies are under way: the first one's event is asked for.
@@ -37,7 +38,13 @@ const MOST: [(&str, &str, u64, u64); 6] = [
     ("messages_in_their_role", "measured_arrival", MESSAGES, 5000),
     // The receiver asks for the copy three times, of which the last finds it over; and its sender hears of it.
     ("messages_in_their_role", "measured_message", MESSAGES, 5600),
+    // Each piece of a batch that the resident copier takes.
+    ("batches_in_their_role", "measured_batch", BATCHES * PIECES, 160),
 ];
+
+/// Batches, and pieces of each.
+const BATCHES: u64 = 20;
+const PIECES: u64 = 1000;
 
 #[inline(never)]
 fn measured_puts(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
@@ -130,6 +137,46 @@ fn messages_in_their_role() {
         measured_arrival(&ranks[1]);
         measured_message(&ranks, [&sent, &received], message);
     }
+}
+
+#[inline(never)]
+fn measured_batch(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
+    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    assert!(put.allow_retry(false).call().unwrap().is_posted());
+}
+
+#[test]
+fn batches_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = black_box(Ground::with_copier("batch-instructions"));
+    let room = 128 * PIECES as usize;
+    let [from, window] = [0, 1].map(|_| ground.gpu.allocate(room, Flavour::Plain).unwrap());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let piece = |at: usize| {
+        let start = 128 * (at ^ 1);
+        Piece { local: &from, range: start..start + 64, rmr: &to, offset: 128 * at as u64 }
+    };
+    let pieces: Vec<_> = (0..PIECES as usize).map(piece).collect();
+    let lists = || ground.word("mock_lists");
+    while lists() == 0 {
+        warm_up(&ground, &pieces, &over);
+    }
+    let (before, ended) = (lists(), over.get());
+    for batch in 1..=BATCHES {
+        measured_batch(&ground, &pieces, &over);
+        ground.until(|| over.get() == ended + batch);
+    }
+    assert_eq!(lists() - before, BATCHES as i32, "the copier had all of them");
+}
+
+fn warm_up(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
+    let wanted = over.get() + 1;
+    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    assert!(put.allow_retry(false).call().unwrap().is_posted());
+    ground.until(|| over.get() == wanted);
 }
 
 #[test]

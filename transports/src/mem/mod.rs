@@ -56,6 +56,6 @@ pub use loan::{Lender, Loan};
 pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, WeakRegion};
-pub use together::{FaceRefused, Together, start_face};
+pub use together::{Between, FaceRefused, Together, start_face};
 pub use transfer::{Refused, Transfer};
 pub use view::{MemMut, MemRef, Place};

@@ -313,6 +313,12 @@ impl Region {
         inside.then(|| unsafe { self.0.base.as_ptr().add(offset) })
     }
 
+    /// Where it begins, likewise.
+    #[inline]
+    pub(super) fn base(&self) -> *mut u8 {
+        self.0.base.as_ptr()
+    }
+
     /// All of it.
     pub fn whole(&self) -> RegionSlice {
         RegionSlice { region: self.clone(), offset: 0, len: self.0.len }

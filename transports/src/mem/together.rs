@@ -13,6 +13,26 @@ pub struct Together {
     pieces: Pieces,
 }
 
+/// Two regions of a [`Together`], for many copies between parts of them.
+pub struct Between<'t> {
+    pieces: &'t mut Pieces,
+    to: (*mut u8, usize),
+    from: (*mut u8, usize),
+}
+
+impl Between<'_> {
+    /// One more: `len` bytes from a place in the one to a place in the other. Whether both lie within: else it is left out.
+    #[inline]
+    pub fn push(&mut self, to: usize, from: usize, len: usize) -> bool {
+        let is_within = |at: usize, room: usize| at <= room && len <= room - at;
+        if !is_within(to, self.to.1) || !is_within(from, self.from.1) {
+            return false;
+        }
+        self.pieces.push(self.to.0.wrapping_add(to), self.from.0.wrapping_add(from), len);
+        true
+    }
+}
+
 /// The regions of one side. Pieces of one region mostly come one after the other, so only the last is looked at.
 struct Side {
     kind: MemKind,
@@ -75,6 +95,14 @@ impl Together {
         self.src.hold(src.0);
         self.pieces.push(to, from, len);
         true
+    }
+
+    /// For many between these two regions, which it [`takes`](Self::takes).
+    #[inline]
+    pub fn between_these(&mut self, dst: &Region, src: &Region) -> Between<'_> {
+        self.dst.hold(dst);
+        self.src.hold(src);
+        Between { pieces: &mut self.pieces, to: (dst.base(), dst.len()), from: (src.base(), src.len()) }
     }
 
     /// How many there are.

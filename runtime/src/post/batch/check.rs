@@ -8,6 +8,7 @@ use crate::region::{Region, Rmr};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{MemKind, Together};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// How a batch is carried out.
@@ -118,50 +119,79 @@ impl<'a> Post<'_, Batch<'a>> {
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Plan<'a>, PostError> {
         let mut plan = Plan::default();
-        // Most pieces are between the same two regions as the one before.
-        let mut last: Option<(&Region, &Rmr, Way<'a>)> = None;
-        let mut apart = Apart::new(self.kind.is_put);
-        for (at, piece) in pieces.iter().enumerate() {
-            let of = |cause: PostError| PostError::Piece { at, cause: Box::new(cause) };
-            let (local, rmr, len) = (piece.local, piece.rmr, piece.len());
-            let way = match last {
-                Some((region, same, way)) if std::ptr::eq(same, rmr) && region.is(local) => way,
-                _ => self.way(&mut plan, (local, rmr), near, pieces.len() - at).map_err(of)?,
-            };
-            last = Some((local, rmr, way));
-            let start = piece.range.start;
-            if piece.range.end < start || piece.range.end > local.len() {
-                return Err(of(PostError::OutsideLocal { range: piece.range.clone(), room: local.len() }));
-            }
-            if rmr.at(piece.offset, len as u64).is_none() {
-                return Err(of(outside(piece.offset, len, rmr.len())));
-            }
-            if len == 0 {
-                continue;
-            }
-            plan.size = plan.size.saturating_add(len);
-            apart.note(piece, len);
-            match way {
-                Way::Alone => plan.rest.push(piece.clone()),
-                Way::Together(number, region, base) => {
-                    let remote = within(region, base, piece.offset, len).map_err(of)?;
-                    let (here, there) = ((local, start), (region, remote));
-                    let (dst, src) = if self.kind.is_put { (there, here) } else { (here, there) };
-                    if let Some(together) = plan.together.get_mut(number) {
-                        together.push(dst, src, len);
-                    }
-                }
-                Way::Host(region, base) => {
-                    let remote = within(region, base, piece.offset, len).map_err(of)?;
-                    plan.host.push(HostCopy { remote: (region, remote), local: (local, start), len });
-                }
-            }
+        let mut apart = Apart::new();
+        let mut at = 0;
+        while let Some(Piece { local, rmr, .. }) = pieces.get(at) {
+            // Most pieces are between the same two regions as the one before: what there is to know of these is found out once.
+            let alike = |piece: &&Piece<'_>| std::ptr::eq(piece.rmr, *rmr) && piece.local.is(local);
+            let run = pieces.iter().skip(at).take_while(alike).count();
+            let way = self.way(&mut plan, (local, rmr), near, pieces.len() - at);
+            let way = way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
+            let run = pieces.get(at..at + run).unwrap_or_default();
+            let planned = self.plan_run(&mut plan, &mut apart, way, (local, rmr), run);
+            planned
+                .map_err(|(behind, cause)| PostError::Piece { at: at + behind, cause: Box::new(cause) })?;
+            at += run.len();
         }
         plan.together.retain(|together| together.count() > 0);
         if !apart.is_known {
             overlap(pieces, self.kind.is_put)?;
         }
         Ok(plan)
+    }
+
+    /// Pieces between one region here and one there, by one way; the first that is wrong, with its number among them.
+    fn plan_run(
+        &self,
+        plan: &mut Plan<'a>,
+        apart: &mut Apart,
+        way: Way<'a>,
+        (local, rmr): (&'a Region, &'a Rmr),
+        run: &'a [Piece<'a>],
+    ) -> Result<(), (usize, PostError)> {
+        let is_put = self.kind.is_put;
+        apart.enter(if is_put { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });
+        let size = &mut plan.size;
+        let mut checked = |piece: &Piece<'_>, limit: Limit| {
+            let (start, len) = limit.check(piece)?;
+            *size = size.saturating_add(len);
+            apart.note(if is_put { piece.offset } else { start as u64 }, len);
+            Ok((start, len))
+        };
+        let named = Limit { here: local.len(), there: rmr.len(), base: 0 };
+        let of = |at: usize| move |cause| (at, cause);
+        match way {
+            Way::Alone => {
+                for (at, piece) in run.iter().enumerate() {
+                    if checked(piece, named).map_err(of(at))?.1 > 0 {
+                        plan.rest.push(piece.clone());
+                    }
+                }
+            }
+            Way::Together(number, region, base) => {
+                let limit = named.and_mapped(region, base);
+                let (dst, src) = if is_put { (region, local) } else { (local, region) };
+                let Some(together) = plan.together.get_mut(number) else { return Ok(()) };
+                let mut between = together.between_these(dst, src);
+                for (at, piece) in run.iter().enumerate() {
+                    let (here, len) = checked(piece, limit).map_err(of(at))?;
+                    let there = limit.there(piece);
+                    let (to, from) = if is_put { (there, here) } else { (here, there) };
+                    between.push(to, from, len);
+                }
+            }
+            Way::Host(region, base) => {
+                let limit = named.and_mapped(region, base);
+                for (at, piece) in run.iter().enumerate() {
+                    let (here, len) = checked(piece, limit).map_err(of(at))?;
+                    if len > 0 {
+                        let remote = (region, limit.there(piece));
+                        plan.host.push(HostCopy { remote, local: (local, here), len });
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn plan_face(&self, faces: &Faces<'a>, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
@@ -213,14 +243,45 @@ fn outside(offset: u64, len: usize, room: u64) -> PostError {
     PostError::Outside { offset, len: len as u64, room }
 }
 
-/// Where a piece begins in memory that is mapped: the name of the memory may say more than there is.
-#[inline]
-fn within(region: &Region, base: usize, offset: u64, len: usize) -> Result<usize, PostError> {
-    let at = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(base));
-    match at {
-        Some(at) if at.checked_add(len).is_some_and(|end| end <= region.len()) => Ok(at),
-        _ => Err(outside(offset, len, region.len().saturating_sub(base) as u64)),
+/// Within what a piece has to lie: in bytes, here and there. Where the memory is mapped its name may say more than there is.
+#[derive(Clone, Copy)]
+struct Limit {
+    here: usize,
+    there: u64,
+    /// Where in the mapped region that begins which the name names.
+    base: usize,
+}
+
+impl Limit {
+    fn and_mapped(self, region: &Region, base: usize) -> Self {
+        let room = region.len().saturating_sub(base) as u64;
+        Self { there: self.there.min(room), base, ..self }
     }
+
+    /// Where a piece begins here, and its length.
+    #[inline]
+    fn check(self, piece: &Piece<'_>) -> Result<(usize, usize), PostError> {
+        let Range { start, end } = piece.range;
+        if end < start || end > self.here {
+            return Err(outside_local(piece, self.here));
+        }
+        let len = end - start;
+        if piece.offset > self.there || len as u64 > self.there - piece.offset {
+            return Err(outside(piece.offset, len, self.there));
+        }
+        Ok((start, len))
+    }
+
+    /// Where in the mapped region a piece begins that was checked.
+    #[inline]
+    fn there(self, piece: &Piece<'_>) -> usize {
+        usize::try_from(piece.offset).unwrap_or(usize::MAX).saturating_add(self.base)
+    }
+}
+
+#[cold]
+fn outside_local(piece: &Piece<'_>, room: usize) -> PostError {
+    PostError::OutsideLocal { range: piece.range.clone(), room }
 }
 
 /// Where a piece writes: in which memory, from where to where.
@@ -236,22 +297,33 @@ fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
 
 /// Whether pieces come in the order of their targets: then a look at each is enough to know that none overlap.
 struct Apart {
-    is_put: bool,
     is_known: bool,
-    memory: u64,
+    /// What the last ones wrote to, and where it begins.
+    memory: Option<(u64, u64)>,
+    /// Where the last one ended in it.
     end: u64,
 }
 
 impl Apart {
-    fn new(is_put: bool) -> Self {
-        Self { is_put, is_known: true, memory: 0, end: 0 }
+    fn new() -> Self {
+        Self { is_known: true, memory: None, end: 0 }
+    }
+
+    /// The next pieces write to this memory: its number, and where in it their places begin.
+    fn enter(&mut self, memory: (u64, u64)) {
+        if self.memory != Some(memory) {
+            // Parts of one memory may lie in one another.
+            self.is_known &= self.memory.is_none_or(|(last, _)| last < memory.0);
+            (self.memory, self.end) = (Some(memory), 0);
+        }
     }
 
     #[inline]
-    fn note(&mut self, piece: &Piece<'_>, len: usize) {
-        let (memory, start, end) = target(piece, self.is_put, len);
-        self.is_known &= (memory, start) >= (self.memory, self.end) || (self.end == 0);
-        (self.memory, self.end) = (memory, end);
+    fn note(&mut self, start: u64, len: usize) {
+        if len > 0 {
+            self.is_known &= start >= self.end;
+            self.end = start + len as u64;
+        }
     }
 }
 
@@ -309,21 +381,31 @@ mod tests {
                 Err(other) => panic!("{other}"),
             }
             // The short look never says that pieces are apart which are not.
-            let mut apart = Apart::new(is_put);
-            pieces.iter().filter(|piece| piece.len() > 0).for_each(|piece| apart.note(piece, piece.len()));
+            let mut apart = Apart::new();
+            for piece in &pieces {
+                apart.enter((0, 0));
+                apart.note(target(piece, is_put, 0).1, piece.len());
+            }
             prop_assert!(!(any && apart.is_known));
         }
     }
 
     #[test]
     fn pieces_in_the_order_of_their_targets_need_no_sorting() {
-        let (local, rmr) = (Region::host(64), rmr(1000));
-        let mut apart = Apart::new(true);
-        for at in 0..10 {
-            apart.note(&Piece { local: &local, range: 0..10, rmr: &rmr, offset: at * 10 }, 10);
+        let mut apart = Apart::new();
+        let mut look = |memory, start| {
+            apart.enter(memory);
+            apart.note(start, 10);
+            apart.is_known
+        };
+        assert!((0..10).all(|at| look((7, 0), at * 10)));
+        assert!(look((8, 50), 0), "another memory, of a higher number");
+        assert!(!look((8, 50), 9));
+        for memory in [(8, 40), (7, 0)] {
+            let mut apart = Apart::new();
+            apart.enter((8, 50));
+            apart.enter(memory);
+            assert!(!apart.is_known, "{memory:?} may be the same bytes");
         }
-        assert!(apart.is_known);
-        apart.note(&Piece { local: &local, range: 0..10, rmr: &rmr, offset: 99 }, 10);
-        assert!(!apart.is_known);
     }
 }
