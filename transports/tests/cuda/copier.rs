@@ -99,11 +99,13 @@ pub fn kinds() {
     let gpus = with_copiers();
     let (gpu, far) = (&gpus[0], &gpus[gpus.len() - 1]);
     let kinds = ["plain", "shareable", "pooled"];
-    let mut regions: Vec<_> = kinds.map(|kind| make(gpu, kind, MIB)).into();
-    regions.extend(kinds.map(|kind| make(far, kind, MIB)));
+    let each = || -> Vec<Region> {
+        [gpu, far].iter().flat_map(|gpu| kinds.map(|kind| make(gpu, kind, MIB))).collect()
+    };
+    let (regions, sources) = (each(), each());
     let mut seed = 0;
     for dst in &regions {
-        for src in &regions {
+        for src in &sources {
             for (to, from) in [(0, 0), (16, 48), (7, 7), (5, 1), (3, 0)] {
                 for len in [1, 8, 31, 32, 33, 500, 2047, 4100, 8191, MOST, MOST + 1] {
                     seed += 1;
