@@ -7,41 +7,35 @@ use std::fmt;
 /// Copies between memory of two kinds, given to an engine in one call ([`Gpu::copy_pieces`](super::Gpu::copy_pieces)). In what order
 /// they are done nobody says, so no two may write the same byte, and none may read what another writes.
 ///
-/// Three lists side by side, as the driver's call takes them.
+/// One list, as the resident copier takes it ([`copier`](super::copier)).
 pub struct Pieces {
     dst: MemKind,
     src: MemKind,
-    to: Vec<*mut u8>,
-    from: Vec<*const u8>,
-    len: Vec<usize>,
+    list: Vec<(*mut u8, *const u8, usize)>,
 }
 
 impl Pieces {
     /// None so far, with room for `count`.
     pub fn new(dst: MemKind, src: MemKind, count: usize) -> Self {
-        let (to, from, len) =
-            (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
-        Self { dst, src, to, from, len }
+        Self { dst, src, list: Vec::with_capacity(count) }
     }
 
     /// One more copy, of `len` bytes. None of no bytes is kept: some drivers refuse them.
     #[inline]
     pub fn push(&mut self, to: *mut u8, from: *const u8, len: usize) {
         if len > 0 {
-            self.to.push(to);
-            self.from.push(from);
-            self.len.push(len);
+            self.list.push((to, from, len));
         }
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.len.len()
+        self.list.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.len.is_empty()
+        self.list.is_empty()
     }
 
     /// The kinds of memory of targets and sources.
@@ -51,13 +45,7 @@ impl Pieces {
 
     /// Each copy: to where, from where, how many bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (*mut u8, *const u8, usize)> + '_ {
-        let ends = self.to.iter().zip(&self.from);
-        ends.zip(&self.len).map(|((&to, &from), &len)| (to, from, len))
-    }
-
-    /// The lists themselves, of targets, sources and lengths, for a driver.
-    pub(super) fn lists(&self) -> (&[*mut u8], &[*const u8], &[usize]) {
-        (&self.to, &self.from, &self.len)
+        self.list.iter().copied()
     }
 
     /// The copies as rows at equal distances, as few as there are: what is left of the lists is taken from the front.
@@ -73,12 +61,12 @@ impl Pieces {
     /// The longest run of rows that begins at a copy: of one length, and at equal distances on both sides, none of which
     /// goes backwards or is shorter than a row.
     fn run_at(&self, at: usize) -> Option<Run> {
-        let (to, from, len) = (*self.to.get(at)?, *self.from.get(at)?, *self.len.get(at)?);
+        let (to, from, len) = *self.list.get(at)?;
         let steps = |next: usize| {
-            let (dst, src) = (*self.to.get(next)? as usize, *self.from.get(next)? as usize);
-            let (before, source) = (self.to[next - 1] as usize, self.from[next - 1] as usize);
-            let pitches = (dst.checked_sub(before)?, src.checked_sub(source)?);
-            (self.len[next] == len && pitches.0 >= len && pitches.1 >= len).then_some(pitches)
+            let [(before, source, _), (dst, src, its)] = *self.list.get(next - 1..)?.first_chunk()?;
+            let pitches =
+                ((dst as usize).checked_sub(before as usize)?, (src as usize).checked_sub(source as usize)?);
+            (its == len && pitches.0 >= len && pitches.1 >= len).then_some(pitches)
         };
         let Some((dst_pitch, src_pitch)) = steps(at + 1) else {
             return Some(Run { to, from, len, rows: 1, dst_pitch: len, src_pitch: len });

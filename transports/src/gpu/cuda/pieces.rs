@@ -181,8 +181,10 @@ fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
 /// # Safety
 /// As `Gpu::copy_pieces`; the context is current.
 unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
-    let (to, from, lens) = pieces.lists();
-    let (to, from) = (to.as_ptr().cast::<DevicePtr>(), from.as_ptr().cast::<DevicePtr>());
+    let to: Vec<DevicePtr> = pieces.iter().map(|(to, ..)| to as DevicePtr).collect();
+    let from: Vec<DevicePtr> = pieces.iter().map(|(_, from, _)| from as DevicePtr).collect();
+    let lens: Vec<usize> = pieces.iter().map(|(.., len)| len).collect();
+    let (to, from) = (to.as_ptr(), from.as_ptr());
     // One sort of copies, from the first on.
     let (attributes, begin) = ([CopyAttributes::IN_ORDER], [0_usize]);
     let (sorts, first) = (attributes.as_ptr(), begin.as_ptr());
