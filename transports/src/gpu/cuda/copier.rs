@@ -21,7 +21,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
-const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
+pub(super) const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
 
 /// Its threads: those of one warp look, the others sleep until there are many copies at once.
 const THREADS: u32 = 512;

@@ -58,6 +58,8 @@ mod peer;
 mod pieces;
 mod pointer;
 mod rows;
+#[cfg(all(test, not(loom), not(miri)))]
+mod simulated;
 mod stream;
 mod sys;
 
