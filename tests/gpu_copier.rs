@@ -27,6 +27,7 @@ fn a_rank_in_its_role() {
     match role.name.as_str() {
         "puts" => between::puts(&role),
         "signals" => between::signals(&role),
+        "batches" => between::batches(&role),
         "kills" => between::kills(&role),
         "told" => between::told_of(&role),
         other => panic!("no role {other}"),
