@@ -98,6 +98,10 @@ static int any_waits(void) {
   return 0;
 }
 
+/* The context that all memory lies in from now on; none, if nobody has said so. */
+static void *context_of_memory;
+int mock_other_context(void) { return context_of_memory = (void *)0xc1, 0; }
+
 #define ALIVE if (gone) return DEINITIALIZED
 #define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
 
@@ -205,6 +209,12 @@ int cuCtxPopCurrent_v2(void **context) {
   switches++;
   ALIVE;
   *context = stack[--depth];
+  return 0;
+}
+
+int cuCtxGetDevice(int *device) {
+  IN_CONTEXT;
+  *device = 0;
   return 0;
 }
 
@@ -566,6 +576,7 @@ int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, s
   int at = find(ptr);
   for (unsigned which = 0; which < count; which++) {
     switch (attributes[which]) {
+      case 1: if (context_of_memory) *(void **)data[which] = at >= 0 ? context_of_memory : NULL; break;
       case 2: *(unsigned *)data[which] = at >= 0 && allocations[at].pinned ? 1 : at >= 0 || ptr == 0xa00000 ? 2 : ptr == 0x900000 ? 77 : 0; break;
       case 9: *(int *)data[which] = ptr == 0xa00000 ? 5 : at >= 0 || ptr == 0x900000 ? 0 : -2; break;
       case 7: *(unsigned long long *)data[which] = at >= 0 ? allocations[at].id : 0; break;
