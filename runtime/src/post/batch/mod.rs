@@ -24,6 +24,7 @@ use crate::names::{Rank, RemoteComp, Tag};
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
 pub(super) use begin::Started;
+use carrack_transports::gpu::Grid;
 use carrack_transports::mem::Face;
 pub(super) use rest::Rest;
 use std::ops::Range;
@@ -68,6 +69,15 @@ struct Faces<'a> {
     ours: &'a Face,
     rmr: &'a Rmr,
     theirs: &'a Face,
+}
+
+impl Faces<'_> {
+    /// Where each row begins: in the local region, and in the other rank's memory. The two have one shape.
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (ours, theirs) = (*self.ours, *self.theirs);
+        let grid = Grid { count: ours.count, dst_pitch: ours.pitch, src_pitch: theirs.pitch };
+        grid.rows().map(move |(here, there)| (ours.offset + here, theirs.offset + there))
+    }
 }
 
 impl Runtime {
