@@ -438,9 +438,13 @@ fn a_reader_that_has_heard_enough_is_no_failure() {
         BufReader::with_capacity(1, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
         (first, child.wait_with_output().unwrap())
     };
-    for args in
-        [&["info"][..], &["explain"], &["perf", "--seconds", "0.05", "--size", "8"], &["perf", "--help"]]
-    {
+    for args in [
+        &["info"][..],
+        &["explain"],
+        &["perf", "--seconds", "0.05", "--size", "8"],
+        &["perf", "--help"],
+        &["put_get_bench", "all", "-m", "8:8", "--seconds", "0.01"],
+    ] {
         let (first, output) = first_line_of(args);
         assert!(!first.is_empty(), "{args:?}");
         assert!(output.status.success(), "{args:?}: {:?} {}", output.status, stderr(&output));
