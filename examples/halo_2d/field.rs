@@ -108,6 +108,8 @@ pub(crate) struct Field<'a> {
     exchanged: u64,
     put: Counter,
     posted: u64,
+    /// Something went wrong in the midst of steps: streams may wait for edges that nobody puts any more.
+    has_failed: bool,
 }
 
 impl<'a> Field<'a> {
@@ -163,17 +165,18 @@ impl<'a> Field<'a> {
             exchanged: 0,
             put: Counter::new(),
             posted: 0,
+            has_failed: false,
         })
     }
 
     /// So many steps. Seconds that each took.
     pub(crate) fn exchange(&mut self, steps: u64) -> Result<f64> {
-        self.go(steps, true)
+        self.go(steps, true).inspect_err(|_| self.has_failed = true)
     }
 
     /// The same without anybody else: what is computed is wrong at the border, and takes as long.
     pub(crate) fn compute(&mut self, steps: u64) -> Result<f64> {
-        self.go(steps, false)
+        self.go(steps, false).inspect_err(|_| self.has_failed = true)
     }
 
     fn go(&mut self, steps: u64, exchanges: bool) -> Result<f64> {
@@ -268,6 +271,10 @@ impl<'a> Field<'a> {
 
 impl Drop for Field<'_> {
     fn drop(&mut self) {
+        if self.has_failed {
+            // Waiting for the streams, or for those who wait for this rank, could be for ever. That the rank goes releases all.
+            return;
+        }
         // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has been said.
         let _ = self.border.synchronize();
         let _ = self.interior.synchronize();
