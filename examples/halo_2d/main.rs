@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The size is that of a rank's block, in cells; then come steps, and a picture. Before the time is taken, a small field is compared with
-//! one that a CPU has computed alone: that is the one which the picture shows. Without an NVIDIA GPU it runs on simulated ones, whose closures do what the kernels
-//! do, and says so: their times say nothing.
+//! one that a CPU has computed alone; the picture shows that one. Without an NVIDIA GPU it runs on simulated ones, whose closures do what
+//! the kernels do, and says so: their times say nothing.
 
 mod cuda;
 mod field;
