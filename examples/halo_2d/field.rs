@@ -15,6 +15,7 @@ use carrack::buffer::{Region, RegionSlice};
 use carrack::transports::gpu::{Event, Flavour, Gpu, Stream};
 use carrack::{Counter, Mr, Rank, RemoteComp, Rmr, Runtime, StreamCounter};
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -99,7 +100,7 @@ pub(crate) struct Field<'a> {
     layout: Layout,
     memory: Region,
     _registered: Mr,
-    kernels: Box<dyn Kernels>,
+    kernels: Rc<dyn Kernels>,
     border: Arc<dyn Stream>,
     interior: Arc<dyn Stream>,
     neighbours: Vec<Neighbour>,
@@ -147,9 +148,9 @@ impl<'a> Field<'a> {
             neighbours.push(Neighbour { rank, side, rmr: Rmr::from_bytes(rmr)?, name, arrived });
         }
         gpu.make_current()?;
-        let kernels: Box<dyn Kernels> = match gpu.info().simulated {
-            true => Box::new(SimulatedKernels::new(&memory)),
-            false => Box::new(CudaKernels::new(&memory)?),
+        let kernels: Rc<dyn Kernels> = match gpu.info().simulated {
+            true => Rc::new(SimulatedKernels::new(&memory)),
+            false => Rc::new(CudaKernels::new(&memory)?),
         };
         runtime.barrier()?;
         Ok(Self {
@@ -272,7 +273,9 @@ impl<'a> Field<'a> {
 impl Drop for Field<'_> {
     fn drop(&mut self) {
         if self.has_failed {
-            // Waiting for the streams, or for those who wait for this rank, could be for ever. That the rank goes releases all.
+            // Waiting for the streams, or for those who wait for this rank, could be for ever. That the rank goes releases all. Kernels
+            // that streams may still come to stay loaded: to unload them waits for the streams, too.
+            std::mem::forget(Rc::clone(&self.kernels));
             return;
         }
         // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has been said.
