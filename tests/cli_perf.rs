@@ -501,4 +501,9 @@ fn the_osu_format_goes_through_every_pair_of_memory() {
         let output = run(&[&["put_get_bench"], wrong].concat());
         assert!(output.status.code() == Some(2) && !stderr(&output).is_empty(), "{wrong:?}");
     }
+    // Not in words of the options of perf, which this command has not.
+    let output =
+        command(&["put_get_bench", "latency", "D7", "H"]).env("CARRACK_GPU", "fake").output().unwrap();
+    let said = stderr(&output);
+    assert!(!output.status.success() && said.contains("device:7") && !said.contains("--mem"), "{said}");
 }

@@ -67,6 +67,8 @@ impl SharedDeviceAllocator {
     /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it works with, and the same
     /// scope. Each scope within the group gets one of its own.
     ///
+    /// Each allocator takes a group of those that a rank can have, 65536 in all, for as long as the runtime lives: make one, and keep it.
+    ///
     /// Where ranks of a scope have named different GPUs, all of them try at once whether they can map a block of the leader's:
     /// masks differ between processes, so only trying tells (gpu.md, legacy IPC rule 9).
     ///

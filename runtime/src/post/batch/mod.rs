@@ -85,7 +85,7 @@ impl Runtime {
     /// ([`remote_comp`](Post::remote_comp)), which is told how many bytes there were in all.
     ///
     /// It is over when all the bytes are visible there. No two pieces may have a target byte in common; in what order they are written
-    /// nobody says. The status holds no buffer: the memory stays alive until the end by itself, and must not be changed before. A batch of no
+    /// nobody says, so none may read what another one writes, where both sides are this rank's memory: that is not looked for. The status holds no buffer: the memory stays alive until the end by itself, and must not be changed before. A batch of no
     /// pieces is over at once, and gives its signal.
     ///
     /// ```
