@@ -102,6 +102,11 @@ static int any_waits(void) {
 static void *context_of_memory;
 int mock_other_context(void) { return context_of_memory = (void *)0xc1, 0; }
 
+/* Whether a thread captures a stream into a graph, in the mode that lets no other thread ask whether work is over. */
+static int captures;
+int mock_capture(void) { return captures = 1; }
+int mock_capture_ends(void) { return captures = 0; }
+
 #define ALIVE if (gone) return DEINITIALIZED
 #define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
 
@@ -474,6 +479,7 @@ int cuStreamDestroy_v2(size_t stream) {
 int cuStreamQuery(size_t stream) {
   queries++;
   IN_CONTEXT;
+  if (captures) return 900;
 #ifdef COPIER
   if (stream == COPIER_STREAM) return is_resident() ? NOT_READY : 0;
 #endif
@@ -542,6 +548,7 @@ int cuEventRecord(struct event *event, size_t stream) {
 int cuEventQuery(struct event *event) {
   queries++;
   IN_CONTEXT;
+  if (captures) return 900;
   tell();
   if (held) return NOT_READY;
   for (int at = 0; at < given; at++)
@@ -553,6 +560,7 @@ int cuEventQuery(struct event *event) {
 
 int cuEventSynchronize(struct event *event) {
   IN_CONTEXT;
+  if (captures) return 900;
   event->left = 0;
   return 0;
 }
