@@ -438,9 +438,13 @@ fn a_reader_that_has_heard_enough_is_no_failure() {
         BufReader::with_capacity(1, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
         (first, child.wait_with_output().unwrap())
     };
-    for args in
-        [&["info"][..], &["explain"], &["perf", "--seconds", "0.05", "--size", "8"], &["perf", "--help"]]
-    {
+    for args in [
+        &["info"][..],
+        &["explain"],
+        &["perf", "--seconds", "0.05", "--size", "8"],
+        &["perf", "--help"],
+        &["put_get_bench", "all", "-m", "8:8", "--seconds", "0.01"],
+    ] {
         let (first, output) = first_line_of(args);
         assert!(!first.is_empty(), "{args:?}");
         assert!(output.status.success(), "{args:?}: {:?} {}", output.status, stderr(&output));
@@ -497,4 +501,9 @@ fn the_osu_format_goes_through_every_pair_of_memory() {
         let output = run(&[&["put_get_bench"], wrong].concat());
         assert!(output.status.code() == Some(2) && !stderr(&output).is_empty(), "{wrong:?}");
     }
+    // Not in words of the options of perf, which this command has not.
+    let output =
+        command(&["put_get_bench", "latency", "D7", "H"]).env("CARRACK_GPU", "fake").output().unwrap();
+    let said = stderr(&output);
+    assert!(!output.status.success() && said.contains("device:7") && !said.contains("--mem"), "{said}");
 }

@@ -111,6 +111,20 @@ fn a_field_that_is_no_field_is_refused_with_what_to_write() {
 }
 
 #[test]
+fn a_picture_that_cannot_be_written_is_an_error_and_nobody_waits_for_the_rank_that_has_it() {
+    let args = ["24", "2", "/proc/no such folder/field.svg"];
+    let alone = Command::new(examples().join("halo_2d"));
+    let mut launched = Command::new(carrack());
+    launched.args(["run", "-n", "3", "--timeout", "100", "--"]).arg(examples().join("halo_2d"));
+    for mut command in [alone, launched] {
+        let output = command.args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.status.code() != Some(124), "{:?}: {said}", output.status);
+        assert!(said.contains("no such folder/field.svg"), "{said}");
+    }
+}
+
+#[test]
 fn four_processes_await_each_others_blocks_and_sums() {
     for ranks in [1, 4] {
         let lines = run("futures", ranks);

@@ -5,10 +5,10 @@ mod support;
 
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
-use carrack::{CompQueue, Outcome, PostError, Rank, Rmr, Runtime, Synchronizer, Tag};
+use carrack::{CompQueue, Face, Outcome, Piece, PostError, Rank, Rmr, Runtime, Synchronizer, Tag};
 use std::sync::Arc;
 use std::time::Duration;
-use support::copiers::until_by_copier;
+use support::copiers::{copies, until_by_copier};
 use support::gpu_ranks::{filled, heard, over, registered, told};
 use support::gpus::{self, are_real};
 use support::ranks::{Ranks, Role, die};
@@ -24,6 +24,7 @@ fn a_rank_in_its_role() {
     match role.name.as_str() {
         "puts" => puts(&role),
         "signals" => signals(&role),
+        "batches" => batches(&role),
         "kills" => kills(&role),
         "told" => told_of(&role),
         other => panic!("no role {other}"),
@@ -55,6 +56,14 @@ fn puts_and_messages_of_every_length_come_whole_at_odd_places_of_another_process
 fn the_last_byte_is_there_when_the_signal_comes_whoever_copied() {
     let _watchdog = Watchdog::over("signals");
     if let Some(ranks) = run("signals", &[]) {
+        ranks.succeed();
+    }
+}
+
+#[test]
+fn a_batch_behind_a_small_put_of_the_same_bytes_comes_last() {
+    let _watchdog = Watchdog::over("batches");
+    if let Some(ranks) = run("batches", &[]) {
         ranks.succeed();
     }
 }
@@ -200,6 +209,61 @@ fn signals(role: &Role) {
         }
         until_by_copier(&gpus::of(&runtime), || put(&runtime, region.slice(0, 8).unwrap().into(), &rmr, 0));
         role.says("put by the copier");
+    }
+    role.meet("over", &runtime, 0..2);
+}
+
+/// A put that the kernel has, and pieces over every other part of it right behind: as a batch, and as a face.
+fn batches(role: &Role) {
+    const PIECES: usize = 64;
+    const ALL: usize = 64 * PIECES;
+    let runtime = runtime(role);
+    let gpu = own_gpu(role, &runtime);
+    let [under, over] = [0, 1].map(|_| gpu.allocate(ALL, Flavour::Plain).unwrap());
+    if role.rank == 1 {
+        let _mr = registered(role, &runtime, "memory", &under);
+        role.meet("over", &runtime, 0..2);
+        return;
+    }
+    let rmr = told(role, "memory", 1);
+    let gpus = gpus::of(&runtime);
+    until_by_copier(&gpus, || put(&runtime, under.slice(0, ALL).unwrap().into(), &rmr, 0));
+    // The last first: so they are no rows of a grid.
+    let piece =
+        |at: usize| Piece { local: &over, range: 64 * at..64 * at + 32, rmr: &rmr, offset: 64 * at as u64 };
+    let pieces: Vec<_> = (0..PIECES).rev().map(piece).collect();
+    let face = Face { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
+    let mut kernels = 0;
+    for turn in 0_u64.. {
+        let (low, high) = (filled(ALL, 2 * turn), filled(ALL, 2 * turn + 1));
+        under.whole().write(&low).unwrap();
+        over.whole().write(&high).unwrap();
+        let both = Synchronizer::new(2);
+        let before = copies(&gpus);
+        let first = runtime.post_put(Rank(1), under.slice(0, ALL).unwrap(), &rmr, 0).comp(&both);
+        assert!(first.allow_done(false).allow_retry(false).call().unwrap().is_posted());
+        let by_kernel = copies(&gpus) > before;
+        let second = match turn % 2 {
+            0 => runtime.post_put_batch(Rank(1), &pieces),
+            _ => runtime.post_put_face(Rank(1), &over, &face, &rmr, &face),
+        };
+        assert!(second.comp(&both).allow_done(false).allow_retry(false).call().unwrap().is_posted());
+        let ended = both.wait(&runtime).unwrap();
+        assert!(ended.len() == 2 && ended.iter().all(|status| status.error.is_none()), "{ended:?}");
+        // A simulated device's engines have no order among themselves.
+        if by_kernel || are_real() {
+            let got = runtime.post_get(Rank(1), vec![0; ALL], &rmr, 0).allow_posted(false).call().unwrap();
+            let Outcome::Done(status) = got else { panic!("{got:?}") };
+            let got = status.ok().unwrap().buffer.to_vec().unwrap();
+            for at in 0..PIECES {
+                let (row, low, high) = (&got[64 * at..][..64], &low[64 * at..][..64], &high[64 * at..][..64]);
+                assert!(row[..32] == high[..32] && row[32..] == low[32..], "turn {turn}, piece {at}");
+            }
+        }
+        kernels += u32::from(by_kernel);
+        if kernels >= 100 {
+            break;
+        }
     }
     role.meet("over", &runtime, 0..2);
 }

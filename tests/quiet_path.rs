@@ -6,25 +6,28 @@
 
 mod support;
 
+use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
-use carrack::{Counter, Rank, RemoteComp, Runtime, Synchronizer, Tag};
+use carrack::{Counter, Face, Rank, RemoteComp, Runtime, Synchronizer, Tag};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use support::{Job, OverLoopback, OverShm, Watchdog};
 
-/// The system's allocator, and how often this thread asked it for memory.
+/// The system's allocator, and how often this thread asked it for memory, and for how much.
 struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 // SAFETY: everything is passed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|count| count.set(count.get() + layout.size()));
         // SAFETY: passed on.
         unsafe { System.alloc(layout) }
     }
@@ -36,6 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|count| count.set(count.get() + size));
         // SAFETY: passed on.
         unsafe { System.realloc(ptr, layout, size) }
     }
@@ -147,6 +151,32 @@ fn a_small_message_allocates_nothing_after_warm_up() {
         assert_eq!(allocations::<OverShm>(way), 0, "{way:?} over shm");
         assert_eq!(allocations::<OverLoopback>(way), 0, "{way:?} over loopback");
     }
+}
+
+#[test]
+fn a_face_of_host_memory_takes_no_memory_for_its_rows() {
+    let _watchdog = Watchdog::over("a face");
+    let rank = OverLoopback::ranks(1).remove(0);
+    let (ours, theirs) = (Region::host(1 << 20), rank.allocate(1 << 20).unwrap());
+    let registered = rank.register_memory(&theirs).unwrap();
+    let rmr = rank.get_rmr(&registered);
+    let bytes = |rows: usize| {
+        let (here, there) = (
+            Face { offset: 3, count: [8, rows, 1], pitch: [10, 0] },
+            Face { offset: 0, count: [8, rows, 1], pitch: [16, 0] },
+        );
+        let before = BYTES.get();
+        for is_put in [true, false] {
+            let mut post = match is_put {
+                true => rank.post_put_face(Rank(0), &ours, &here, &rmr, &there),
+                false => rank.post_get_face(Rank(0), &ours, &here, &rmr, &there),
+            };
+            assert!(post.call().unwrap().is_done());
+        }
+        BYTES.get() - before
+    };
+    bytes(2);
+    assert_eq!(bytes(2), bytes(60_000));
 }
 
 #[test]

@@ -41,6 +41,7 @@ fn a_rank_in_its_role() {
         "exhausted" => refused::exhausted(&role),
         "unmapped" => refused::unmapped(&role),
         "off" => refused::off(&role),
+        "handler" => refused::handler(&role),
         "differ" => refused::differ(&role),
         "peers" => places::peers(&role),
         "masks" => places::masks(&role),

@@ -15,6 +15,7 @@ use carrack::buffer::{Region, RegionSlice};
 use carrack::transports::gpu::{Event, Flavour, Gpu, Stream};
 use carrack::{Counter, Mr, Rank, RemoteComp, Rmr, Runtime, StreamCounter};
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -99,7 +100,7 @@ pub(crate) struct Field<'a> {
     layout: Layout,
     memory: Region,
     _registered: Mr,
-    kernels: Box<dyn Kernels>,
+    kernels: Rc<dyn Kernels>,
     border: Arc<dyn Stream>,
     interior: Arc<dyn Stream>,
     neighbours: Vec<Neighbour>,
@@ -108,6 +109,8 @@ pub(crate) struct Field<'a> {
     exchanged: u64,
     put: Counter,
     posted: u64,
+    /// Something went wrong in the midst of steps: streams may wait for edges that nobody puts any more.
+    has_failed: bool,
 }
 
 impl<'a> Field<'a> {
@@ -145,9 +148,9 @@ impl<'a> Field<'a> {
             neighbours.push(Neighbour { rank, side, rmr: Rmr::from_bytes(rmr)?, name, arrived });
         }
         gpu.make_current()?;
-        let kernels: Box<dyn Kernels> = match gpu.info().simulated {
-            true => Box::new(SimulatedKernels::new(&memory)),
-            false => Box::new(CudaKernels::new(&memory)?),
+        let kernels: Rc<dyn Kernels> = match gpu.info().simulated {
+            true => Rc::new(SimulatedKernels::new(&memory)),
+            false => Rc::new(CudaKernels::new(&memory)?),
         };
         runtime.barrier()?;
         Ok(Self {
@@ -163,17 +166,18 @@ impl<'a> Field<'a> {
             exchanged: 0,
             put: Counter::new(),
             posted: 0,
+            has_failed: false,
         })
     }
 
     /// So many steps. Seconds that each took.
     pub(crate) fn exchange(&mut self, steps: u64) -> Result<f64> {
-        self.go(steps, true)
+        self.go(steps, true).inspect_err(|_| self.has_failed = true)
     }
 
     /// The same without anybody else: what is computed is wrong at the border, and takes as long.
     pub(crate) fn compute(&mut self, steps: u64) -> Result<f64> {
-        self.go(steps, false)
+        self.go(steps, false).inspect_err(|_| self.has_failed = true)
     }
 
     fn go(&mut self, steps: u64, exchanges: bool) -> Result<f64> {
@@ -268,6 +272,12 @@ impl<'a> Field<'a> {
 
 impl Drop for Field<'_> {
     fn drop(&mut self) {
+        if self.has_failed {
+            // Waiting for the streams, or for those who wait for this rank, could be for ever. That the rank goes releases all. Kernels
+            // that streams may still come to stay loaded: to unload them waits for the streams, too.
+            std::mem::forget(Rc::clone(&self.kernels));
+            return;
+        }
         // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has been said.
         let _ = self.border.synchronize();
         let _ = self.interior.synchronize();

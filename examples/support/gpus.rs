@@ -58,8 +58,13 @@ pub(crate) fn play(body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()
         return body(&runtime, gpu(&runtime));
     }
     let ranks = Runtime::in_process_with(2, &settings)?;
+    let play = |rank: Runtime| {
+        // It ends with its body: the other one must not wait for a rank that has failed.
+        body(&rank, gpu(&rank)).inspect_err(|why| eprintln!("{}: {why}", rank.rank()))
+    };
     std::thread::scope(|threads| {
-        let players: Vec<_> = ranks.iter().map(|rank| threads.spawn(move || body(rank, gpu(rank)))).collect();
-        players.into_iter().try_for_each(|player| player.join().map_err(|_| "a player panicked")?)
+        let players: Vec<_> = ranks.into_iter().map(|rank| threads.spawn(move || play(rank))).collect();
+        let ends = players.into_iter().map(|player| player.join().map_err(|_| "a player panicked")?);
+        ends.fold(Ok(()), Result::and)
     })
 }

@@ -12,7 +12,9 @@ use rand::{Rng, rngs::SmallRng};
 use std::ops::Range;
 use std::sync::Arc;
 
-crate::over_each_transport!(
+crate::over_each_transport_and!(
+    copiers,
+    WithCopiers;
     pieces_arrive_to_the_last_byte_and_the_signal_behind_them,
     faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
@@ -51,7 +53,11 @@ impl Ground {
     pub(super) fn over(ranks: [Runtime; 2]) -> Self {
         let told = Arc::new(Sink::new(Sort::Queue));
         let name = ranks[1].register_comp(&*told).unwrap();
-        Self { ranks, gpus: gpus::Ground::new(), told, name }
+        let gpus = gpus::Ground::new();
+        if ranks[0].settings().gpu_copier() {
+            gpus.driver.use_copiers();
+        }
+        Self { ranks, gpus, told, name }
     }
 
     /// Memory of this rank's.

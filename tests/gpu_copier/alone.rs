@@ -6,7 +6,7 @@ use crate::support::{Watchdog, random, rng};
 use carrack::buffer::Region;
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
-use carrack::transports::mem::{CopyError, Together, Transfer};
+use carrack::transports::mem::{CopyError, Face, Together, Transfer, start_face};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -233,6 +233,100 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     }
     until_by_copier(&ground.gpus, || ended(begun((&dst, 0), (&small, 0), 8)).unwrap());
     assert!(counts(&**gpu).1 > before);
+}
+
+/// Each reads what the one before has written, whatever part of the kernel has which byte, and though one look finds all of them.
+#[test]
+fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
+    let _watchdog = Watchdog::over("chains");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    const LEN: usize = 400;
+    let [a, b, c] = [0, 1, 2].map(|_| plain(gpu, 1024));
+    let mut rng = rng();
+    until_by_copier(&ground.gpus, || ended(begun((&b, 0), (&a, 0), 8)).unwrap());
+    let mut chains = 0;
+    while chains < 300 {
+        let mut expected = random(&mut rng, 1024);
+        a.whole().write(&expected).unwrap();
+        let before = copies(&ground.gpus);
+        // By 16 bytes at a time, byte by byte, by 4 bytes, and onto what the first has written.
+        let links = [((&b, 0), (&a, 0)), ((&c, 1), (&b, 0)), ((&b, 5), (&c, 1)), ((&c, 16), (&b, 0))];
+        let under_way = links.map(|(to, from)| begun(to, from, LEN));
+        let all_by_copier = copies(&ground.gpus) == before + links.len() as u64;
+        under_way.into_iter().rev().for_each(|copy| ended(copy).unwrap());
+        chains += u32::from(all_by_copier);
+        // A simulated device's engines have no order among themselves.
+        if all_by_copier || are_real() {
+            // b is the first 400 bytes, and then those again from the sixth on.
+            expected.copy_within(0..LEN, 5);
+            assert!(c.slice(16, LEN).unwrap().to_vec().unwrap() == expected[..LEN]);
+        }
+    }
+}
+
+/// Pieces and faces are an engine's: they come behind what the kernel was given, and the kernel is given nothing while they are under
+/// way.
+#[test]
+fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
+    let _watchdog = Watchdog::over("order of batches");
+    let ground = ground();
+    let gpu = &ground.gpus[0];
+    const PIECES: usize = 64;
+    // A piece of 32 bytes in each row of 64.
+    let face = Face { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
+    let mut rng = rng();
+    let (dst, many, small) = (plain(gpu, 64 * PIECES), plain(gpu, 64 * PIECES), plain(gpu, MOST));
+    let together = || {
+        let mut pieces = Together::between(&dst, &many, PIECES).unwrap();
+        // The last first: so they are no rows of a grid.
+        (0..PIECES).rev().for_each(|at| assert!(pieces.push((&dst, 64 * at), (&many, 64 * at), 32)));
+        pieces.start().unwrap()
+    };
+    let grid = || start_face((&dst, &face), (&many, &face), None).unwrap().unwrap();
+    let by_copier = |begin: &dyn Fn() -> Transfer| {
+        let before = copies(&ground.gpus);
+        let begun = begin();
+        (begun, copies(&ground.gpus) > before)
+    };
+    let all = 64 * PIECES;
+    let cover = || begun((&dst, 0), (&small, 0), all);
+    until_by_copier(&ground.gpus, || ended(cover()).unwrap());
+    // How often the kernel came first, and how often last.
+    let mut seen = [0_u32; 2];
+    for turn in 0_usize.. {
+        let (over, under) = (random(&mut rng, all), random(&mut rng, all));
+        many.whole().write(&over).unwrap();
+        small.slice(0, all).unwrap().write(&under).unwrap();
+        // Those writes are over, so no engine is at anything, and the kernel may have the copy.
+        let batch: &dyn Fn() -> Transfer = if turn % 4 < 2 { &together } else { &grid };
+        let is_last = turn % 2 == 1;
+        let (first, second, is_known) = if is_last {
+            let first = batch();
+            let (second, taken) = by_copier(&cover);
+            (first, second, taken)
+        } else {
+            let (first, taken) = by_copier(&cover);
+            (first, batch(), taken)
+        };
+        ended(second).unwrap();
+        ended(first).unwrap();
+        // A simulated device's engines have no order among themselves.
+        if is_known || are_real() {
+            let got = dst.whole().to_vec().unwrap();
+            for (at, row) in got.chunks(64).enumerate() {
+                let (over, under) = (&over[64 * at..][..64], &under[64 * at..][..64]);
+                let expected = if is_last { under } else { over };
+                assert!(row[..32] == expected[..32], "turn {turn}, row {at}");
+                assert!(row[32..] == under[32..], "turn {turn}, row {at}: between the pieces");
+            }
+        }
+        seen[usize::from(is_last)] += u32::from(is_known);
+        // Behind a batch the kernel has a copy only where that was over at once, so that is not waited for.
+        if seen[0] >= 100 {
+            break;
+        }
+    }
 }
 
 /// Many under way at a time, from several threads, more than the page has lines.

@@ -8,7 +8,8 @@ use carrack::alloc::{Scope, SharedAllocError, SharedDeviceAllocator};
 use carrack::settings::GpuIpcChoice;
 use carrack::transports::gpu::HandleForm;
 use carrack::transports::gpu::fake::FakeConfig;
-use carrack::{Rank, Runtime};
+use carrack::{Handler, Rank, Runtime, Tag};
+use std::sync::{Arc, Mutex};
 
 /// gpu.md, legacy IPC rule 5.
 #[test]
@@ -189,4 +190,52 @@ fn named(role: &Role, why: &SharedAllocError, [odd, others]: [&str; 2]) {
         if role.rank == 1 { (Rank(0), others, odd) } else { (Rank(1), odd, others) };
     assert_eq!(*rank, who, "{why}");
     assert!(theirs.contains(theirs_is) && ours.contains(ours_is), "{why}");
+}
+
+/// A handler runs in the midst of a call that makes progress: of this very allocator, for one.
+#[test]
+fn inside_of_a_handler_nothing_is_allocated_and_nothing_waits_and_the_allocator_goes_on() {
+    let _watchdog = Watchdog::over("handler");
+    Ranks::start("handler", 2, &[]).succeed();
+}
+
+pub(crate) fn handler(role: &Role) {
+    let gpus = Gpus::here();
+    let runtime = gpus.runtime(role);
+    let allocator = on_one_gpu(&gpus, &runtime);
+    let pool = allocator.pool(BLOCK).unwrap();
+    if role.rank == 1 {
+        // On the way in front of what the call tells.
+        let sent = runtime.post_send(Rank(0), b"now".to_vec(), Tag(1)).allow_retry(false).call();
+        assert!(!sent.unwrap().is_retry());
+    } else {
+        let (told, world, gpu) = (Arc::<Mutex<Vec<_>>>::default(), runtime.world(), gpus.all[0].clone());
+        let (kept, calls) = (told.clone(), (allocator.clone(), allocator.pool(BLOCK).unwrap()));
+        let handler = Handler::new(move |_| {
+            let (allocator, pool) = &calls;
+            let mut told = kept.lock().unwrap();
+            told.push(allocator.allocate(100).err());
+            told.push(allocator.pool(BLOCK).err());
+            told.push(pool.allocate(100).err());
+            told.push(pool.trim().err());
+            told.push(SharedDeviceAllocator::new(&world, &gpu, Scope::Node).err());
+        });
+        let received = runtime.post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&handler);
+        let received = received.allow_done(false).call();
+        assert!(received.unwrap().is_posted());
+        let shared = allocator.allocate(1000).unwrap();
+        runtime.wait_for(PATIENCE, || told.lock().unwrap().len() == 5).unwrap();
+        let told = told.lock().unwrap();
+        assert!(told.iter().all(|why| matches!(why, Some(SharedAllocError::InHandler))), "{told:?}");
+        drop(shared);
+    }
+    if role.rank == 1 {
+        drop(allocator.allocate(1000).unwrap());
+        // As many pools at each rank.
+        drop(allocator.pool(BLOCK).unwrap());
+    }
+    let shared = pool.allocate(1000).unwrap();
+    fill_by(&runtime, 1, || fill(&shared, 8));
+    check(&shared, 8);
+    role.meet("over", &runtime, 0..2);
 }

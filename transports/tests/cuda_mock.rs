@@ -1,6 +1,8 @@
 //! What becomes of a driver that is not there, is a stub, is too old, lacks calls, answers with what no header has, or
 //! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
 
+#[path = "cuda_mock/capture.rs"]
+mod capture;
 #[path = "cuda_mock/copier.rs"]
 mod copier;
 mod mock;

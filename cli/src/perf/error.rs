@@ -34,9 +34,9 @@ pub(super) enum PerfError {
         "--transport loopback reaches within one process only, and a launcher started two: run perf without the launcher"
     )]
     LoopbackBetweenProcesses,
-    #[error("--mem {kind}: there is no GPU ({why}); CARRACK_GPU=fake gives simulated ones")]
+    #[error("memory {kind}: there is no GPU ({why}); CARRACK_GPU=fake gives simulated ones")]
     NoGpu { kind: Kind, why: String },
-    #[error("--mem {kind}: there is no such device; {driver} has {there}")]
+    #[error("memory {kind}: there is no such device; {driver} has {there}")]
     NoDevice { kind: Kind, driver: &'static str, there: String },
     #[error(
         "--op {op} works on words of rank 1 that CPUs can reach: give rank 1 host or pinned memory instead of {kind}, or leave {op} out of --op"

@@ -13,11 +13,12 @@ use super::sides::{Kind, Sides};
 use super::start;
 use crate::launch::Bind;
 use crate::own_ranks::is_rank;
-use crate::{USAGE, complain};
+use crate::{USAGE, complain, is_closed_pipe};
 use carrack::bootstrap::Alone;
 use carrack::settings::{TransportChoice, parse_size};
 use carrack::{Runtime, StartError};
 use clap::{Args, ValueEnum};
+use std::io::{self, Write as _};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ pub(crate) struct OsuOptions {
     #[arg(num_args = 0..=2, value_parser = place, value_name = "MEMORY")]
     memory: Vec<Place>,
 
-    /// Sizes from MIN to MAX bytes, powers of two; 1:4M if not given.
+    /// Sizes from MIN bytes on, doubled up to MAX; 1:4M if not given.
     #[arg(short = 'm', long = "message-size", value_parser = Range::parse, value_name = "[MIN:]MAX")]
     sizes: Option<Range>,
 
@@ -266,7 +267,15 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
         command.args(["--seconds".to_owned(), options.seconds.as_secs_f64().to_string()]);
         command.args(options.transport.map(|transport| format!("--transport={transport}")));
         match command.status() {
-            Ok(status) if status.success() => println!(),
+            // Between two tables an empty line, by which it shows whether anybody still reads them.
+            Ok(status) if status.success() => match io::stdout().write_all(b"\n") {
+                Ok(()) => {}
+                Err(error) if is_closed_pipe(&error) => break,
+                Err(error) => {
+                    complain(format_args!("writing to stdout failed: {error}"));
+                    return ExitCode::FAILURE;
+                }
+            },
             Ok(status) => failed = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
             Err(error) => {
                 complain(format_args!("starting this command once more: {error}"));

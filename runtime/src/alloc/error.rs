@@ -77,6 +77,12 @@ pub enum SharedAllocError {
         "the ranks of the scope cannot agree any more: {0}; nothing more is allocated, what is mapped stays until it is dropped"
     )]
     Ended(Box<CollectiveError>),
+    /// Called inside of a completion handler, which waits for nothing. Only this rank gets it, and has told nobody: the others wait for
+    /// its call.
+    #[error(
+        "memory of several ranks cannot be had inside of a completion handler, which may wait for nobody: have the handler tell the thread that calls progress, and call it there"
+    )]
+    InHandler,
     /// A rank has said something that makes no sense.
     #[error("{rank} has sent what no rank of this version sends: run one version of Carrack on all ranks")]
     Garbled {

@@ -22,6 +22,7 @@ use super::{BLOCK, MOST};
 use crate::collective::Group;
 use crate::error::{CollectiveError, OpError, PostError};
 use crate::names::Rank;
+use crate::progress::in_handler;
 use crate::region::{Mr, Region, Rmr};
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Flavour, Gpu};
@@ -66,6 +67,8 @@ impl SharedDeviceAllocator {
     /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it works with, and the same
     /// scope. Each scope within the group gets one of its own.
     ///
+    /// Each allocator takes a group of those that a rank can have, 65536 in all, for as long as the runtime lives: make one, and keep it.
+    ///
     /// Where ranks of a scope have named different GPUs, all of them try at once whether they can map a block of the leader's:
     /// masks differ between processes, so only trying tells (gpu.md, legacy IPC rule 9).
     ///
@@ -75,6 +78,9 @@ impl SharedDeviceAllocator {
     /// scope get it.
     /// [`Ended`](SharedAllocError::Ended): a rank is gone, or does something else.
     pub fn new(group: &Group, gpu: &Arc<dyn Gpu>, scope: Scope) -> Result<Self, SharedAllocError> {
+        if in_handler() {
+            return Err(SharedAllocError::InHandler);
+        }
         let runtime = group.runtime();
         let me = runtime.rank();
         let ticket = runtime.group_ticket();
@@ -94,7 +100,13 @@ impl SharedDeviceAllocator {
         let ranks: Vec<Rank> = with.iter().map(|(rank, _)| *rank).collect();
         let made = runtime.own_group(leader, first.ticket, &ranks);
         let verdict = encode_verdict(&made.as_ref().map_err(ToString::to_string));
-        let verdicts = group.allgather(&verdict).map_err(|cause| SharedAllocError::Ended(cause.into()))?;
+        let verdicts = group.allgather(&verdict).map_err(|cause| {
+            // Others may have heard everybody, and have an allocator in which they wait for this rank.
+            if let Ok(of_scope) = &made {
+                of_scope.leave(&cause);
+            }
+            SharedAllocError::Ended(cause.into())
+        })?;
         let of_scope = made?;
         for (rank, verdict) in group.ranks().zip(verdicts) {
             match decode_verdict(&verdict) {
@@ -145,10 +157,13 @@ impl SharedDeviceAllocator {
     /// of the scope must make their pools in the same order.
     ///
     /// # Errors
-    /// [`SharedAllocError::Len`]: there is no such power of two.
+    /// [`SharedAllocError::Len`]: there is no such power of two. [`SharedAllocError::InHandler`].
     pub fn pool(&self, block: usize) -> Result<SharedPool, SharedAllocError> {
         if block > MOST {
             return Err(SharedAllocError::Len { len: block });
+        }
+        if in_handler() {
+            return Err(SharedAllocError::InHandler);
         }
         let mut turn = self.0.lock();
         let number = turn.pools;
@@ -212,8 +227,11 @@ impl Shared {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One call at a time.
+    /// One call at a time. Not inside of a handler: it may be a call of this very thread's that makes the progress.
     pub(super) fn turn(&self) -> Result<MutexGuard<'_, Turn>, SharedAllocError> {
+        if in_handler() {
+            return Err(SharedAllocError::InHandler);
+        }
         let turn = self.lock();
         self.ended.get().map_or(Ok(turn), |why| Err(why.clone()))
     }
@@ -248,7 +266,7 @@ impl Shared {
             None => SharedAllocError::Ended(cause.clone().into()),
         };
         if self.ended.set(why.clone()).is_ok() {
-            self.group.abandon(&cause);
+            self.group.leave(&cause);
         }
         why
     }
@@ -383,3 +401,36 @@ impl Shared {
 
 /// Why memory of GPUs is mapped nowhere.
 const NO_IPC: &str = "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Runtime;
+    use crate::settings::{GpuChoice, Settings};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// Rank 1 has heard everybody, and has an allocator; rank 0 has not.
+    #[test]
+    fn who_cannot_make_an_allocator_is_not_waited_for_by_those_who_have_one() {
+        let settings = Settings::builder().gpu(GpuChoice::Fake).build().unwrap();
+        let ranks = Runtime::in_process_with(2, &settings).unwrap();
+        let gpu = ranks[0].gpu_drivers()[0].devices().unwrap().remove(0);
+        let (end, ended) = mpsc::channel();
+        let (zero, own) = (ranks[0].clone(), gpu.clone());
+        let made = std::thread::spawn(move || SharedDeviceAllocator::new(&zero.world(), &own, Scope::Node));
+        let one = ranks[1].clone();
+        std::thread::spawn(move || {
+            let world = one.world();
+            let (mine, _) = Card::of(&*gpu, Scope::Node, one.group_ticket());
+            let told = world.allgather(&mine.encode()).unwrap();
+            let first = Card::decode(&told[0]).unwrap();
+            let of_scope = one.own_group(Rank(0), first.ticket, &[Rank(0), Rank(1)]).unwrap();
+            world.abandon(&CollectiveError::Failed { what: "allgather", rank: Rank(1) });
+            end.send(of_scope.allgather(b"its first call")).unwrap();
+        });
+        assert!(matches!(made.join().unwrap(), Err(SharedAllocError::Ended(_))));
+        let waits = ended.recv_timeout(Duration::from_secs(100)).expect("it waits for nobody");
+        assert!(matches!(waits, Err(CollectiveError::Failed { .. })), "{waits:?}");
+    }
+}

@@ -290,10 +290,13 @@ impl Board {
         state.active.retain(|active| active.number != number);
     }
 
-    /// A note from a rank on an operation that has not begun here.
+    /// A note from a rank on an operation that has not begun here. What it has given up does not count: it is not there any more.
     pub(super) fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
-        let listed = state.notes.iter().find(|note| note.from == from && note.number >= state.begun).copied();
+        let is_one = |note: &&Note| {
+            note.from == from && note.number >= state.begun && note.meaning.what != What::Failed
+        };
+        let listed = state.notes.iter().find(is_one).copied();
         let begun = state.begun;
         drop(state);
         listed.or_else(|| {
@@ -309,8 +312,25 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
+    use super::super::boards::Boards;
     use super::*;
     use proptest::prelude::*;
+
+    /// Who has failed in an operation is not in it any more: it may be waited for in another group's for as long as it likes.
+    #[test]
+    fn a_member_is_taken_to_be_elsewhere_for_what_it_does_there_and_not_for_what_it_has_given_up() {
+        let boards = Boards::new(Rank(0), 2);
+        let group = boards.make(7).unwrap();
+        group.found(Members::Some([Rank(0), Rank(1)].into()));
+        let meaning = Meaning { hash: group.hash(), count: 2, what: What::Failed, root: Rank(1) };
+        let note = Note { from: Rank(1), number: 0, step: u32::MAX, meaning, word: 0 };
+        boards.pin(7, note).unwrap();
+        assert_eq!(boards.unclaimed(Rank(1), 0), None);
+        let comes =
+            Note { number: 1, step: 0, meaning: Meaning { what: What::Allgather, ..meaning }, ..note };
+        boards.pin(7, comes).unwrap();
+        assert_eq!(boards.unclaimed(Rank(1), 0), Some((7, comes)));
+    }
 
     proptest! {
         #[test]

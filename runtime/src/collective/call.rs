@@ -383,6 +383,14 @@ impl Group {
         call.is_over.store(true, Ordering::Relaxed);
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
     }
+
+    /// The same for good: of a group that this member has done with, nobody waits for it any more. A broadcast may be over for others
+    /// without having heard of this member; the operation behind it is not, so that is abandoned, too. Two broadcasts one behind the
+    /// other must not be what is left.
+    pub(crate) fn leave(&self, cause: &CollectiveError) {
+        self.abandon(cause);
+        self.abandon(cause);
+    }
 }
 
 /// A future that is dropped in the midst of it leaves the others waiting: they are told.

@@ -161,6 +161,8 @@ mod tests {
     use crate::error::{CollectiveError, OpError};
     use crate::settings::{GpuChoice, Settings, TransportChoice};
     use carrack_transports::contract::DownCause;
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     type Collective = fn(&Group) -> Result<(), CollectiveError>;
 
@@ -209,6 +211,34 @@ mod tests {
             for why in heard(&CollectiveError::Op { what: "allgather", cause }, next) {
                 assert!(why.to_string().contains("rank 4 is gone"), "{why}");
             }
+        }
+    }
+
+    #[test]
+    fn who_leaves_when_others_have_done_with_a_broadcast_is_waited_for_by_nobody_in_the_next_operation() {
+        let settings = Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+        let ranks = Runtime::in_process_with(4, &settings.build().unwrap()).unwrap();
+        let members: Vec<Rank> = (0..4).map(Rank).collect();
+        let groups: Vec<Group> =
+            ranks.iter().map(|rank| rank.own_group(Rank(0), 7, &members).unwrap()).collect();
+        let ((is_over, overs), (fails, failed)) = (mpsc::channel(), mpsc::channel());
+        for place in [0, 2, 3] {
+            let (group, is_over, fails) = (groups[place].clone(), is_over.clone(), fails.clone());
+            std::thread::spawn(move || {
+                group.barrier().unwrap();
+                // It ends without rank 1, which has nobody to hand it on to.
+                assert_eq!(group.broadcast(Rank(0), b"x").unwrap(), b"x");
+                is_over.send(()).unwrap();
+                fails.send(group.allgather(b"y")).unwrap();
+            });
+        }
+        groups[1].barrier().unwrap();
+        (0..3).for_each(|_| overs.recv().unwrap());
+        let cause = OpError::PeerDown { rank: Rank(9), cause: DownCause::Closed };
+        groups[1].leave(&CollectiveError::Op { what: "barrier", cause });
+        for _ in 0..3 {
+            let why = failed.recv_timeout(Duration::from_secs(100)).expect("nobody waits").unwrap_err();
+            assert!(why.to_string().contains("rank 9 is gone"), "{why}");
         }
     }
 

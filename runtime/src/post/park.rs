@@ -381,6 +381,9 @@ impl DeviceInner {
                         Sort::Memory if matches!(&later.what, What::Atomic(_, remote) if remote.is_nics()) => {
                             "the way to the NIC that is its word's agent, or the event that it was ordered after"
                         }
+                        Sort::Memory if matches!(&later.what, What::Rest(_)) => {
+                            "room among what waits for the rank's answer"
+                        }
                         Sort::Memory | Sort::Receive => "the event that it was ordered after",
                     };
                     let said = &later.said;

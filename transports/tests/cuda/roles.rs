@@ -76,6 +76,7 @@ pub fn play() {
         ["busy program"] => beside::busy_program(),
         ["beside a copier"] => copier::beside(),
         ["kinds by a copier"] => copier::kinds(),
+        ["captured"] => streams::beside_a_capture(),
         ["beside a kernel"] => streams::beside_a_kernel(),
         ["words"] => streams::words(),
         ["synchronisation"] => streams::synchronisation(),

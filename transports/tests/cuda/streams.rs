@@ -175,3 +175,40 @@ pub fn synchronisation() {
     word(pinned.addr()).store(1, Ordering::Release);
     stream.synchronize().unwrap();
 }
+
+/// As long as a thread captures a stream in the global mode, the driver may refuse to say whether work is over: that is not its end.
+#[test]
+fn copies_under_way_while_another_thread_captures_a_graph_end_when_they_are_over() {
+    let Some(_) = need(1) else { return };
+    Other::alone("captured");
+}
+
+pub fn beside_a_capture() {
+    let (_, gpus) = need(1).unwrap();
+    let gpu = &gpus[0];
+    let (dst, src) = (make(gpu, "plain", MIB), make(gpu, "plain", MIB));
+    src.whole().write(&payload(MIB, 3)).unwrap();
+    let turns = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            user::set_current(user::primary(0));
+            let stream = user::stream(1);
+            turns.wait();
+            user::begin_capture(stream);
+            turns.wait();
+            turns.wait();
+            println!("the capture: {:?}", user::end_capture(stream));
+            turns.wait();
+        });
+        let event = start(&**gpu, (&dst, 0), (&src, 0), MIB).unwrap();
+        turns.wait();
+        turns.wait();
+        let answers: Vec<_> = (0..100).map(|_| event.query()).collect();
+        println!("meanwhile: {:?}", answers[0]);
+        turns.wait();
+        turns.wait();
+        assert!(answers.iter().all(Result::is_ok), "{:?}", answers.iter().find(|answer| answer.is_err()));
+        event.wait().unwrap();
+    });
+    assert!(dst.whole().to_vec().unwrap() == payload(MIB, 3));
+}

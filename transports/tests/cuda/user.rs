@@ -66,6 +66,20 @@ pub fn stream(flags: u32) -> usize {
     stream as usize
 }
 
+/// Begins to capture a stream into a graph, in the mode in which other threads may not make every call meanwhile.
+pub fn begin_capture(stream: usize) {
+    let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: a stream made by `stream`.
+    unsafe { ok(cu::cuStreamBeginCapture_v2(stream as cu::CUstream, mode)) };
+}
+
+/// Ends it. What the driver says of it: a call of another thread's may have spoilt the graph.
+pub fn end_capture(stream: usize) -> cu::CUresult {
+    let mut graph = null_mut();
+    // SAFETY: as above; the place for the answer is ours.
+    unsafe { cu::cuStreamEndCapture(stream as cu::CUstream, &raw mut graph) }
+}
+
 /// An event without a time, in the current context.
 pub fn event() -> usize {
     let mut event = null_mut();

@@ -224,3 +224,21 @@ fn two_that_want_a_copier_on_one_gpu_have_none() {
     }
     assert!(ground.refused().contains(&own), "{}", ground.refused());
 }
+
+/// It would be the second on its GPU, and the first would be given up for it.
+#[test]
+fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_context_stays() {
+    let ground = Ground::new("copier-contexts", None);
+    ground.until_by_copier();
+    ground.count("mock_other_context");
+    let own = ground.gpu.classify(ground.dst.addr()).unwrap().unwrap().gpu.unwrap();
+    assert!(!Arc::ptr_eq(&own, &ground.gpu), "a device that works in that context");
+    let region = own.allocate(100, Flavour::Plain).unwrap();
+    let part = |at| region.slice(at, 8).unwrap();
+    ended(Transfer::between(part(0), part(50)).unwrap()).unwrap();
+    assert!(matches!(own.copier(), CopierState::Refused(why) if why.contains("primary one only")));
+    for _ in 0..3 {
+        ground.count("mock_times_out");
+        ground.until_by_copier();
+    }
+}

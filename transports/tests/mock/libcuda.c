@@ -98,6 +98,15 @@ static int any_waits(void) {
   return 0;
 }
 
+/* The context that all memory lies in from now on; none, if nobody has said so. */
+static void *context_of_memory;
+int mock_other_context(void) { return context_of_memory = (void *)0xc1, 0; }
+
+/* Whether a thread captures a stream into a graph, in the mode that lets no other thread ask whether work is over. */
+static int captures;
+int mock_capture(void) { return captures = 1; }
+int mock_capture_ends(void) { return captures = 0; }
+
 #define ALIVE if (gone) return DEINITIALIZED
 #define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
 
@@ -205,6 +214,12 @@ int cuCtxPopCurrent_v2(void **context) {
   switches++;
   ALIVE;
   *context = stack[--depth];
+  return 0;
+}
+
+int cuCtxGetDevice(int *device) {
+  IN_CONTEXT;
+  *device = 0;
   return 0;
 }
 
@@ -464,6 +479,7 @@ int cuStreamDestroy_v2(size_t stream) {
 int cuStreamQuery(size_t stream) {
   queries++;
   IN_CONTEXT;
+  if (captures) return 900;
 #ifdef COPIER
   if (stream == COPIER_STREAM) return is_resident() ? NOT_READY : 0;
 #endif
@@ -532,6 +548,7 @@ int cuEventRecord(struct event *event, size_t stream) {
 int cuEventQuery(struct event *event) {
   queries++;
   IN_CONTEXT;
+  if (captures) return 900;
   tell();
   if (held) return NOT_READY;
   for (int at = 0; at < given; at++)
@@ -543,6 +560,7 @@ int cuEventQuery(struct event *event) {
 
 int cuEventSynchronize(struct event *event) {
   IN_CONTEXT;
+  if (captures) return 900;
   event->left = 0;
   return 0;
 }
@@ -566,6 +584,7 @@ int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, s
   int at = find(ptr);
   for (unsigned which = 0; which < count; which++) {
     switch (attributes[which]) {
+      case 1: if (context_of_memory) *(void **)data[which] = at >= 0 ? context_of_memory : NULL; break;
       case 2: *(unsigned *)data[which] = at >= 0 && allocations[at].pinned ? 1 : at >= 0 || ptr == 0xa00000 ? 2 : ptr == 0x900000 ? 77 : 0; break;
       case 9: *(int *)data[which] = ptr == 0xa00000 ? 5 : at >= 0 || ptr == 0x900000 ? 0 : -2; break;
       case 7: *(unsigned long long *)data[which] = at >= 0 ? allocations[at].id : 0; break;

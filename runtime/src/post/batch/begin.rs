@@ -74,7 +74,7 @@ impl Post<'_, Batch<'_>> {
     ) -> Result<Started, PostError> {
         let plan = self.plan(None)?;
         if plan.is_at_once() {
-            copy_all(&plan.host, self.kind.is_put).map_err(PostError::Memory)?;
+            self.copy_all(&plan).map_err(PostError::Memory)?;
             if let Some(name) = self.kind.signal {
                 tell(&self.runtime.0, self.device_inner(), self.rank, (name, self.tag), plan.size);
             }
@@ -85,11 +85,12 @@ impl Post<'_, Batch<'_>> {
         }
         let join = self.join(plan.size, comp);
         let Plan { together, face, host, rest, .. } = plan;
+        // Of a face there is one part only, so the CPU has none of it here.
         let engines = together.into_iter().map(|together| together.start());
         let faces = face.into_iter().map(|face| self.start_face(face, None));
         self.land_each(engines.chain(faces), &join, None)?;
         if !join.has_failed()
-            && let Err(error) = copy_all(&host, self.kind.is_put)
+            && let Err(error) = host.iter().try_for_each(|one| one.copy(self.kind.is_put))
         {
             // Both ends are host memory within its bounds, so that does not happen; parts may be under way.
             join.add();
@@ -108,6 +109,18 @@ impl Post<'_, Batch<'_>> {
             Some(status) => Started::Over(status),
             None => Started::UnderWay,
         })
+    }
+
+    /// Has the CPU copy all of it, row by row what is a face.
+    fn copy_all(&self, plan: &Plan<'_>) -> Result<(), CopyError> {
+        let is_put = self.kind.is_put;
+        plan.host.iter().try_for_each(|one| one.copy(is_put))?;
+        let (Some((region, base)), Many::Face(faces)) = (plan.host_face, self.kind.many) else {
+            return Ok(());
+        };
+        let (local, len) = (faces.local, faces.ours.count[0]);
+        let row = |(here, there)| HostCopy { remote: (region, base + there), local: (local, here), len };
+        faces.rows().try_for_each(|at| row(at).copy(is_put))
     }
 
     /// Gives copies to engines, or to a stream. An error, if none was begun.
@@ -225,14 +238,14 @@ impl Post<'_, Batch<'_>> {
     }
 }
 
-/// Copies by the CPU.
-fn copy_all(copies: &[HostCopy<'_>], is_put: bool) -> Result<(), CopyError> {
-    for HostCopy { remote, local, len } in copies {
+impl HostCopy<'_> {
+    fn copy(&self, is_put: bool) -> Result<(), CopyError> {
+        let Self { remote, local, len } = self;
         let (dst, src) = if is_put { (remote, local) } else { (local, remote) };
         // Both were found to be within their regions.
-        if let (Some(to), Some(from)) = (dst.0.part_mut(dst.1, *len), src.0.part(src.1, *len)) {
-            copy_now(to, from)?;
+        match (dst.0.part_mut(dst.1, *len), src.0.part(src.1, *len)) {
+            (Some(to), Some(from)) => copy_now(to, from),
+            _ => Ok(()),
         }
     }
-    Ok(())
 }

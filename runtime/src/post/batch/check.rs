@@ -7,7 +7,7 @@ use crate::post::rma::Place;
 use crate::region::{Region, Rmr};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::check_kinds;
-use carrack_transports::mem::{MemKind, Together};
+use carrack_transports::mem::{Face, MemKind, Together};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ pub(super) struct Plan<'p> {
     pub(super) face: Option<(&'p Region, usize)>,
     /// What the CPU copies.
     pub(super) host: Vec<HostCopy<'p>>,
+    /// A face that it copies, however many rows that has.
+    pub(super) host_face: Option<(&'p Region, usize)>,
     /// What goes piece by piece.
     pub(super) rest: Vec<Piece<'p>>,
     /// What engines reach: memory that is mapped here, beside which kind of local memory.
@@ -52,7 +54,7 @@ impl Plan<'_> {
 
     /// Whether engines do all of it, and there is something.
     pub(super) fn is_engines(&self) -> bool {
-        self.host.is_empty() && self.rest.is_empty() && !self.is_at_once()
+        self.host.is_empty() && self.host_face.is_none() && self.rest.is_empty() && !self.is_at_once()
     }
 }
 
@@ -197,7 +199,7 @@ impl<'a> Post<'_, Batch<'a>> {
     fn plan_face(&self, faces: &Faces<'a>, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
         let Faces { local, ours, rmr, theirs } = *faces;
         let wrong = |which| move |cause| PostError::Face { which, cause };
-        let grid = carrack_transports::mem::Face::grid(ours, theirs).map_err(wrong("local"))?;
+        Face::grid(ours, theirs).map_err(wrong("local"))?;
         ours.check(local.len()).map_err(wrong("local"))?;
         theirs.check_within(rmr.len()).map_err(wrong("remote"))?;
         // Its bytes lie within memory, so they can be counted.
@@ -207,8 +209,6 @@ impl<'a> Post<'_, Batch<'a>> {
             plan.together.clear();
             return Ok(plan);
         }
-        let rows = || grid.rows().map(|(here, there)| (ours.offset + here, theirs.offset + there));
-        let len = grid.count[0];
         match way {
             Way::Together(_, region, base) => {
                 // The name may have been forged: what is mapped decides.
@@ -220,18 +220,16 @@ impl<'a> Post<'_, Batch<'a>> {
             Way::Host(region, base) => {
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
-                let copy =
-                    |(here, there)| HostCopy { remote: (region, base + there), local: (local, here), len };
-                plan.host.extend(rows().map(copy));
+                plan.host_face = Some((region, base));
             }
             Way::Alone => {
                 let piece = |(here, there): (usize, usize)| Piece {
                     local,
-                    range: here..here + len,
+                    range: here..here + ours.count[0],
                     rmr,
                     offset: there as u64,
                 };
-                plan.rest.extend(rows().map(piece));
+                plan.rest.extend(faces.rows().map(piece));
             }
         }
         Ok(plan)

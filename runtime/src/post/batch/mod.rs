@@ -24,6 +24,7 @@ use crate::names::{Rank, RemoteComp, Tag};
 use crate::region::{Region, Rmr};
 use crate::runtime::Runtime;
 pub(super) use begin::Started;
+use carrack_transports::gpu::Grid;
 use carrack_transports::mem::Face;
 pub(super) use rest::Rest;
 use std::ops::Range;
@@ -70,12 +71,21 @@ struct Faces<'a> {
     theirs: &'a Face,
 }
 
+impl Faces<'_> {
+    /// Where each row begins: in the local region, and in the other rank's memory. The two have one shape.
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (ours, theirs) = (*self.ours, *self.theirs);
+        let grid = Grid { count: ours.count, dst_pitch: ours.pitch, src_pitch: theirs.pitch };
+        grid.rows().map(move |(here, there)| (ours.offset + here, theirs.offset + there))
+    }
+}
+
 impl Runtime {
     /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one completion, and one signal
     /// ([`remote_comp`](Post::remote_comp)), which is told how many bytes there were in all.
     ///
     /// It is over when all the bytes are visible there. No two pieces may have a target byte in common; in what order they are written
-    /// nobody says. The status holds no buffer: the memory stays alive until the end by itself, and must not be changed before. A batch of no
+    /// nobody says, so none may read what another one writes, where both sides are this rank's memory: that is not looked for. The status holds no buffer: the memory stays alive until the end by itself, and must not be changed before. A batch of no
     /// pieces is over at once, and gives its signal.
     ///
     /// ```

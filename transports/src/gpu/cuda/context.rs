@@ -51,6 +51,11 @@ impl Context {
         }
     }
 
+    /// Whether it is the device's primary one.
+    pub(super) fn is_primary(&self) -> bool {
+        matches!(self.hold, Hold::Count)
+    }
+
     /// The device's primary context, made if nobody has made it.
     pub(super) fn primary(calls: &'static Calls, device: Device) -> Result<Self, GpuError> {
         let mut raw = ContextHandle::NULL;

@@ -49,6 +49,12 @@ impl Copier {
     /// Why there is none, for reports.
     pub(super) fn set_up(home: &Arc<Home>, info: &GpuInfo) -> Result<Self, String> {
         check(home.calls(), home.context.device)?;
+        if !home.context.is_primary() {
+            // A GPU goes from one context to another in turns, as from one process to another.
+            return Err("the memory is of a context of the program's own: a copier runs in the primary one only, which is \
+                        the runtime's (cudaMalloc's)"
+                .into());
+        }
         let claim = Claim::of(info.uuid)?;
         let board = new_board()?;
         let launch = Launch::load(home, board, claim).map_err(|why| why.to_string())?;

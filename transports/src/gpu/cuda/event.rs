@@ -3,7 +3,7 @@
 use super::copier::Launch;
 use super::driver::{CudaDriver, Shared};
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
-use super::home::Home;
+use super::home::{Home, later_if_captured};
 use super::lane::Copies;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle};
@@ -127,7 +127,7 @@ impl UserEvent {
 impl EventState for UserEvent {
     fn query(&self) -> Result<bool, GpuError> {
         // SAFETY: the promise that `event_from_raw` was given.
-        self.ask(|| unsafe { self.shared.calls.event_query(self.raw) })
+        later_if_captured(self.ask(|| unsafe { self.shared.calls.event_query(self.raw) }))
     }
 
     fn wait(&self) -> Result<(), GpuError> {

@@ -4,7 +4,7 @@ use super::calls::Calls;
 use super::context::Context;
 use super::copier::{Copier, Kept};
 use super::course::CourseWords;
-use super::error::{INVALID_CONTEXT, released};
+use super::error::{INVALID_CONTEXT, STREAM_CAPTURE_UNSUPPORTED, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
 use super::peer::Peers;
@@ -140,14 +140,14 @@ impl Home {
     #[inline]
     pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
         // SAFETY: an event that is alive: its holder asks.
-        self.ask(|| unsafe { self.calls().event_query(raw) })
+        later_if_captured(self.ask(|| unsafe { self.calls().event_query(raw) }))
     }
 
     /// Whether a stream of the library's has done all that it was given.
     #[inline]
     pub(super) fn is_idle(&self, stream: StreamHandle) -> Result<bool, GpuError> {
         // SAFETY: a stream of this home's, which lives as long.
-        self.ask(|| unsafe { self.calls().stream_query(stream) })
+        later_if_captured(self.ask(|| unsafe { self.calls().stream_query(stream) }))
     }
 
     /// Asks the driver, within the context only where it has to be: some want one, and this thread may have none.
@@ -172,8 +172,13 @@ impl Home {
     /// Waits for an event, which blocks this thread and no stream.
     pub(super) fn wait_for(&self, raw: EventHandle) -> Result<(), GpuError> {
         let _current = self.context.enter()?;
-        // SAFETY: as above.
-        unsafe { self.calls().event_synchronize(raw) }
+        loop {
+            // SAFETY: as above.
+            match unsafe { self.calls().event_synchronize(raw) } {
+                Err(error) if error.code == STREAM_CAPTURE_UNSUPPORTED => std::thread::yield_now(),
+                outcome => return outcome,
+            }
+        }
     }
 }
 
@@ -190,6 +195,15 @@ impl Drop for Home {
             // SAFETY: made in this context, and used through this home only.
             released("stream", unsafe { self.context.calls.stream_destroy(*lane) });
         }
+    }
+}
+
+/// While nobody may ask, work counts as not over: to take the refusal for its end would let go of memory that an engine is at.
+#[inline]
+pub(super) fn later_if_captured(answer: Result<bool, GpuError>) -> Result<bool, GpuError> {
+    match answer {
+        Err(error) if error.code == STREAM_CAPTURE_UNSUPPORTED => Ok(false),
+        answer => answer,
     }
 }
 

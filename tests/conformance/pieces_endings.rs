@@ -1,0 +1,143 @@
+//! Batches under which something ends: the registration of the memory, the time that they have, the last handle to what an engine is at.
+
+use super::pieces::{Ground, Memory};
+use crate::support::gpus::is_for_simulated_only;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::settings::KernelCopyChoice;
+use carrack::{Face, OpError, Piece, Rank};
+use std::time::Duration;
+
+crate::over_each_transport_and!(
+    copiers,
+    WithCopiers;
+    a_batch_whose_registration_ends_in_the_midst_ends_once,
+    a_batch_that_nobody_answers_ends_once_when_its_time_is_over,
+    what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it,
+);
+
+const COUNT: usize = 300;
+
+/// More pieces than may wait for an answer, of memory that only its owner reaches, or its NIC.
+fn ground<J: Job>() -> Ground {
+    let ground = Ground::over(J::pair_with(J::settings().offers(16).kernel_copy(KernelCopyChoice::Off)));
+    connect(&ground.ranks);
+    ground
+}
+
+fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
+    for (memory, is_put) in [(Memory::Host, true), (Memory::Gpu, true), (Memory::Host, false)] {
+        let ground = ground::<J>();
+        let zero = &ground.ranks[0];
+        let (local, remote) = (ground.local(memory, COUNT * 100), ground.remote(memory, false, COUNT * 100));
+        local.whole().write(&[7; COUNT * 100]).unwrap();
+        remote.region.whole().write(&[0; COUNT * 100]).unwrap();
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 100..(at + 1) * 100,
+            rmr: &remote.rmr,
+            offset: (at * 100) as u64,
+        };
+        let pieces: Vec<_> = (0..COUNT).map(piece).collect();
+        let over = Sink::keeping();
+        let batch = match is_put {
+            true => zero.post_put_batch(Rank(1), &pieces),
+            false => zero.post_get_batch(Rank(1), &pieces),
+        };
+        let batch = batch.comp(&over).remote_comp(ground.name);
+        assert!(batch.allow_retry(false).call().unwrap().is_posted());
+        for _ in 0..10 {
+            zero.progress_all().unwrap();
+        }
+        ground.ranks[1].deregister_memory(remote.registered);
+        let status = over.one(&ground.ranks);
+        match status.error.as_deref() {
+            // Its NIC may have gone on, until this rank heard of it.
+            None => assert!(J::IS_RDMA),
+            Some(OpError::Stale(Rank(1))) => {}
+            Some(error) => panic!("{memory:?}, put: {is_put}: {error}"),
+        }
+        settle(&ground.ranks);
+        let told = ground.told.take();
+        assert_eq!((over.count(), told.len()), (0, usize::from(status.error.is_none())));
+        // What was refused has moved nothing, and what comes after is refused as well.
+        let (here, there) = (local.whole().to_vec().unwrap(), remote.region.whole().to_vec().unwrap());
+        assert!(here.iter().chain(&there).all(|byte| [0, 7].contains(byte)));
+        let again = zero.post_put_batch(Rank(1), &pieces).comp(&over).allow_done(false).call();
+        assert!(again.is_err() || over.one(&ground.ranks).error.is_some());
+    }
+}
+
+fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
+    for is_put in [true, false] {
+        let ground = ground::<J>();
+        let zero = &ground.ranks[0];
+        let (local, remote) =
+            (ground.local(Memory::Host, COUNT * 100), ground.remote(Memory::Host, false, COUNT * 100));
+        local.whole().write(&[7; COUNT * 100]).unwrap();
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 100..(at + 1) * 100,
+            rmr: &remote.rmr,
+            offset: (at * 100) as u64,
+        };
+        let pieces: Vec<_> = (0..COUNT).map(piece).collect();
+        let over = Sink::keeping();
+        let batch = match is_put {
+            true => zero.post_put_batch(Rank(1), &pieces),
+            false => zero.post_get_batch(Rank(1), &pieces),
+        };
+        let batch = batch.comp(&over).remote_comp(ground.name).deadline(Duration::from_millis(20));
+        assert!(batch.allow_retry(false).call().unwrap().is_posted());
+        if J::IS_RDMA {
+            // A NIC answers whatever its rank does.
+            settle(&ground.ranks);
+            assert_eq!(over.take().len(), 1);
+            continue;
+        }
+        // The other rank does nothing meanwhile.
+        let status = over.one(std::slice::from_ref(zero));
+        assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");
+        settle(&ground.ranks);
+        assert_eq!((over.count(), ground.told.count()), (0, 0), "put: {is_put}");
+        let waiting = zero.pending();
+        assert!(!waiting.operations.iter().any(|op| op.what.ends_with("of a batch")), "{waiting:?}");
+    }
+}
+
+fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() {
+    if J::IS_RDMA || is_for_simulated_only("a copy cannot be held up") {
+        return;
+    }
+    for as_face in [false, true] {
+        let ground = Ground::new::<J>();
+        let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
+        let (local, remote) = (ground.local(Memory::Gpu, 1000), ground.remote(Memory::Gpu, true, 1000));
+        let over = Sink::keeping();
+        let held = fake.faults().hold_copies();
+        {
+            let piece = |at: usize| Piece {
+                local: &local,
+                range: at * 10..at * 10 + 5,
+                rmr: &remote.rmr,
+                offset: at as u64 * 10,
+            };
+            let pieces: Vec<_> = (0..100).rev().map(piece).collect();
+            let face = Face { offset: 0, count: [5, 100, 1], pitch: [10, 0] };
+            let put = match as_face {
+                true => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
+                false => zero.post_put_batch(Rank(1), &pieces),
+            };
+            assert!(put.comp(&over).remote_comp(ground.name).call().unwrap().is_posted());
+        }
+        let before = fake.counters().frees;
+        drop((local, remote));
+        for _ in 0..1000 {
+            step(&ground.ranks);
+        }
+        assert_eq!((over.count(), fake.counters().frees), (0, before), "an engine is at both");
+        drop(held);
+        assert!(over.one(&ground.ranks).error.is_none());
+        until(&ground.ranks, || ground.told.count() == 1 && fake.counters().frees == before + 2);
+    }
+}
