@@ -84,7 +84,8 @@ type Pieces = Vec<(usize, usize, usize)>;
 /// So many, of lengths up to the longest, each end at a multiple of `unit`, in an order of its own on either side.
 fn pieces(count: usize, unit: usize, most: usize) -> Pieces {
     let slot = |at: usize| GUARD + at * 2 * most;
-    let piece = |at: usize| (slot(at), slot(at * 7 % count) + unit, unit * (1 + at % (most / unit)));
+    let piece =
+        |at: usize| (slot(at), slot(at * 7 % count) + unit, unit * (1 + (at + at / 128) % (most / unit)));
     (0..count).map(piece).collect()
 }
 
@@ -103,7 +104,7 @@ fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_els
     let (own, other) = (&ground.gpus[0], ground.last());
     let mut rng = rng();
     for (dst_on, src_on) in [(own, own), (own, other)] {
-        for (unit, most) in [(1, 64), (4, 256), (16, 1024)] {
+        for (unit, most) in [(1, 64), (4, 256), (16, 64), (16, 1024)] {
             let room = 2 * GUARD + 1025 * 2 * most;
             let (dst, src) = (plain(dst_on, room), plain(src_on, room));
             for count in [1, 2, 31, 127, 128, 129, 999, 1023, 1024, 1025] {

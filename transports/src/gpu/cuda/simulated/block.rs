@@ -198,6 +198,7 @@ impl<'p> Block<'p> {
             ["xor", _] => cut(read(1) ^ read(2)),
             ["not", "b32"] => low(!read(1)),
             ["neg", "s32"] => low(read(1).wrapping_neg()),
+            ["max", "u32"] => low(read(1)).max(low(read(2))),
             ["min", "u32"] => low(read(1)).min(low(read(2))),
             ["selp", "u32"] => low(if read(3) != 0 { read(1) } else { read(2) }),
             ["setp", comparison, sort] => u64::from(compares(comparison, sort, read(1), read(2))),
