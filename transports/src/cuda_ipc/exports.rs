@@ -34,7 +34,9 @@ impl Allocation {
 
 #[derive(Default)]
 pub(super) struct Exports {
-    all: Mutex<HashMap<(GpuUuid, AllocId), Weak<Allocation>>>,
+    /// By the device, the driver's number and the address: pieces that are mapped into one reservation are told apart, whatever
+    /// their driver numbers.
+    all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
     /// Opened with the first handle that has a descriptor. `None`: there can be none, and descriptors are fetched.
     desk: OnceLock<Option<Desk>>,
 }
@@ -63,6 +65,11 @@ impl Exports {
             }
             _ => return Err("it is not memory of a GPU".into()),
         };
+        if region.is_joined() {
+            return Err(
+                "it is made of several handles, and each is exported by itself: register its pieces".into()
+            );
+        }
         let allocation = self.allocation(region, gpu)?;
         region.keep_with(|| Arc::new(Until(allocation.clone())));
         let share = allocation.ledger.0.share().ok_or("its ledger is shared by nobody")?;
@@ -109,7 +116,7 @@ impl Exports {
 
     /// The allocation that a region lies in, as it was exported before or is now.
     fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, String> {
-        let name = (gpu.info().uuid, region.id());
+        let name = (gpu.info().uuid, region.id(), region.root().addr());
         let mut all = lock(&self.all);
         if let Some(known) = all.get(&name).and_then(Weak::upgrade)
             && (known.base..known.base.saturating_add(known.handle.len)).contains(&region.addr())

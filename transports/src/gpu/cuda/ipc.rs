@@ -12,6 +12,7 @@ use super::sys::{
     AllocationHandle, AllocationProp, Bytes64, ContextHandle, DevicePtr, GRANULARITY_MINIMUM,
     IPC_LAZY_ENABLE_PEER_ACCESS, PoolHandle, handle_type, pointer,
 };
+use super::vmm;
 use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::collections::HashMap;
@@ -282,7 +283,7 @@ fn open_vmm(
     kind: c_int,
 ) -> Result<Memory, GpuError> {
     let granule =
-        memory::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false), GRANULARITY_MINIMUM)?;
+        vmm::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false), GRANULARITY_MINIMUM)?;
     if handle.len == 0 || !handle.len.is_multiple_of(granule) {
         let hint =
             format!("the handle says {} bytes: VMM memory comes in multiples of {granule}", handle.len);
@@ -291,7 +292,7 @@ fn open_vmm(
     let mut imported: AllocationHandle = 0;
     // SAFETY: the place for the answer is ours; the driver checks what it is given, and takes no ownership of it.
     unsafe { home.calls().mem_import_from_shareable_handle(&raw mut imported, from, kind) }?;
-    let mapped = memory::map(gpu, home, imported, handle.len);
+    let mapped = vmm::map(gpu, home, imported, handle.len);
     // SAFETY: imported above; mapped memory stays until it is unmapped.
     released("VMM handle", unsafe { home.calls().mem_release(imported) });
     mapped
