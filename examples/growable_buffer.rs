@@ -11,7 +11,7 @@ mod gpus;
 
 use carrack::alloc::GrowableBuffer;
 use carrack::transports::gpu::Gpu;
-use carrack::{Rank, Rmr, Runtime};
+use carrack::{Outcome, Rank, Rmr, Runtime};
 use gpus::Result;
 use std::sync::Arc;
 
@@ -34,7 +34,10 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
         for step in 0..STEPS {
             let stripe = Rmr::from_bytes(&runtime.world().broadcast(Rank(0), &[])?)?;
             let place = (me.0 as usize - 1) * PIECE;
-            runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64).allow_posted(false).call()?;
+            let put = runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64);
+            if let Outcome::Done(status) = put.allow_posted(false).allow_retry(false).call()? {
+                let _buffer = status.ok()?;
+            }
             runtime.barrier()?;
         }
         return Ok(runtime.barrier()?);
@@ -52,7 +55,7 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
         runtime.world().broadcast(Rank(0), &name)?;
         runtime.barrier()?;
     }
-    for (rank, step) in others.clone().flat_map(|rank| (0..STEPS).map(move |step| (Rank(rank), step))) {
+    for (rank, step) in others.flat_map(|rank| (0..STEPS).map(move |step| (Rank(rank), step))) {
         let at = step * STRIPE + (rank.0 as usize - 1) * PIECE;
         if list.region(at, PIECE)?.whole().to_vec()? != piece(rank, step) {
             return Err(format!("what {rank} has appended in step {step} is not there").into());
@@ -61,12 +64,11 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     let refused = list.shrink_to(STRIPE).err().ok_or("it has shrunk under a registration")?;
     println!("{STEPS} stripes on {} GPU(s) at {addr:#x}, all right; {refused}", all.len());
     registered.truncate(1);
-    runtime.barrier()?;
-    // Those who had the others mapped close them when they next make progress.
+    // The others wait in a barrier meanwhile, and close what they have mapped of what has been withdrawn.
     while list.shrink_to(STRIPE).is_err() {
         runtime.progress()?;
     }
-    assert!(others.len() == 0 || list.region(0, 5)?.whole().to_vec()? == piece(Rank(1), 0)[..5]);
+    assert_eq!(list.region(0, PIECE)?.whole().to_vec()?, piece(Rank(1), 0));
     println!("and {} bytes again, where they were", list.len());
-    Ok(())
+    Ok(runtime.barrier()?)
 }

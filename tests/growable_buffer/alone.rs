@@ -5,8 +5,9 @@ use crate::support::gpu_ranks::{Gpus, enough_for, filled};
 use crate::support::words::wrong;
 use crate::{STRIPE, buffer, check, fill, stripes};
 use carrack::alloc::{GrowableBuffer, GrowableError};
+use carrack::region::Region;
 use carrack::transports::gpu::Flavour;
-use carrack::transports::mem::MemKind;
+use carrack::transports::mem::{MemKind, Transfer};
 
 /// Whether the driver knows memory there. Of addresses without it a real one may say so by an error.
 fn has_memory(gpus: &Gpus, addr: usize) -> bool {
@@ -63,7 +64,7 @@ fn what_is_there_stays_where_and_as_it_is_while_the_buffer_grows_and_shrinks() {
 fn stripes_are_dealt_out_to_the_gpus_in_turn_and_each_is_an_allocation_of_its_own() {
     let _watchdog = Watchdog::over("stripes");
     let gpus = Gpus::here();
-    let mut buffer = buffer(&gpus, 6);
+    let mut buffer = buffer(&gpus, 8);
     buffer.grow_to(3 * STRIPE).unwrap();
     buffer.grow_to(6 * STRIPE).unwrap();
     for (at, stripe) in stripes(&buffer).iter().enumerate() {
@@ -97,28 +98,21 @@ fn every_gpu_of_the_buffer_copies_from_and_to_all_of_it() {
     let mut buffer = buffer(&gpus, 4);
     buffer.grow_to(4 * STRIPE).unwrap();
     for (turn, gpu) in gpus.all.iter().enumerate() {
-        let near = gpu.allocate(STRIPE, Flavour::Plain).unwrap();
+        let (near, stream) = (gpu.allocate(STRIPE, Flavour::Plain).unwrap(), gpu.stream().unwrap());
+        let copied = |to: &Region, from: &Region| {
+            let copy = Transfer::start_on(&*stream, to.whole().into(), from.whole().into()).unwrap();
+            drop(copy.into_buffers());
+        };
         for (at, stripe) in stripes(&buffer).iter().enumerate() {
             let salt = (turn * 10 + at) as u64;
             fill(&near, salt);
-            // The engine of the target's owner, and then that of the other end's.
-            let to = (stripe.addr() as *mut u8, stripe.kind());
-            copied(gpu, to, (near.addr() as *const u8, near.kind()));
+            copied(stripe, &near);
             check(stripe, salt);
             fill(stripe, salt + 100);
-            copied(gpu, (near.addr() as *mut u8, near.kind()), (stripe.addr() as *const u8, stripe.kind()));
+            copied(&near, stripe);
             check(&near, salt + 100);
         }
     }
-}
-
-fn copied(
-    gpu: &std::sync::Arc<dyn carrack::transports::gpu::Gpu>,
-    to: (*mut u8, MemKind),
-    from: (*const u8, MemKind),
-) {
-    // SAFETY: both are there, as long as said, until the copy is over.
-    unsafe { gpu.copy(to, from, STRIPE) }.unwrap().wait().unwrap();
 }
 
 /// Between two of them there is no gap, and none is written beside.

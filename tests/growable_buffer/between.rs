@@ -125,7 +125,7 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
             *salt = round * 10 + at as u64;
             let source = sources[(round as usize + at) % sources.len()];
             assert_eq!(put(runtime, || source.full(gpus, LEN, *salt), rmr, 0), Went::Mapped);
-            if round % 5 == 0 {
+            if round.is_multiple_of(5) {
                 let (went, buffer) = get(runtime, || source.empty(gpus, LEN), rmr, 0);
                 assert_eq!(went, Went::Mapped);
                 holds(&buffer, LEN, *salt);

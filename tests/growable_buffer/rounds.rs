@@ -27,7 +27,7 @@ pub(crate) fn rank(role: &Role) {
         if role.rank == 0 {
             buffer.grow_to((1 + round % 6) * STRIPE).unwrap();
         }
-        if round % SHARED == 0 {
+        if round.is_multiple_of(SHARED) {
             let name = format!("round {round}");
             if role.rank == 0 {
                 let last = buffer.pieces(buffer.len() - LEN - 5, LEN).unwrap().remove(0);
@@ -46,7 +46,7 @@ pub(crate) fn rank(role: &Role) {
         if role.rank == 0 {
             between::shrink(&runtime, &mut buffer, (round % 2) * STRIPE);
         }
-        if round % SHARED == 0 {
+        if round.is_multiple_of(SHARED) {
             runtime.barrier().unwrap();
         }
         if round == ROUNDS / 2 + 1 || round + 1 == ROUNDS {

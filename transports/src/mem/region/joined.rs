@@ -108,9 +108,10 @@ mod tests {
 
     #[test]
     fn a_region_is_taken_by_its_only_handle_and_by_no_other() {
+        type Keep = fn(&Region) -> Box<dyn Any>;
         let (driver, one, other) = two();
         assert!(!one.is_held_elsewhere());
-        let keeps: [fn(&Region) -> Box<dyn Any>; 3] = [
+        let keeps: [Keep; 3] = [
             |region| Box::new(region.clone()),
             |region| Box::new(region.subregion(5, 5).unwrap()),
             |region| Box::new(region.slice(5, 5).unwrap()),
