@@ -7,6 +7,11 @@ mod support;
 mod alone;
 #[path = "growable_buffer/between.rs"]
 mod between;
+#[path = "gpu_ordeals/exchange.rs"]
+#[allow(dead_code, reason = "two programs have this as a module")]
+mod exchange;
+#[path = "growable_buffer/posts.rs"]
+mod posts;
 #[path = "growable_buffer/refused.rs"]
 mod refused;
 #[path = "growable_buffer/rounds.rs"]
@@ -28,6 +33,7 @@ fn a_rank_in_its_role() {
         "grows" => between::grows(&role),
         "messages" => between::messages(&role),
         "killed" => between::killed(&role),
+        "posts" => posts::rank(&role),
         "rounds" => rounds::rank(&role),
         other => panic!("no role {other}"),
     }

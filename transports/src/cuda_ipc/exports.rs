@@ -30,6 +30,12 @@ impl Allocation {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.handle.fd()
     }
+
+    /// Whether nobody has it mapped, nor can come to. While another region of it is registered, those who have it mapped may be
+    /// there for that one.
+    fn is_free(&self) -> bool {
+        self.ledger.stands(0) && self.ledger.importers().is_empty()
+    }
 }
 
 #[derive(Default)]
@@ -154,6 +160,10 @@ struct Until(Arc<Allocation>);
 
 impl Keeper for Until {
     fn keep(&self, owner: Owner) {
+        // At once where that can be, also beside somebody who looks through what is left.
+        if self.0.is_free() {
+            return drop(owner);
+        }
         lock(&LEFT).push((self.0.clone(), owner));
         free_left();
     }
@@ -164,10 +174,7 @@ pub(super) fn free_left() {
     // Dropped outside the lock: freeing memory of a GPU takes time, and an owner may be the program's.
     let freed: Vec<_> = {
         let Ok(mut left) = LEFT.try_lock() else { return };
-        // While another region of the allocation is registered, those who have it mapped may be there for that one.
-        let is_free =
-            |allocation: &Allocation| allocation.ledger.stands(0) && allocation.ledger.importers().is_empty();
-        left.extract_if(.., |(allocation, _)| is_free(allocation)).collect()
+        left.extract_if(.., |(allocation, _)| allocation.is_free()).collect()
     };
     drop(freed);
 }

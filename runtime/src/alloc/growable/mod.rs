@@ -122,7 +122,13 @@ impl GrowableBuffer {
         let turns = self.gpus.iter().cycle().zip(0..len.div_ceil(stripe)).skip(self.stripes.len());
         let mut fresh = Vec::new();
         for (gpu, number) in turns {
-            match gpu.allocate_at(&self.reservation, number * stripe, stripe, &self.access) {
+            let allocate = || gpu.allocate_at(&self.reservation, number * stripe, stripe, &self.access);
+            // What others have let go of may be what is missing: it is freed when somebody asks who has it.
+            let again = |_| {
+                let _ = withdraw(self.addr() + number * stripe, stripe);
+                allocate()
+            };
+            match allocate().or_else(again) {
                 Ok(region) => fresh.push(region),
                 Err(cause) => {
                     // The last first, as they are taken from a buffer that shrinks.
