@@ -10,6 +10,8 @@ mod between;
 #[path = "gpu_ordeals/exchange.rs"]
 #[allow(dead_code, reason = "two programs have this as a module")]
 mod exchange;
+#[path = "growable_buffer/model.rs"]
+mod model;
 #[path = "growable_buffer/posts.rs"]
 mod posts;
 #[path = "growable_buffer/refused.rs"]
