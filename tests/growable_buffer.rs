@@ -33,6 +33,7 @@ fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(2 * PATIENCE) else { return };
     match role.name.as_str() {
         "grows" => between::grows(&role),
+        "longer" => between::longer(&role),
         "messages" => between::messages(&role),
         "killed" => between::killed(&role),
         "posts" => posts::rank(&role),

@@ -160,6 +160,73 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     runtime.barrier().unwrap();
 }
 
+/// gpu.md, VMM rules 2 and 5.
+#[test]
+fn a_longer_name_of_what_has_grown_leads_to_all_of_it_and_the_shorter_one_stays_good() {
+    let _watchdog = Watchdog::over("longer");
+    Ranks::start("longer", 2, &[]).succeed();
+}
+
+pub(crate) fn longer(role: &Role) {
+    let gpus = Gpus::here();
+    let runtime = gpus.runtime(role);
+    // Of the last GPU alone: a region is one GPU's.
+    let one = &gpus.all[gpus.all.len() - 1..];
+    let mut buffer = GrowableBuffer::reserve(one, STRIPES * STRIPE).stripe(STRIPE).build().unwrap();
+    let lengths = [STRIPE, 3 * STRIPE, STRIPES * STRIPE];
+    if role.rank == 0 {
+        let mut mrs = Vec::new();
+        for len in lengths {
+            buffer.grow_to(len).unwrap();
+            buffer.region(0, len).unwrap().whole().write(&vec![0xee; len]).unwrap();
+            mrs.push(registered(
+                role,
+                &runtime,
+                &format!("{len} bytes"),
+                &buffer.region(GUARD, len - 2 * GUARD).unwrap(),
+            ));
+            heard(role, &runtime, &format!("put {len}"), 1);
+            let bytes = buffer.region(0, len).unwrap().whole().to_vec().unwrap();
+            let (before, rest) = bytes.split_at(GUARD);
+            let (put, behind) = rest.split_at(len - 2 * GUARD);
+            assert!(put == filled(put.len(), len as u64), "{len} bytes");
+            assert!(before.iter().chain(behind).all(|&byte| byte == 0xee));
+        }
+        heard(role, &runtime, "put by the shorter ones", 1);
+        for (len, salt) in [(3 * STRIPE, 8), (STRIPE, 9)] {
+            let written = buffer.region(len - GUARD - 1000, 1000).unwrap();
+            check(&written, salt);
+        }
+        // The peer stands still, and has all of it mapped.
+        drop(mrs);
+        let why = buffer.shrink_to(0).unwrap_err();
+        let GrowableError::InUse { used, processes, .. } = &why else { panic!("{why}") };
+        assert_eq!((*used, processes.len()), (STRIPES * STRIPE, 1), "{why}");
+        role.says("go on");
+        shrink(&runtime, &mut buffer, 0);
+    } else {
+        let mut names = Vec::new();
+        for len in lengths {
+            let rmr = told(role, &format!("{len} bytes"), 0);
+            let full = || Kind::Plain(0).full(&gpus, len - 2 * GUARD, len as u64);
+            assert_eq!(put(&runtime, full, &rmr, 0), Went::Mapped);
+            let (went, back) = get(&runtime, || Kind::Host.empty(&gpus, len - 2 * GUARD), &rmr, 0);
+            assert_eq!(went, Went::Mapped);
+            holds(&back, len - 2 * GUARD, len as u64);
+            names.push(rmr);
+            role.says(&format!("put {len}"));
+        }
+        for (rmr, salt) in [(&names[1], 8), (&names[0], 9)] {
+            let source = || Kind::Plain(1).full(&gpus, 1000, salt);
+            assert_eq!(put(&runtime, source, rmr, rmr.len() - 1000), Went::Mapped);
+        }
+        role.says("put by the shorter ones");
+        role.told("go on", 0);
+        drop(names);
+    }
+    runtime.barrier().unwrap();
+}
+
 #[test]
 fn what_messages_were_sent_from_is_given_back_once_the_receiver_has_let_go_of_it() {
     let _watchdog = Watchdog::over("messages");

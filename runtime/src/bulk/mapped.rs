@@ -319,6 +319,10 @@ impl DeviceInner {
         let Buffer::Region(slice) = &*buffer else { return None };
         let (rank, region) = (operation.rank, slice.region());
         let root = region.root();
+        if region.is_joined() {
+            // Under a name that is too long for an introduction.
+            return None;
+        }
         let exposure = runtime.exposures.expose(runtime.maps()?, root)?;
         let key = &exposure.exported.as_ref().ok()?.key.0;
         if self.bulk.is_full() {

@@ -1,7 +1,7 @@
 //! Allocations of this process that others map.
 
 use super::desk::Desk;
-use super::key::Key;
+use super::key::{Key, Several};
 use super::ledger::Ledger;
 use crate::contract::Exported;
 use crate::gpu::{Gpu, Handle, HandleForm};
@@ -72,9 +72,7 @@ impl Exports {
             _ => return Err("it is not memory of a GPU".into()),
         };
         if region.is_joined() {
-            return Err(
-                "it is made of several handles, and each is exported by itself: register its pieces".into()
-            );
+            return self.export_joined(region);
         }
         let allocation = self.allocation(region, gpu)?;
         region.keep_with(|| Arc::new(Until(allocation.clone())));
@@ -97,6 +95,17 @@ impl Exports {
         }
         drop(own);
         Ok(Exported::new(key.encode(), Registration(allocation)))
+    }
+
+    /// Each part by itself, under one name: whoever maps them does so one behind the other.
+    fn export_joined(&self, region: &Region) -> Result<Exported, String> {
+        let parts = region.joined_parts();
+        let first = parts.first().ok_or("it is no part of anything")?;
+        let exported = parts.iter().map(|part| self.export(part)).collect::<Result<Vec<_>, _>>()?;
+        let keys = exported.iter().map(|one| one.key.clone()).collect();
+        let (offset, len) = ((region.addr() - first.addr()) as u64, region.len() as u64);
+        let key = Several { offset, len, keys }.encode()?;
+        Ok(Exported::new(key, exported))
     }
 
     /// The processes that have memory of a range of addresses mapped, whether it is still registered or not.

@@ -336,6 +336,17 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
 
+    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses: what others have opened before and behind it
+    /// lies there without a gap.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open), and of [`allocate_at`](Self::allocate_at) for the place.
+    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+        let hint =
+            format!("{} bytes at {offset} of {reservation:?}: this driver opens nothing so", handle.len);
+        Err(GpuError::unsupported("open_at", hint))
+    }
+
     /// Lends `len` bytes of this device's memory at `addr` to a NIC's driver, as a dma-buf.
     ///
     /// # Errors

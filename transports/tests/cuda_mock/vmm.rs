@@ -4,8 +4,8 @@
 use crate::mock::{library as mock, word};
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
-use carrack_transports::gpu::{Driver, Gpu, GpuError, Reservation};
-use carrack_transports::mem::{GpuUuid, MemKind, Region};
+use carrack_transports::gpu::{Driver, Gpu, GpuError, Handle, HandleKey, Reservation};
+use carrack_transports::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::path::Path;
 
 const UNIT: usize = 2 << 20;
@@ -109,6 +109,52 @@ fn a_driver_without_room_or_that_refuses_access_keeps_nothing_of_the_attempt() {
     word(&library, "mock_allow_access");
     drop(at(30 * UNIT, UNIT).unwrap());
     drop((most, reservation));
+    assert_eq!(live(&library), [0; 3]);
+}
+
+/// A handle of another process's memory, for which a file stands.
+fn foreign(gpu: &dyn Gpu, name: &str, bytes: &[u8], len: usize) -> Handle {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, bytes).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    Handle { gpu: gpu.info().uuid, id: AllocId(7), len, offset: 0, key: HandleKey::Fd(file.into()) }
+}
+
+#[test]
+fn memory_of_other_processes_is_opened_one_behind_the_other_and_copied_across_the_border() {
+    let library = mock("opened-at", "-DVMM");
+    let driver = CudaDriver::at(&library);
+    let gpu = driver.devices().unwrap().remove(0);
+    let bytes: Vec<u8> = (0..=250).cycle().take(3 * UNIT).collect();
+    let handles = [(0, UNIT), (UNIT, 2 * UNIT)]
+        .map(|(at, len)| foreign(&*gpu, &format!("foreign-{at}"), &bytes[at..at + len], len));
+    let reservation = gpu.reserve(4 * UNIT).unwrap();
+    let parts: Vec<Region> = handles
+        .iter()
+        .zip([UNIT, 2 * UNIT])
+        .map(|(handle, at)| gpu.open_at(&reservation, at, handle).unwrap())
+        .collect();
+    assert_eq!((parts[0].addr(), live(&library)), (reservation.addr() + UNIT, [1, 2, 2]));
+    let whole = Region::joined(parts).unwrap();
+    assert!(whole.whole().to_vec().unwrap() == bytes);
+    // What is no place, and what is no such memory.
+    let refused = |at, handle: &Handle| gpu.open_at(&reservation, at, handle).unwrap_err().code;
+    assert_eq!(
+        [refused(2 * UNIT, &handles[0]), refused(3 * UNIT, &handles[1]), refused(4 * UNIT, &handles[0])],
+        [1; 3]
+    );
+    assert_eq!(refused(0, &foreign(&*gpu, "foreign-short", &bytes[..UNIT], UNIT + 1)), 400);
+    assert_eq!(refused(0, &foreign(&*gpu, "foreign-none", &[], UNIT)), 1);
+    assert_eq!(refused(0, &foreign(&*gpu, "foreign-long", &bytes[..2 * UNIT], UNIT)), 1);
+    assert_eq!(
+        refused(
+            0,
+            &Handle { key: HandleKey::Bytes([0; 64]), ..foreign(&*gpu, "foreign-bytes", &bytes, UNIT) }
+        ),
+        801
+    );
+    assert_eq!(live(&library), [1, 2, 2]);
+    drop((whole, reservation));
     assert_eq!(live(&library), [0; 3]);
 }
 

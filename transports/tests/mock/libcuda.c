@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifdef STUB
@@ -286,6 +287,24 @@ int cuMemCreate(unsigned long long *handle, size_t len, const struct prop *prop,
   return 0;
 }
 
+/* Another process's: a file stands for it. */
+int cuMemImportFromShareableHandle(unsigned long long *handle, void *from, int kind) {
+  ALIVE;
+  struct stat found;
+  if (kind != 1 || fstat((int)(size_t)from, &found) || !found.st_size) return INVALID_VALUE;
+  for (int at = 0; at < 64; at++) {
+    if (memories[at].len) continue;
+    memories[at].fd = dup((int)(size_t)from);
+    memories[at].len = found.st_size;
+    memories[at].handles = 1;
+    memories[at].mappings = 0;
+    live_memories++;
+    *handle = at + 1;
+    return 0;
+  }
+  return OUT_OF_MEMORY;
+}
+
 static void settle(int at) {
   if (memories[at].handles || memories[at].mappings) return;
   close(memories[at].fd);
@@ -341,7 +360,8 @@ int cuMemAddressFree(size_t ptr, size_t len) {
 int cuMemMap(size_t ptr, size_t len, size_t offset, unsigned long long handle, unsigned long long flags) {
   ALIVE;
   int of = handle - 1, inside = 0;
-  if (of < 0 || of > 63 || !memories[of].handles || offset || flags || len != memories[of].len || ptr % UNIT) return forbidden();
+  if (of < 0 || of > 63 || !memories[of].handles || offset || flags || ptr % UNIT) return forbidden();
+  if (len != memories[of].len) return INVALID_VALUE;
   for (int at = 0; at < 16; at++)
     inside |= reservations[at].base && ptr >= (size_t)reservations[at].base
               && ptr + len <= (size_t)reservations[at].base + reservations[at].len;

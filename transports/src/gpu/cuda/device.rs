@@ -476,6 +476,10 @@ impl Gpu for CudaGpu {
         ipc::open(self, handle)
     }
 
+    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+        ipc::open_at(self, (reservation, offset), handle)
+    }
+
     fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
         direct::export(self, addr, len)
     }

@@ -112,14 +112,20 @@ pub(super) fn map(
         return Err(error);
     }
     let memory = Memory { home: Arc::clone(home), ptr, span, how: How::Unmap };
+    grant_all(gpu, &memory)?;
+    Ok(memory)
+}
+
+/// Gives a device access to memory that was mapped, and the peers that can reach the device.
+pub(super) fn grant_all(gpu: &CudaGpu, memory: &Memory) -> Result<(), GpuError> {
     let grant = |device: Device| {
         let access = AccessDesc::read_write(device);
-        // SAFETY: the range was mapped above.
-        unsafe { calls.mem_set_access(ptr, span, &raw const access, 1) }
+        // SAFETY: the range was mapped as one piece.
+        unsafe { gpu.shared.calls.mem_set_access(memory.ptr, memory.span, &raw const access, 1) }
     };
     grant(gpu.device)?;
     grant_to_peers(gpu, grant);
-    Ok(memory)
+    Ok(())
 }
 
 /// Access is per allocation for VMM and pools: peers that can reach the device get it now, one by one, and one that does
@@ -183,18 +189,12 @@ pub(super) fn allocate_at(
     (offset, len): (usize, usize),
     access: &[GpuUuid],
 ) -> Result<Region, GpuError> {
-    const CALL: &str = "cuMemMap";
     let unit = unit(gpu)?;
-    let wrong = |what: &str| {
-        because(CALL, INVALID_VALUE, format!("{len} bytes at {offset} of {reservation:?} {what}"))
-    };
-    if reservation.own::<Addresses>().is_none() {
-        return Err(wrong("are at addresses of another driver"));
-    }
     if len == 0 || !len.is_multiple_of(unit) || !offset.is_multiple_of(unit) {
-        return Err(wrong(&format!("are no multiples of {unit}, or none")));
+        let hint = format!("{len} bytes at {offset} of {reservation:?} are no multiples of {unit}, or none");
+        return Err(because("cuMemMap", INVALID_VALUE, hint));
     }
-    let ptr = reservation.place(offset, len).ok_or_else(|| wrong("are not inside"))?;
+    let ptr = place_at((reservation, offset), len)?;
     let mut devices = vec![gpu.device];
     for uuid in access {
         let device = device_of(gpu, *uuid)?;
@@ -205,25 +205,52 @@ pub(super) fn allocate_at(
     }
     let home = gpu.home()?;
     let current = home.context.enter()?;
-    let calls = home.calls();
     let allowed: Vec<AccessDesc> = devices.into_iter().map(AccessDesc::read_write).collect();
-    let mapped = |handle| {
-        // SAFETY: the addresses are reserved; the driver refuses those where something lies already.
-        unsafe { calls.mem_map(ptr, len, 0, handle, 0) }.map_err(|error| match error.code {
-            INVALID_VALUE => wrong("cannot be mapped: other memory lies there, or is still mapped"),
-            _ => error,
-        })?;
-        let memory = Memory { home: Arc::clone(home), ptr, span: len, how: How::UnmapOnly };
-        // SAFETY: mapped above, as one piece.
-        unsafe { calls.mem_set_access(ptr, len, allowed.as_ptr(), allowed.len()) }?;
-        Ok(memory)
+    let grant = |memory: &Memory| {
+        // SAFETY: mapped as one piece.
+        unsafe { home.calls().mem_set_access(memory.ptr, memory.span, allowed.as_ptr(), allowed.len()) }
     };
+    let mapped = |handle| map_at(home, handle, (ptr, len), grant);
     let memory = make(home, &prop(gpu, home), len, mapped).map_err(|error| explain(home, len, error));
     drop(current);
     let memory = memory?;
     home.kept.note(ptr, len);
     let owner = Box::new((memory, reservation.clone()));
     region(gpu, ptr, len, MemKind::Device(gpu.info().uuid), owner)
+}
+
+/// Where a piece of a reservation of this driver's lies.
+pub(super) fn place_at(
+    (reservation, offset): (&Reservation, usize),
+    len: usize,
+) -> Result<DevicePtr, GpuError> {
+    let wrong = |what: &str| {
+        because("cuMemMap", INVALID_VALUE, format!("{len} bytes at {offset} of {reservation:?} {what}"))
+    };
+    if reservation.own::<Addresses>().is_none() {
+        return Err(wrong("are at addresses of another driver"));
+    }
+    reservation.place(offset, len).ok_or_else(|| wrong("are not inside"))
+}
+
+/// Maps all of an allocation at reserved addresses, and has devices given access.
+pub(super) fn map_at(
+    home: &Arc<Home>,
+    handle: AllocationHandle,
+    (ptr, span): (DevicePtr, usize),
+    grant: impl FnOnce(&Memory) -> Result<(), GpuError>,
+) -> Result<Memory, GpuError> {
+    // SAFETY: the addresses are reserved; the driver refuses those where something lies already.
+    unsafe { home.calls().mem_map(ptr, span, 0, handle, 0) }.map_err(|error| match error.code {
+        INVALID_VALUE => {
+            let hint = format!("{span} bytes at {ptr:#x}: other memory lies there, or is still mapped");
+            GpuError { hint, ..error }
+        }
+        _ => error,
+    })?;
+    let memory = Memory { home: Arc::clone(home), ptr, span, how: How::UnmapOnly };
+    grant(&memory)?;
+    Ok(memory)
 }
 
 /// The driver's number of a device.

@@ -116,7 +116,9 @@ impl Shared {
         let waits = {
             let table = lock(&self.table);
             let Some((_, entry)) = table.find(base) else { return };
-            let blocks = opened || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
+            // What lies at reserved addresses is unmapped, which waits for nothing.
+            let closes = opened && !table.is_reserved(base);
+            let blocks = closes || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
             self.devices.get(entry.ordinal).filter(|_| blocks)
         };
         if let Some(device) = waits {

@@ -354,6 +354,10 @@ impl Gpu for FakeGpu {
         ipc::open(&self.shared, self.ordinal, handle)
     }
 
+    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+        ipc::open_at(&self.shared, self.ordinal, (reservation, offset), handle)
+    }
+
     fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
         self.shared.export_dmabuf(self.ordinal, addr, len)
     }

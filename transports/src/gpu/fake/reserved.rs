@@ -8,9 +8,10 @@ use super::faults::count;
 use super::lock;
 use super::memory::{Alias, GRANULE, create};
 use super::shared::Shared;
-use super::table::{Entry, Origin};
+use super::table::{Entry, Origin, Table};
 use crate::gpu::{GpuError, Reservation};
 use crate::mem::{GpuUuid, MemKind, Region};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Reserved addresses; given back when this is dropped.
@@ -28,16 +29,17 @@ impl Drop for Reserved {
     }
 }
 
-/// A piece of memory there: it goes before its addresses do. Unmapping waits for nothing, so it is never put off.
-struct Piece {
+/// A piece of memory there, allocated or opened: it goes before its addresses do. Unmapping waits for nothing, so it is never put off.
+pub(super) struct Piece {
     shared: Arc<Shared>,
     base: usize,
+    opened: bool,
     _addresses: Reservation,
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.shared.free(self.base, false);
+        self.shared.free(self.base, self.opened);
     }
 }
 
@@ -77,9 +79,60 @@ impl Shared {
     ) -> Result<Region, GpuError> {
         const CALL: &str = "allocate_at";
         let device = self.device(CALL, ordinal)?;
+        let (window, base) = self.place_at(CALL, (reservation, offset), len)?;
+        for uuid in access {
+            self.reaches(CALL, self.ordinal(CALL, *uuid)?, device.info.uuid)?;
+        }
+        device.waits.catch_up();
+        let mut table = lock(&self.table);
+        check_empty(CALL, &table, base, len)?;
+        let span = room(CALL, device, &table, ordinal, len)?;
+        let fd = create(CALL, span)?;
+        let alias = Arc::new(Alias::map(CALL, span, &fd)?);
+        let (id, kind) = (self.fresh_id(), MemKind::Device(device.info.uuid));
+        self.device(CALL, window)?.window.map(CALL, base, span, &fd)?;
+        let origin = Origin::Shareable(fd);
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context: None, alias, origin });
+        drop(table);
+        count(&self.faults.counts.allocs);
+        let piece = Piece { shared: Arc::clone(self), base, opened: false, _addresses: reservation.clone() };
+        self.region(Parts { ordinal, window, base, len, kind, id }, Box::new(piece))
+    }
+
+    /// Maps another process's memory at reserved addresses.
+    pub(super) fn adopt_at(
+        self: &Arc<Self>,
+        ordinal: usize,
+        place: (&Reservation, usize),
+        len: usize,
+        fd: impl AsFd,
+    ) -> Result<(Parts, Piece), GpuError> {
+        const CALL: &str = "open_at";
+        let device = self.device(CALL, ordinal)?;
+        let (window, base) = self.place_at(CALL, place, len)?;
+        let mut table = lock(&self.table);
+        check_empty(CALL, &table, base, len)?;
+        let alias = Arc::new(Alias::map(CALL, len, &fd)?);
+        let (id, kind) = (self.fresh_id(), MemKind::Device(device.info.uuid));
+        self.device(CALL, window)?.window.map(CALL, base, len, &fd)?;
+        let (span, origin) = (len, Origin::Opened);
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context: None, alias, origin });
+        drop(table);
+        count(&self.faults.counts.maps);
+        let piece = Piece { shared: Arc::clone(self), base, opened: true, _addresses: place.0.clone() };
+        Ok((Parts { ordinal, window, base, len, kind, id }, piece))
+    }
+
+    /// Where a piece of a reservation lies: in which device's window, and its address.
+    fn place_at(
+        self: &Arc<Self>,
+        call: &'static str,
+        (reservation, offset): (&Reservation, usize),
+        len: usize,
+    ) -> Result<(usize, usize), GpuError> {
         let granule = self.granularity()?;
         let wrong = |what: &str| {
-            error(CALL, INVALID_VALUE, format!("{len} bytes at {offset} of {reservation:?} {what}"))
+            error(call, INVALID_VALUE, format!("{len} bytes at {offset} of {reservation:?} {what}"))
         };
         let own = reservation.own::<Reserved>().filter(|own| Arc::ptr_eq(&own.shared, self));
         let own = own.ok_or_else(|| wrong("are at addresses of another driver"))?;
@@ -87,24 +140,13 @@ impl Shared {
             return Err(wrong(&format!("are no multiples of {granule}, or none")));
         }
         let base = reservation.place(offset, len).ok_or_else(|| wrong("are not inside"))?;
-        for uuid in access {
-            self.reaches(CALL, self.ordinal(CALL, *uuid)?, device.info.uuid)?;
-        }
-        device.waits.catch_up();
-        let mut table = lock(&self.table);
-        if !table.is_empty(base, len) {
-            return Err(wrong("are where other memory lies"));
-        }
-        let span = room(CALL, device, &table, ordinal, len)?;
-        let fd = create(CALL, span)?;
-        let alias = Arc::new(Alias::map(CALL, span, &fd)?);
-        let (id, kind, window) = (self.fresh_id(), MemKind::Device(device.info.uuid), own.window);
-        self.device(CALL, window)?.window.map(CALL, base, span, &fd)?;
-        let origin = Origin::Shareable(fd);
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context: None, alias, origin });
-        drop(table);
-        count(&self.faults.counts.allocs);
-        let piece = Piece { shared: Arc::clone(self), base, _addresses: reservation.clone() };
-        self.region(Parts { ordinal, window, base, len, kind, id }, Box::new(piece))
+        Ok((own.window, base))
     }
+}
+
+fn check_empty(call: &'static str, table: &Table, base: usize, len: usize) -> Result<(), GpuError> {
+    if table.is_empty(base, len) {
+        return Ok(());
+    }
+    Err(error(call, INVALID_VALUE, format!("{len} bytes at {base:#x} are where other memory lies")))
 }

@@ -132,7 +132,8 @@ impl Table {
         before.is_none_or(|(base, entry)| base + entry.span <= addr)
     }
 
-    fn is_reserved(&self, addr: usize) -> bool {
+    /// Whether an address is a reserved one.
+    pub(super) fn is_reserved(&self, addr: usize) -> bool {
         self.reserved.range(..=addr).next_back().is_some_and(|(_, end)| addr < *end)
     }
 

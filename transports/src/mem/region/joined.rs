@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// The regions that one is made of.
 struct Joined {
-    _parts: Vec<Region>,
+    parts: Vec<Region>,
 }
 
 /// A region of which there is no other handle, no part and no slice: nobody can use it but by way of this, and dropping it gives
@@ -31,7 +31,7 @@ impl Region {
     /// Regions of one GPU's memory that lie one behind the other, as a region that keeps all of them. `None` if they do not lie so,
     /// or are memory that the program answers for.
     ///
-    /// Engines go across the borders. Nobody exports it, since no handle stands for all of it (gpu.md, VMM rule 2).
+    /// Engines go across the borders. No handle stands for all of it (gpu.md, VMM rule 2): it is exported part by part.
     pub fn joined(parts: Vec<Self>) -> Option<Self> {
         let first = parts.first()?;
         let (base, kind, id, gpu) = (first.0.base, first.kind(), first.id(), first.gpu().cloned());
@@ -46,13 +46,26 @@ impl Region {
         let len = parts.iter().map(Self::len).sum();
         // SAFETY: the range is that of the parts, without a gap, and they keep it; it is memory of a device, so that nobody follows
         // the pointer but engines.
-        Some(unsafe { Self::from_parts(base, len, kind, id, gpu, Box::new(Joined { _parts: parts })) })
+        Some(unsafe { Self::from_parts(base, len, kind, id, gpu, Box::new(Joined { parts })) })
     }
 
     /// Whether it is, or is a part of, a region that was [joined](Self::joined).
     pub fn is_joined(&self) -> bool {
-        let is = |owner: &Box<dyn Any + Send + Sync>| (**owner).is::<Joined>();
-        self.root().0.owner.as_ref().is_some_and(is)
+        self.joint().is_some()
+    }
+
+    /// The regions that a [joined](Self::joined) one, or a part of one, reaches into, in their order. None of any other.
+    pub fn joined_parts(&self) -> Vec<Self> {
+        let Some(Joined { parts }) = self.joint() else { return Vec::new() };
+        let end = self.addr().saturating_add(self.len());
+        let reaches =
+            |part: &&Self| part.addr() < end && self.addr() < part.addr().saturating_add(part.len());
+        parts.iter().filter(reaches).cloned().collect()
+    }
+
+    fn joint(&self) -> Option<&Joined> {
+        let owner: &(dyn Any + Send + Sync) = &**self.root().0.owner.as_ref()?;
+        owner.downcast_ref()
     }
 
     /// Whether there are other handles to it, parts of it, or slices: in an operation, a registration, or anybody's hands.
@@ -95,6 +108,15 @@ mod tests {
         assert!(Region::joined(vec![Region::host(1)]).is_none());
         let whole = Region::joined(vec![one.clone(), other]).unwrap();
         assert!(whole.is_joined() && whole.subregion(1, 1).unwrap().is_joined() && !one.is_joined());
+        let reached = |at, len| {
+            let parts = whole.subregion(at, len).unwrap().joined_parts();
+            parts.iter().map(|part| (part.addr() - whole.addr()) / BLOCK).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (reached(0, BLOCK), reached(BLOCK - 1, 2), reached(BLOCK, 1)),
+            (vec![0], vec![0, 1], vec![1])
+        );
+        assert!(one.joined_parts().is_empty());
         let bytes: Vec<u8> = (0..100_u8).collect();
         whole.slice(BLOCK - 33, 100).unwrap().write(&bytes).unwrap();
         assert_eq!(one.slice(BLOCK - 33, 33).unwrap().to_vec().unwrap(), bytes[..33]);
