@@ -124,8 +124,8 @@ pub enum GrowableError {
     },
     /// The range lies on several GPUs.
     #[error(
-        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}: a region is one GPU's; take their pieces, which go \
-         together in a list or a batch"
+        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}: a region is one GPU's; take the pieces, which go \
+         together in a batch"
     )]
     OnSeveral {
         /// Where the range was to begin, in bytes.

@@ -9,8 +9,8 @@
 //! Addresses are reserved once; memory is mapped there, and unmapped, by whole stripes, which are dealt out to the GPUs in turn. So
 //! nothing is copied when it grows, and what kernels and registrations know stays true.
 //!
-//! Each stripe is an allocation of its own: it is what a region of one GPU's can be, what a registration has that peers map, and
-//! what is given back.
+//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as many as lie on one GPU without another's
+//! between them.
 
 mod error;
 mod reserve;
@@ -28,8 +28,8 @@ use std::sync::Arc;
 /// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by copy engines. A part of it is a
 /// [`Region`], to be registered, posted and copied as any other; regions keep their stripes, and the buffer does not shrink below them.
 ///
-/// Peers map a registration of a range within one stripe ([`pieces`](Self::pieces)), and go on using it while the buffer grows;
-/// longer ranges are reached by way of the owner's progress. Memory that comes is not cleared.
+/// Peers map what is registered of it, and go on using that while the buffer grows: a region's name is good for the region's length,
+/// and what has grown is registered by another name, alone or with what was there. Memory that comes is not cleared.
 ///
 /// ```
 /// use carrack::alloc::GrowableBuffer;
@@ -218,8 +218,8 @@ impl GrowableBuffer {
         all.and_then(|all| all.subregion(within, len)).ok_or_else(outside)
     }
 
-    /// A range of it as regions, one for each stripe that it reaches into, in their order: what to register, so that peers map it, and
-    /// what a range over several GPUs is sent by.
+    /// A range of it as regions, one for each stripe that it reaches into, in their order: by which a range over several GPUs is
+    /// registered, and put or got as a batch.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside).
