@@ -93,7 +93,10 @@ impl Exposures {
         drop(state);
         // What lay at its address before, first: a peer's driver may not open the one while it has the other open.
         self.let_go();
-        let exported = domain.export(region);
+        let exported = match region.is_joined() {
+            true => Err("it is made of several handles, whose names are too long for an introduction".into()),
+            false => domain.export(region),
+        };
         if let Err(why) = &exported {
             tracing::info!(why, "messages from a region go by way of host memory");
         }
@@ -319,10 +322,6 @@ impl DeviceInner {
         let Buffer::Region(slice) = &*buffer else { return None };
         let (rank, region) = (operation.rank, slice.region());
         let root = region.root();
-        if region.is_joined() {
-            // Under a name that is too long for an introduction.
-            return None;
-        }
         let exposure = runtime.exposures.expose(runtime.maps()?, root)?;
         let key = &exposure.exported.as_ref().ok()?.key.0;
         if self.bulk.is_full() {

@@ -144,8 +144,8 @@ impl GrowableBuffer {
 
     /// Gives back the stripes behind the first `len` bytes. The caller sees to it that no kernel uses them any more.
     ///
-    /// Other processes may have mapped what was registered, or what messages were sent from, and close it when they next make
-    /// progress; until then this is an error.
+    /// Other processes may have mapped what was registered, or what messages were sent from. They close it when they have dropped what
+    /// names it (an [`Rmr`](crate::Rmr)) and are idle in progress, or have called it some thousand times; until then this is an error.
     ///
     /// # Errors
     /// [`InUse`](GrowableError::InUse): some of it is registered, in an operation, held as a region, or mapped by other
@@ -254,5 +254,59 @@ impl std::fmt::Debug for GrowableBuffer {
             "GrowableBuffer({addr:#x}+{len} of {capacity}, stripes of {stripe} on {} GPUs)",
             self.gpus.len()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_transports::gpu::{Driver, Gpu};
+
+    const STRIPE: usize = 2 << 20;
+
+    #[test]
+    fn stripes_of_which_somebody_has_got_hold_meanwhile_are_put_back_and_all_others() {
+        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
+        let mut buffer = GrowableBuffer::reserve(&driver.devices().unwrap(), 5 * STRIPE).build().unwrap();
+        buffer.grow_to(5 * STRIPE).unwrap();
+        let places = |buffer: &GrowableBuffer| buffer.stripes.iter().map(Region::addr).collect::<Vec<_>>();
+        let before = places(&buffer);
+        for (at, stripe) in buffer.stripes.iter().enumerate() {
+            stripe.whole().write(&vec![at as u8; STRIPE]).unwrap();
+        }
+        for held in 0..5 {
+            let taken = buffer.stripes[held].clone();
+            assert_eq!(buffer.cut(0), Err(held + 1));
+            assert_eq!(places(&buffer), before);
+            drop(taken);
+        }
+        for (at, stripe) in buffer.stripes.iter().enumerate() {
+            assert!(stripe.whole().to_vec().unwrap().iter().all(|byte| *byte == at as u8));
+        }
+        assert_eq!((buffer.cut(1), buffer.len(), driver.counters().frees), (Ok(()), STRIPE, 4));
+    }
+
+    #[test]
+    fn a_buffer_shrinks_and_grows_while_others_look_for_its_regions_by_weak_handles() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let mut buffer = GrowableBuffer::reserve(&[gpu], 3 * STRIPE).build().unwrap();
+        for round in 0..300_u32 {
+            buffer.grow_to(3 * STRIPE).unwrap();
+            let weak: Vec<_> = buffer.stripes.iter().map(Region::downgrade).collect();
+            std::thread::scope(|threads| {
+                threads.spawn(|| (0..50).for_each(|at| drop(weak[at % 3].upgrade())));
+                match buffer.shrink_to(0) {
+                    Ok(()) => assert!(buffer.is_empty()),
+                    Err(GrowableError::InUse { used, .. }) => {
+                        assert!(used > 0 && buffer.len() == 3 * STRIPE, "round {round}");
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+            });
+            buffer.shrink_to(0).unwrap();
+            assert_eq!(driver.counters().allocs, driver.counters().frees);
+        }
     }
 }
