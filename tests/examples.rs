@@ -201,6 +201,17 @@ fn the_ranks_of_a_node_have_an_array_on_one_gpu_together() {
     }
 }
 
+#[test]
+fn a_list_grows_on_gpus_as_others_append_to_it_and_shrinks_again() {
+    for lines in [run("growable_buffer", 3), run_alone("growable_buffer")] {
+        assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
+        assert_eq!(saying(&lines, "8 stripes on"), 1, "{lines:?}");
+        let refused = "all right; the buffer cannot shrink to 4194304 bytes: its first 33554432 are in use";
+        assert_eq!(saying(&lines, refused), 1, "{lines:?}");
+        assert_eq!(saying(&lines, "and 4194304 bytes again, where they were"), 1, "{lines:?}");
+    }
+}
+
 /// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
 fn names_gpus(line: &str) -> bool {
     let is_fake = line.contains("Fake");

@@ -17,7 +17,7 @@
 //! | `streams` | what streams of GPUs wait for |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
 //! | [`buffer`], [`packet`] | what operations hold, and what messages land in |
-//! | [`alloc`] | GPU memory that the ranks of a node have together |
+//! | [`alloc`] | GPU memory that the ranks of a node have together, or that grows in place |
 //! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
 //! | `wait` | waiting without burning a core |
 //! | `collective` | barrier and allgather |

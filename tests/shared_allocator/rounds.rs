@@ -1,8 +1,9 @@
 //! What is given back is given back.
 
 use crate::support::Watchdog;
-use crate::support::gpu_ranks::{Gpus, PATIENCE, are_real};
-use crate::support::ranks::{Ranks, Role, listing};
+use crate::support::gpu_ranks::{Gpus, PATIENCE};
+use crate::support::possessions::Possessions;
+use crate::support::ranks::{Ranks, Role};
 use crate::{BLOCK, check, fill, on_one_gpu};
 
 const ROUNDS: u64 = 1000;
@@ -56,34 +57,4 @@ pub(crate) fn rank(role: &Role) {
     let stats = allocator.stats();
     assert_eq!((stats.allocations, stats.made, stats.held), (0, ROUNDS + ROUNDS / 4, 0), "{last:?}");
     role.meet("over", &runtime, 0..3);
-}
-
-/// What a rank has.
-#[derive(Debug)]
-struct Possessions {
-    descriptors: usize,
-    mappings: usize,
-    /// Allocations and openings of a simulated driver.
-    live: Option<[u64; 3]>,
-}
-
-impl Possessions {
-    fn of_this_process(gpus: &Gpus) -> Self {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let live = gpus.fake.as_ref().map(|fake| {
-            let counters = fake.counters();
-            [
-                counters.allocs - counters.frees,
-                counters.opens - counters.closes,
-                counters.maps - counters.unmaps,
-            ]
-        });
-        Self { descriptors: listing("/proc/self/fd").len(), mappings: maps.lines().count(), live }
-    }
-
-    /// The kernel joins mappings that are neighbours, and splits them; a real driver maps for itself, too.
-    fn within(&self, other: &Self) -> bool {
-        let slack = if are_real() { 32 } else { 8 };
-        self.descriptors <= other.descriptors && self.mappings <= other.mappings + slack
-    }
 }

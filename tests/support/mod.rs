@@ -11,6 +11,7 @@ pub mod guard;
 pub mod guests;
 pub mod kernel;
 pub mod pairwise;
+pub mod possessions;
 pub mod ranks;
 pub mod sink;
 pub mod traffic;

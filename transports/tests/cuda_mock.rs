@@ -8,6 +8,8 @@ mod copier;
 mod mock;
 #[path = "cuda_mock/pieces.rs"]
 mod pieces;
+#[path = "cuda_mock/vmm.rs"]
+mod vmm;
 
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until};

@@ -24,6 +24,7 @@ const EXAMPLES: &[(&str, u32, Memory)] = &[
     ("halo_2d", 2, Memory::EachGpu),
     ("halo_3d", 2, Memory::EachGpu),
     ("shared_allocator", 2, Memory::EachGpu),
+    ("growable_buffer", 3, Memory::Gpu),
 ];
 
 /// What memory an example works on.

@@ -42,6 +42,7 @@ const SUITES: &[Suite] = &[
     suite("gpu_ipc", On::Any, true, 10),
     suite("ipc_handles", On::Any, true, 10),
     suite("shared_allocator", On::Any, true, 10),
+    suite("growable_buffer", On::Any, true, 10),
     suite("am_into_gpu", On::Any, true, 10),
     suite("gpu_staged", On::Any, true, 10),
     suite("gpu_streams", On::Any, true, 10),

@@ -1,4 +1,7 @@
-//! Memory of a GPU that the ranks of a node have together.
+//! Memory of GPUs that the ranks of a node have together, and memory that grows in place.
+//!
+//! [`GrowableBuffer`] is one rank's, of one or several GPUs: addresses that stay, and memory that comes and goes there. All else here
+//! is memory of several ranks.
 //!
 //! One rank of them, the leader, allocates; the others map what it has, so that kernels and copy engines of all read and write
 //! the same bytes. Every call is collective, and ends alike at all ranks: with memory for each, or with an error for each that
@@ -6,6 +9,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
+//! | `growable` | memory that grows and shrinks where it lies: [`GrowableBuffer`] |
 //! | `scope` | which ranks have memory together: [`Scope`] |
 //! | `shared` | one allocation for each call: [`SharedDeviceAllocator`] |
 //! | `pool` | many small allocations in few blocks: [`SharedPool`] |
@@ -15,7 +19,7 @@
 //! | `wire` | what ranks tell each other |
 //! | `error` | what can go wrong |
 //!
-//! Rules, for whoever uses it:
+//! Rules, for whoever uses memory of several ranks:
 //!
 //! - **The same calls in the same order** on all ranks of the scope. Calls that differ are an error at all of them, and are
 //!   named.
@@ -46,6 +50,7 @@
 
 mod buddy;
 mod error;
+mod growable;
 mod pool;
 mod region;
 mod scope;
@@ -54,6 +59,7 @@ mod stats;
 mod wire;
 
 pub use error::SharedAllocError;
+pub use growable::{GrowableBuffer, GrowableBuilder, GrowableError};
 pub use pool::SharedPool;
 pub use region::SharedRegion;
 pub use scope::Scope;

@@ -93,7 +93,10 @@ impl Exposures {
         drop(state);
         // What lay at its address before, first: a peer's driver may not open the one while it has the other open.
         self.let_go();
-        let exported = domain.export(region);
+        let exported = match region.is_joined() {
+            true => Err("it is made of several handles, whose names are too long for an introduction".into()),
+            false => domain.export(region),
+        };
         if let Err(why) = &exported {
             tracing::info!(why, "messages from a region go by way of host memory");
         }

@@ -15,6 +15,34 @@ fn runtimes() -> MutexGuard<'static, Vec<Weak<Inner>>> {
     RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Those that are this process's: in a fork they are the parent's.
+fn here() -> Vec<Arc<Inner>> {
+    let all: Vec<Arc<Inner>> = runtimes().iter().filter_map(Weak::upgrade).collect();
+    all.into_iter().filter(|inner| !inner.is_forked()).collect()
+}
+
+/// Who still has memory of which peers were told for messages, and of which nobody is told any more.
+pub(crate) struct Withdrawn {
+    /// Allocations of GPUs of which there are raw regions.
+    pub(crate) regions: usize,
+    /// Other processes that have it mapped.
+    pub(crate) processes: Vec<u32>,
+}
+
+/// Withdraws what peers were told of memory for messages, and forgets what is known of its addresses. Registrations stand.
+pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
+    let (range, all) = (addr..addr.saturating_add(len), here());
+    for inner in &all {
+        inner.exposures.withdraw(&range);
+    }
+    let regions = KnownMemory::of_the_process().forget(addr, len);
+    let domains = all.iter().flat_map(|inner| &inner.domains);
+    let mut processes: Vec<u32> = domains.flat_map(|(_, domain)| domain.mapped_by(addr, len)).collect();
+    processes.sort_unstable();
+    processes.dedup();
+    Withdrawn { regions, processes }
+}
+
 /// A runtime has started.
 pub(crate) fn note_runtime(inner: &Arc<Inner>) {
     let mut all = runtimes();
@@ -76,21 +104,10 @@ impl Runtime {
             return Ok(());
         }
         let range = addr..addr.saturating_add(len);
-        // In a fork they are the parent's.
-        let all: Vec<Arc<Inner>> = runtimes().iter().filter_map(Weak::upgrade).collect();
-        let all: Vec<_> = all.into_iter().filter(|inner| !inner.is_forked()).collect();
-        let mut found = StillInUse { addr, len, registrations: 0, regions: 0, processes: Vec::new() };
-        for inner in &all {
-            found.registrations += inner.regions.withdraw(&range);
-            inner.exposures.withdraw(&range);
-        }
-        found.regions = KnownMemory::of_the_process().forget(addr, len);
-        for (_, domain) in all.iter().flat_map(|inner| &inner.domains) {
-            found.processes.extend(domain.mapped_by(addr, len));
-        }
-        found.processes.sort_unstable();
-        found.processes.dedup();
-        let is_free = found.registrations == 0 && found.regions == 0 && found.processes.is_empty();
+        let registrations = here().iter().map(|inner| inner.regions.withdraw(&range)).sum();
+        let Withdrawn { regions, processes } = withdraw(addr, len);
+        let found = StillInUse { addr, len, registrations, regions, processes };
+        let is_free = registrations == 0 && found.regions == 0 && found.processes.is_empty();
         if is_free { Ok(()) } else { Err(found) }
     }
 }

@@ -13,7 +13,7 @@ mod table;
 
 pub use carrack_transports::mem::{AtomicError, Region, RegionSlice};
 pub use invalidate::StillInUse;
-pub(crate) use invalidate::note_runtime;
+pub(crate) use invalidate::{Withdrawn, note_runtime, withdraw};
 pub use registration::{AtomicAgent, Registration};
 pub use rmr::{Rmr, RmrError};
 pub(crate) use table::{Refusal, Regions};

@@ -1,7 +1,7 @@
 //! Allocations of this process that others map.
 
 use super::desk::Desk;
-use super::key::Key;
+use super::key::{Key, Several};
 use super::ledger::Ledger;
 use crate::contract::Exported;
 use crate::gpu::{Gpu, Handle, HandleForm};
@@ -30,11 +30,19 @@ impl Allocation {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.handle.fd()
     }
+
+    /// Whether nobody has it mapped, nor can come to. While another region of it is registered, those who have it mapped may be
+    /// there for that one.
+    fn is_free(&self) -> bool {
+        self.ledger.stands(0) && self.ledger.importers().is_empty()
+    }
 }
 
 #[derive(Default)]
 pub(super) struct Exports {
-    all: Mutex<HashMap<(GpuUuid, AllocId), Weak<Allocation>>>,
+    /// By the device, the driver's number and the address: pieces that are mapped into one reservation are told apart, whatever
+    /// their driver numbers.
+    all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
     /// Opened with the first handle that has a descriptor. `None`: there can be none, and descriptors are fetched.
     desk: OnceLock<Option<Desk>>,
 }
@@ -63,6 +71,9 @@ impl Exports {
             }
             _ => return Err("it is not memory of a GPU".into()),
         };
+        if region.is_joined() {
+            return self.export_joined(region);
+        }
         let allocation = self.allocation(region, gpu)?;
         region.keep_with(|| Arc::new(Until(allocation.clone())));
         let share = allocation.ledger.0.share().ok_or("its ledger is shared by nobody")?;
@@ -84,6 +95,17 @@ impl Exports {
         }
         drop(own);
         Ok(Exported::new(key.encode(), Registration(allocation)))
+    }
+
+    /// Each part by itself, under one name: whoever maps them does so one behind the other.
+    fn export_joined(&self, region: &Region) -> Result<Exported, String> {
+        let parts = region.joined_parts();
+        let first = parts.first().ok_or("it is no part of anything")?;
+        let exported = parts.iter().map(|part| self.export(part)).collect::<Result<Vec<_>, _>>()?;
+        let keys = exported.iter().map(|one| one.key.clone()).collect();
+        let (offset, len) = ((region.addr() - first.addr()) as u64, region.len() as u64);
+        let key = Several { offset, len, keys }.encode()?;
+        Ok(Exported::new(key, exported))
     }
 
     /// The processes that have memory of a range of addresses mapped, whether it is still registered or not.
@@ -109,7 +131,7 @@ impl Exports {
 
     /// The allocation that a region lies in, as it was exported before or is now.
     fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, String> {
-        let name = (gpu.info().uuid, region.id());
+        let name = (gpu.info().uuid, region.id(), region.root().addr());
         let mut all = lock(&self.all);
         if let Some(known) = all.get(&name).and_then(Weak::upgrade)
             && (known.base..known.base.saturating_add(known.handle.len)).contains(&region.addr())
@@ -147,6 +169,10 @@ struct Until(Arc<Allocation>);
 
 impl Keeper for Until {
     fn keep(&self, owner: Owner) {
+        // At once where that can be, also beside somebody who looks through what is left.
+        if self.0.is_free() {
+            return drop(owner);
+        }
         lock(&LEFT).push((self.0.clone(), owner));
         free_left();
     }
@@ -157,10 +183,7 @@ pub(super) fn free_left() {
     // Dropped outside the lock: freeing memory of a GPU takes time, and an owner may be the program's.
     let freed: Vec<_> = {
         let Ok(mut left) = LEFT.try_lock() else { return };
-        // While another region of the allocation is registered, those who have it mapped may be there for that one.
-        let is_free =
-            |allocation: &Allocation| allocation.ledger.stands(0) && allocation.ledger.importers().is_empty();
-        left.extract_if(.., |(allocation, _)| is_free(allocation)).collect()
+        left.extract_if(.., |(allocation, _)| allocation.is_free()).collect()
     };
     drop(freed);
 }

@@ -1,7 +1,7 @@
 //! Allocations of other processes, mapped here.
 
 use super::exports::{FORMS, own};
-use super::key::Key;
+use super::key::{Key, Several};
 use super::ledger::{Entry, Ledger, name_of};
 use crate::contract::{Imported, WireKey};
 use crate::gpu::{Driver, Gpu, Handle};
@@ -49,6 +49,26 @@ impl Drop for Standing {
     }
 }
 
+/// A key, and the ledger that it names.
+struct Found {
+    key: Key,
+    inode: u64,
+    epoch: u64,
+    ledger: Ledger,
+}
+
+impl Found {
+    fn of(key: &WireKey) -> Result<Self, String> {
+        let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
+        let found = shm::export::find_shared(&key.ledger)?;
+        let (inode, epoch, ledger) = (found.inode, found.epoch, Ledger(found.region));
+        if ledger.0.len() != Ledger::BYTES {
+            return Err("its ledger is none".into());
+        }
+        Ok(Self { key, inode, epoch, ledger })
+    }
+}
+
 impl Opened {
     /// The number of its exporter's process.
     fn pid(&self) -> u32 {
@@ -62,12 +82,10 @@ impl Imports {
     }
 
     pub(super) fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
-        let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
-        let found = shm::export::find_shared(&key.ledger)?;
-        let (inode, epoch, ledger) = (found.inode, found.epoch, Ledger(found.region));
-        if ledger.0.len() != Ledger::BYTES {
-            return Err("its ledger is none".into());
+        if let Some(several) = Several::decode(key) {
+            return self.import_several(&several, near);
         }
+        let Found { key, inode, epoch, ledger } = Found::of(key)?;
         let share = ledger.0.share().ok_or("its ledger is shared by nobody")?.clone();
         let offset = Handle::offset_of(&key.handle);
         if key.pid == std::process::id() {
@@ -78,6 +96,45 @@ impl Imports {
         let region = opened.whole.subregion_with(offset, len, Box::new(opened.entry));
         let region = region.ok_or("it lies outside its allocation")?;
         Ok(Imported::watched(region, share, epoch))
+    }
+
+    /// Memory that is made of several allocations: mapped one behind the other, at addresses that are reserved for it, for as long as
+    /// whoever asks for it keeps it.
+    fn import_several(&self, several: &Several, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+        let all = several.keys.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
+        let first = all.first().ok_or("its key names no allocation")?;
+        // The registrations of all of them end together.
+        let share = first.ledger.0.share().ok_or("its ledger is shared by nobody")?.clone();
+        let too_large = |_| "it is larger than the address space";
+        let offset = usize::try_from(several.offset).map_err(too_large)?;
+        let len = usize::try_from(several.len).map_err(too_large)?;
+        let outside = || "it lies outside its allocations".to_owned();
+        if all.iter().any(|one| one.key.pid == std::process::id()) {
+            let mut parts = Vec::with_capacity(all.len());
+            for Found { key, inode, .. } in &all {
+                parts.push(own((*inode, Handle::offset_of(&key.handle), key.len))?);
+            }
+            let whole = Region::joined(parts).ok_or("its allocations do not lie one behind the other")?;
+            let region = whole.subregion(offset, len).ok_or_else(outside)?;
+            return Ok(Imported::watched(region, share, first.epoch).of_this_process());
+        }
+        let (mut handles, mut entries) = (Vec::new(), Vec::new());
+        for Found { key, inode, epoch, ledger } in &all {
+            entries.push(ledger.enter()?);
+            if !ledger.stands(*epoch) {
+                return Err("its registration has ended".into());
+            }
+            let handle = key.handle(*inode)?;
+            if handle.offset != 0 || handle.len as u64 != key.len || key.simulated != first.key.simulated {
+                return Err("its allocations are not named as a whole, and one behind the other".into());
+            }
+            handles.push(handle);
+        }
+        let whole = self.open_joined(&handles, first.key.simulated, near)?;
+        let standing = |entry| Standing { entry: Some(entry), gpu: whole.gpu().cloned() };
+        let entries: Vec<_> = entries.into_iter().map(standing).collect();
+        let region = whole.subregion_with(offset, len, Box::new(entries)).ok_or_else(outside)?;
+        Ok(Imported::watched(region, share, first.epoch))
     }
 
     /// The allocation, mapped for the engines of the device that is `near`, or of one that can.
@@ -131,6 +188,39 @@ impl Imports {
         simulated: bool,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<(GpuUuid, Region), String> {
+        let by = |gpu: &Arc<dyn Gpu>| Ok((gpu.info().uuid, gpu.open(handle).map_err(|why| why.to_string())?));
+        self.by_the_first(simulated, near, by)
+    }
+
+    /// Opens allocations one behind the other.
+    fn open_joined(
+        &self,
+        handles: &[Handle],
+        simulated: bool,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<Region, String> {
+        let add = |sum: usize, handle: &Handle| sum.checked_add(handle.len);
+        let total = handles.iter().try_fold(0, add).ok_or("they are larger than the address space")?;
+        let near = near.filter(|gpu| gpu.info().simulated == simulated);
+        self.by_the_first(simulated, near, |gpu| {
+            let reservation = gpu.reserve(total).map_err(|why| why.to_string())?;
+            let (mut at, mut parts) = (0, Vec::with_capacity(handles.len()));
+            for handle in handles {
+                parts.push(gpu.open_at(&reservation, at, handle).map_err(|why| why.to_string())?);
+                at += handle.len;
+            }
+            Region::joined(parts).ok_or_else(|| "they are memory of several GPUs".to_owned())
+        })
+    }
+
+    /// What the first device can do, the one that is near before others. Whether it works is an experiment, not a comparison of
+    /// numbers (gpu.md, legacy IPC rule 9).
+    fn by_the_first<T>(
+        &self,
+        simulated: bool,
+        near: Option<&Arc<dyn Gpu>>,
+        can: impl Fn(&Arc<dyn Gpu>) -> Result<T, String>,
+    ) -> Result<T, String> {
         let mut reasons = Vec::new();
         let mut gpus: Vec<Arc<dyn Gpu>> = near.cloned().into_iter().collect();
         for driver in &self.drivers {
@@ -140,10 +230,9 @@ impl Imports {
             }
         }
         gpus.retain(|gpu| gpu.info().simulated == simulated);
-        // Whether it works is an experiment, not a comparison of numbers (gpu.md, legacy IPC rule 9).
         for gpu in &gpus {
-            match gpu.open(handle) {
-                Ok(region) => return Ok((gpu.info().uuid, region)),
+            match can(gpu) {
+                Ok(done) => return Ok(done),
                 Err(why) => reasons.push(format!("device {}: {why}", gpu.info().ordinal)),
             }
         }
@@ -171,5 +260,57 @@ impl Imports {
         *all = kept;
         drop(all);
         drop::<VecDeque<Opened>>(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::Domain;
+    use crate::cuda_ipc::CudaIpc;
+    use crate::gpu::fake::{FakeConfig, FakeDriver};
+
+    const UNIT: usize = 2 << 20;
+
+    #[test]
+    fn a_name_for_several_allocations_leads_to_all_of_them_or_to_nothing() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu = driver.gpu(0).unwrap();
+        let domain = CudaIpc::new(vec![Arc::new(driver.clone())]);
+        let reservation = gpu.reserve(3 * UNIT).unwrap();
+        let piece = |at| gpu.allocate_at(&reservation, at * UNIT, UNIT, &[]).unwrap();
+        let parts: Vec<Region> = (0..3).map(piece).collect();
+        let whole = Region::joined(parts.clone()).unwrap();
+        let region = whole.subregion(UNIT - 5, UNIT + 10).unwrap();
+        let exported = domain.export(&region).unwrap();
+        let import = |key: &WireKey| domain.import(key, None);
+        let own = import(&exported.key).unwrap();
+        assert_eq!(own.region().map(|own| (own.addr(), own.len())), Some((region.addr(), region.len())));
+        // Names that somebody has changed.
+        let named = Several::decode(&exported.key).unwrap();
+        assert_eq!((named.keys.len(), named.offset), (3, (UNIT - 5) as u64));
+        let changes: [fn(&mut Several); 7] = [
+            |name| name.keys.clear(),
+            |name| name.len = u64::MAX,
+            |name| name.offset = u64::MAX,
+            |name| name.offset += 2 * (UNIT as u64),
+            |name| name.keys.swap(0, 1),
+            |name| name.keys[1] = WireKey(vec![7; 30]),
+            |name| name.keys[1].0[12] ^= 0x55,
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut changed = named.clone();
+            change(&mut changed);
+            let why = import(&changed.encode().unwrap()).map(drop);
+            assert!(why.is_err(), "change {number}");
+        }
+        // A name within a name is none.
+        let nested = Several { keys: vec![exported.key.clone()], ..named };
+        assert!(import(&nested.encode().unwrap()).is_err());
+        let key = exported.key.clone();
+        drop((own, exported));
+        assert!(import(&key).is_err_and(|why| !why.is_empty()) || import(&key).unwrap().region().is_none());
+        drop((region, whole, parts));
+        assert!(import(&key).is_err());
     }
 }

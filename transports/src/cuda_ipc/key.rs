@@ -90,9 +90,81 @@ fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, String> {
     })
 }
 
+/// What an importer is told of memory that is made of several allocations, one behind the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Several {
+    /// Where the region begins in the first.
+    pub(super) offset: u64,
+    /// Its bytes.
+    pub(super) len: u64,
+    /// Of each allocation, as a whole.
+    pub(super) keys: Vec<WireKey>,
+}
+
+/// In the place of a process's number, which is never 0.
+const SEVERAL: [u8; 4] = [0; 4];
+
+impl Several {
+    /// Bytes of all keys: what a region's name has room for.
+    const MOST: usize = 60_000;
+
+    pub(super) fn encode(&self) -> Result<WireKey, String> {
+        let mut bytes = SEVERAL.to_vec();
+        bytes.extend([self.offset, self.len].map(u64::to_le_bytes).iter().flatten());
+        for WireKey(key) in &self.keys {
+            bytes.extend(
+                u16::try_from(key.len()).map_err(|_| "a key of an allocation is too long")?.to_le_bytes(),
+            );
+            bytes.extend(key);
+        }
+        if bytes.len() > Self::MOST {
+            return Err(format!(
+                "it is made of {} allocations, whose names are too long together: register fewer at a time, or allocate longer ones",
+                self.keys.len()
+            ));
+        }
+        Ok(WireKey(bytes))
+    }
+
+    /// `None` if it is no such key.
+    pub(super) fn decode(WireKey(key): &WireKey) -> Option<Self> {
+        let rest = key.strip_prefix(&SEVERAL)?;
+        let (offset, rest) = rest.split_first_chunk()?;
+        let (len, mut rest) = rest.split_first_chunk()?;
+        let mut keys = Vec::new();
+        while !rest.is_empty() {
+            let (long, behind) = rest.split_first_chunk()?;
+            let (one, behind) = behind.split_at_checked(usize::from(u16::from_le_bytes(*long)))?;
+            keys.push(WireKey(one.to_vec()));
+            rest = behind;
+        }
+        Some(Self { offset: u64::from_le_bytes(*offset), len: u64::from_le_bytes(*len), keys })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_of_several_survive_the_wire_and_too_many_are_refused() {
+        let several = |count: usize| Several {
+            offset: 7,
+            len: 1 << 40,
+            keys: (0..count).map(|at| WireKey(vec![at as u8; 200 + at % 3])).collect(),
+        };
+        for count in [0, 1, 200] {
+            let key = several(count).encode().unwrap();
+            assert_eq!(Several::decode(&key), Some(several(count)));
+            assert!(count == 0 || Several::decode(&WireKey(key.0[..key.0.len() - 1].to_vec())).is_none());
+        }
+        assert!(several(400).encode().unwrap_err().contains("400 allocations"));
+        for len in 0..20 {
+            assert!(Several::decode(&WireKey(vec![0; len])).is_none(), "cut off");
+        }
+        assert!(Several::decode(&WireKey(vec![1; 200])).is_none());
+        assert!(Several::decode(&WireKey([&[0; 20][..], &[5; 7]].concat())).is_none());
+    }
 
     #[test]
     fn a_key_survives_the_wire_and_nonsense_is_none() {

@@ -20,6 +20,7 @@ mod handle;
 pub mod none;
 mod numa;
 pub mod pieces;
+mod reservation;
 mod waits;
 pub mod words;
 
@@ -27,6 +28,7 @@ pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 pub use pieces::{Grid, Pieces};
+pub use reservation::Reservation;
 
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::any::Any;
@@ -208,6 +210,45 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Allocates `len` bytes. The region is freed when its last clone is dropped.
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError>;
 
+    /// In bytes, what lengths and places of memory are multiples of that is allocated at chosen addresses
+    /// ([`allocate_at`](Self::allocate_at)).
+    ///
+    /// # Errors
+    /// The driver has no such memory, and why.
+    fn granularity(&self) -> Result<usize, GpuError> {
+        Err(GpuError::unsupported("granularity", "this driver lets nobody choose where memory lies"))
+    }
+
+    /// Reserves at least `len` addresses, which take no memory, for memory of this device and of others of its driver. They begin
+    /// at a multiple of this device's [`granularity`](Self::granularity).
+    ///
+    /// # Errors
+    /// The driver's: there are not so many, or it has no such thing.
+    fn reserve(&self, len: usize) -> Result<Reservation, GpuError> {
+        Err(GpuError::unsupported("reserve", format!("this driver reserves no {len} addresses")))
+    }
+
+    /// Allocates `len` bytes as [`Flavour::Shareable`], `offset` bytes behind the beginning of a reservation; this device and those
+    /// of `access` read and write them. The region keeps the reservation; the memory goes with its last clone, and others may
+    /// come to lie there.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE`: `offset` or `len` is no multiple of the granularity, the piece is not inside, something lies there, or the
+    /// addresses are another driver's. `PEER_ACCESS_UNSUPPORTED`: a device of `access` does not reach this one. Else the driver's:
+    /// it has no such memory, or no more of it.
+    fn allocate_at(
+        &self,
+        reservation: &Reservation,
+        offset: usize,
+        len: usize,
+        access: &[GpuUuid],
+    ) -> Result<Region, GpuError> {
+        let hint = format!(
+            "{len} bytes at {offset} of {reservation:?}, for {access:?}: this driver allocates nothing so"
+        );
+        Err(GpuError::unsupported("allocate_at", hint))
+    }
+
     /// Starts a copy on a stream of the library's own (never one of the user's, never the default
     /// stream: gpu.md, streams rule 1). The event fires when the bytes are there.
     ///
@@ -294,6 +335,17 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// allocation (legacy IPC rule 1), of which the exported part begins at [`Handle::offset`], and is closed when
     /// its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
+
+    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses: what others have opened before and behind it
+    /// lies there without a gap.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open), and of [`allocate_at`](Self::allocate_at) for the place.
+    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+        let hint =
+            format!("{} bytes at {offset} of {reservation:?}: this driver opens nothing so", handle.len);
+        Err(GpuError::unsupported("open_at", hint))
+    }
 
     /// Lends `len` bytes of this device's memory at `addr` to a NIC's driver, as a dma-buf.
     ///

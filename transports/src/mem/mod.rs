@@ -55,7 +55,7 @@ pub use lent::Freed;
 pub use loan::{Lender, Loan};
 pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
-pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, WeakRegion};
+pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, SoleRegion, WeakRegion};
 pub use together::{Between, FaceRefused, Together, start_face};
 pub use transfer::{Refused, Transfer};
 pub use view::{MemMut, MemRef, Place};

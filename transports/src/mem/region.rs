@@ -1,5 +1,9 @@
 //! Memory with an owner, an identity and a kind.
 
+mod joined;
+
+pub use joined::SoleRegion;
+
 use super::lent::{Freed, Watch};
 use super::shared::Share;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, copy::copy_and_wait};

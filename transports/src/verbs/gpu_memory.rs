@@ -176,6 +176,9 @@ impl GpuMemory {
 
 /// Whether the memory is still the allocation that the region was made of, and a NIC can have it.
 fn check(gpu: &dyn Gpu, region: &Region, (addr, len): (usize, usize)) -> Result<(), String> {
+    if region.is_joined() {
+        return Err("it is made of several allocations".into());
+    }
     let extent = gpu.classify(addr).map_err(|error| error.to_string())?;
     let Some(extent) = extent.filter(|extent| extent.id == region.id()) else {
         return Err(format!("{region:?} has been freed"));

@@ -19,6 +19,7 @@ mod kinds;
 mod packets;
 mod pieces;
 mod processes;
+mod reserved;
 mod roles;
 mod streams;
 mod support;

@@ -9,6 +9,7 @@
      -DOLD_BATCH as otherwise, with the first of the two forms of that call
      -DNO_ROWS   as -DNO_BATCH, and without the call for rows at equal distances, too
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
+     -DVMM       as otherwise, with memory that is made and mapped by itself, 64 MiB of it
      -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread; -DCOPIER=2: on the same GPU
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifdef STUB
@@ -42,7 +44,7 @@ static int inits, retained, gone, live_events, live_streams, live_allocations, i
 static __thread void *stack[16];
 static __thread int depth;
 
-static struct { char *ptr; size_t len; unsigned long long id; int pinned; } allocations[64];
+static struct { char *ptr; size_t len; unsigned long long id; int pinned, mapped, allowed; } allocations[64];
 static unsigned long long last_id = 100;
 
 /* For the tests to look at, and to end the driver. */
@@ -118,7 +120,10 @@ static int find(size_t ptr) {
 
 static int is_device(size_t ptr, size_t len) {
   int at = find(ptr);
-  return at >= 0 && !allocations[at].pinned && ptr + len <= (size_t)allocations[at].ptr + allocations[at].len;
+  if (at < 0 || allocations[at].pinned || allocations[at].mapped && !allocations[at].allowed) return 0;
+  size_t end = (size_t)allocations[at].ptr + allocations[at].len;
+  /* Across the border of what is mapped one behind the other. */
+  return ptr + len <= end || allocations[at].mapped && is_device(end, ptr + len - end);
 }
 
 int cuDriverGetVersion(int *version) {
@@ -231,7 +236,7 @@ int cuMemAlloc_v2(size_t *ptr, size_t len) {
     if (posix_memalign((void **)&allocations[at].ptr, 2 << 20, len)) return 2;
     allocations[at].len = len;
     allocations[at].id = ++last_id;
-    allocations[at].pinned = 0;
+    allocations[at].pinned = allocations[at].mapped = 0;
     live_allocations++;
     *ptr = (size_t)allocations[at].ptr;
     return 0;
@@ -243,12 +248,180 @@ int cuMemFree_v2(size_t ptr) {
   IN_CONTEXT;
   blocked += any_waits();
   int at = find(ptr);
-  if (at < 0 || (size_t)allocations[at].ptr != ptr) return INVALID_VALUE;
+  if (at < 0 || (size_t)allocations[at].ptr != ptr || allocations[at].mapped) return INVALID_VALUE;
   free(allocations[at].ptr);
   allocations[at].ptr = NULL;
   live_allocations--;
   return 0;
 }
+
+#ifdef VMM
+
+enum { UNIT = 2 << 20, UNITS_OF_MEMORY = 32, NOT_PERMITTED = 800, OUT_OF_MEMORY = 2 };
+
+/* Addresses that are reserved; and memory, which is there as long as its handle is, or a mapping of it. */
+static struct { char *base; size_t len; } reservations[16];
+static struct { int fd; size_t len; int handles, mappings; } memories[64];
+static int live_reservations, live_memories, live_mappings, rules_broken, mappings_refused;
+int mock_reservations(void) { return live_reservations; }
+int mock_memories(void) { return live_memories; }
+int mock_mappings(void) { return live_mappings; }
+/* What the documentation forbids, and what no correct program does: to unmap a part, to give back addresses that are in use. */
+int mock_rules_broken(void) { return rules_broken; }
+int mock_refuse_access(void) { return mappings_refused = 1; }
+int mock_allow_access(void) { return mappings_refused = 0; }
+
+static int forbidden(void) { return rules_broken++, INVALID_VALUE; }
+
+struct prop { int kind, handle_types, location, device; };
+
+int cuMemGetAllocationGranularity(size_t *bytes, const struct prop *prop, int option) {
+  ALIVE;
+  if (prop->kind != 1 || prop->location != 1 || prop->device) return INVALID_VALUE;
+  *bytes = UNIT;
+  return 0;
+}
+
+int cuMemCreate(unsigned long long *handle, size_t len, const struct prop *prop, unsigned long long flags) {
+  ALIVE;
+  /* There is no fabric. */
+  if (prop->handle_types & 8) return NOT_PERMITTED;
+  if (!len || len % UNIT || flags || prop->device) return forbidden();
+  size_t used = 0;
+  int free = -1;
+  for (int at = 0; at < 64; at++)
+    if (memories[at].len) used += memories[at].len; else free = at;
+  if (free < 0 || used + len > (size_t)UNIT * UNITS_OF_MEMORY) return OUT_OF_MEMORY;
+  memories[free].fd = memfd_create("mock-memory", 1);
+  if (memories[free].fd < 0 || ftruncate(memories[free].fd, len)) return 304;
+  memories[free].len = len;
+  memories[free].handles = 1;
+  memories[free].mappings = 0;
+  live_memories++;
+  *handle = free + 1;
+  return 0;
+}
+
+/* Another process's: a file stands for it. */
+int cuMemImportFromShareableHandle(unsigned long long *handle, void *from, int kind) {
+  ALIVE;
+  struct stat found;
+  if (kind != 1 || fstat((int)(size_t)from, &found) || !found.st_size) return INVALID_VALUE;
+  for (int at = 0; at < 64; at++) {
+    if (memories[at].len) continue;
+    memories[at].fd = dup((int)(size_t)from);
+    memories[at].len = found.st_size;
+    memories[at].handles = 1;
+    memories[at].mappings = 0;
+    live_memories++;
+    *handle = at + 1;
+    return 0;
+  }
+  return OUT_OF_MEMORY;
+}
+
+static void settle(int at) {
+  if (memories[at].handles || memories[at].mappings) return;
+  close(memories[at].fd);
+  memories[at].len = 0;
+  live_memories--;
+}
+
+int cuMemRelease(unsigned long long handle) {
+  ALIVE;
+  int at = handle - 1;
+  if (at < 0 || at > 63 || !memories[at].handles) return forbidden();
+  memories[at].handles--;
+  return settle(at), 0;
+}
+
+int cuMemAddressReserve(size_t *ptr, size_t len, size_t align, size_t at, unsigned long long flags) {
+  ALIVE;
+  if (!len || len % UNIT || align & align - 1 || at || flags) return forbidden();
+  for (int at = 0; at < 16; at++) {
+    if (reservations[at].base) continue;
+    char *base = mmap(NULL, len + UNIT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return OUT_OF_MEMORY;
+    /* The rest stays mapped, to nobody's harm. */
+    reservations[at].base = (char *)(((size_t)base + UNIT - 1) / UNIT * UNIT);
+    reservations[at].len = len;
+    live_reservations++;
+    *ptr = (size_t)reservations[at].base;
+    return 0;
+  }
+  return OUT_OF_MEMORY;
+}
+
+static int overlapping(size_t ptr, size_t len) {
+  for (int at = 0; at < 64; at++)
+    if (allocations[at].ptr && ptr < (size_t)allocations[at].ptr + allocations[at].len && (size_t)allocations[at].ptr < ptr + len)
+      return at;
+  return -1;
+}
+
+int cuMemAddressFree(size_t ptr, size_t len) {
+  ALIVE;
+  for (int at = 0; at < 16; at++) {
+    if ((size_t)reservations[at].base != ptr || reservations[at].len != len) continue;
+    if (overlapping(ptr, len) >= 0) return forbidden();
+    munmap((void *)ptr, len);
+    reservations[at].base = NULL;
+    live_reservations--;
+    return 0;
+  }
+  return forbidden();
+}
+
+int cuMemMap(size_t ptr, size_t len, size_t offset, unsigned long long handle, unsigned long long flags) {
+  ALIVE;
+  int of = handle - 1, inside = 0;
+  if (of < 0 || of > 63 || !memories[of].handles || offset || flags || ptr % UNIT) return forbidden();
+  if (len != memories[of].len) return INVALID_VALUE;
+  for (int at = 0; at < 16; at++)
+    inside |= reservations[at].base && ptr >= (size_t)reservations[at].base
+              && ptr + len <= (size_t)reservations[at].base + reservations[at].len;
+  if (!inside || overlapping(ptr, len) >= 0) return INVALID_VALUE;
+  for (int at = 0; at < 64; at++) {
+    if (allocations[at].ptr) continue;
+    if (mmap((void *)ptr, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memories[of].fd, 0) == MAP_FAILED) return 304;
+    allocations[at].ptr = (char *)ptr;
+    allocations[at].len = len;
+    allocations[at].id = ++last_id;
+    allocations[at].pinned = allocations[at].allowed = 0;
+    allocations[at].mapped = handle;
+    memories[of].mappings++;
+    live_mappings++;
+    return 0;
+  }
+  return OUT_OF_MEMORY;
+}
+
+int cuMemUnmap(size_t ptr, size_t len) {
+  ALIVE;
+  int at = find(ptr);
+  if (at < 0 || !allocations[at].mapped || (size_t)allocations[at].ptr != ptr || allocations[at].len != len) return forbidden();
+  mmap((void *)ptr, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  allocations[at].ptr = NULL;
+  live_mappings--;
+  int of = allocations[at].mapped - 1;
+  memories[of].mappings--;
+  return settle(of), 0;
+}
+
+struct access { int location, device, flags; };
+
+int cuMemSetAccess(size_t ptr, size_t len, const struct access *access, size_t count) {
+  ALIVE;
+  int at = find(ptr);
+  if (at < 0 || (size_t)allocations[at].ptr != ptr || allocations[at].len != len || !count) return forbidden();
+  for (size_t which = 0; which < count; which++)
+    if (access[which].location != 1 || access[which].device || access[which].flags != 3) return forbidden();
+  if (mappings_refused) return NOT_PERMITTED;
+  allocations[at].allowed = 1;
+  return 0;
+}
+
+#endif
 
 /* Another process's memory, by a handle whose first byte is what the driver says to it. */
 struct handle { unsigned char bytes[64]; };

@@ -10,10 +10,10 @@ use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
-use super::{copier, direct, ipc, peer, pieces};
+use super::{copier, direct, ipc, peer, pieces, vmm};
 use crate::gpu::{
     CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
-    HostRegistration, PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
+    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
@@ -379,6 +379,24 @@ impl Gpu for CudaGpu {
         memory::allocate(self, len, flavour)
     }
 
+    fn granularity(&self) -> Result<usize, GpuError> {
+        vmm::unit(self)
+    }
+
+    fn reserve(&self, len: usize) -> Result<Reservation, GpuError> {
+        vmm::reserve(self, len)
+    }
+
+    fn allocate_at(
+        &self,
+        reservation: &Reservation,
+        offset: usize,
+        len: usize,
+        access: &[GpuUuid],
+    ) -> Result<Region, GpuError> {
+        vmm::allocate_at(self, reservation, (offset, len), access)
+    }
+
     /// Host memory that is neither pinned nor registered makes the call itself wait for the driver's staging.
     unsafe fn copy(
         &self,
@@ -447,6 +465,10 @@ impl Gpu for CudaGpu {
         ipc::open(self, handle)
     }
 
+    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+        ipc::open_at(self, (reservation, offset), handle)
+    }
+
     fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
         direct::export(self, addr, len)
     }
@@ -486,7 +508,7 @@ impl fmt::Debug for CudaGpu {
     }
 }
 
-fn unseen(call: &'static str, uuid: GpuUuid) -> GpuError {
+pub(super) fn unseen(call: &'static str, uuid: GpuUuid) -> GpuError {
     let hint = format!(
         "{uuid} is not among the devices that this process can see; whether its memory can be opened is known by trying"
     );

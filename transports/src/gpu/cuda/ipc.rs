@@ -12,7 +12,8 @@ use super::sys::{
     AllocationHandle, AllocationProp, Bytes64, ContextHandle, DevicePtr, GRANULARITY_MINIMUM,
     IPC_LAZY_ENABLE_PEER_ACCESS, PoolHandle, handle_type, pointer,
 };
-use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey};
+use super::vmm;
+use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey, Reservation};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -274,6 +275,29 @@ fn descriptor(fd: &OwnedFd) -> *mut c_void {
     )
 }
 
+/// Opens another process's descriptor for the engines of `gpu`, at reserved addresses.
+pub(super) fn open_at(
+    gpu: &CudaGpu,
+    (reservation, offset): (&Reservation, usize),
+    handle: &Handle,
+) -> Result<Region, GpuError> {
+    let HandleKey::Fd(fd) = &handle.key else {
+        let hint = format!("{:?} handles are opened where the driver likes", handle.form());
+        return Err(because("open_at", NOT_SUPPORTED, hint));
+    };
+    let ptr = vmm::place_at((reservation, offset), handle.len)?;
+    let home = gpu.home()?;
+    let current = home.context.enter()?;
+    let (from, kind) = (descriptor(fd), handle_type::POSIX_FD);
+    let memory = imported(gpu, home, handle, (from, kind), |imported| {
+        let grants = |memory: &Memory| vmm::grant_all(gpu, memory);
+        vmm::map_at(home, imported, (ptr, handle.len), grants)
+    })?;
+    drop(current);
+    check_length(gpu, ptr, handle.len)?;
+    memory::region(gpu, ptr, handle.len, MemKind::Device(handle.gpu), Box::new((memory, reservation.clone())))
+}
+
 fn open_vmm(
     gpu: &CudaGpu,
     home: &Arc<Home>,
@@ -281,8 +305,19 @@ fn open_vmm(
     from: *mut c_void,
     kind: c_int,
 ) -> Result<Memory, GpuError> {
+    imported(gpu, home, handle, (from, kind), |imported| vmm::map(gpu, home, imported, handle.len))
+}
+
+/// Imports VMM memory, has it mapped, and lets go of its handle: mapped memory stays until it is unmapped.
+fn imported(
+    gpu: &CudaGpu,
+    home: &Home,
+    handle: &Handle,
+    (from, kind): (*mut c_void, c_int),
+    mapped: impl FnOnce(AllocationHandle) -> Result<Memory, GpuError>,
+) -> Result<Memory, GpuError> {
     let granule =
-        memory::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false), GRANULARITY_MINIMUM)?;
+        vmm::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false), GRANULARITY_MINIMUM)?;
     if handle.len == 0 || !handle.len.is_multiple_of(granule) {
         let hint =
             format!("the handle says {} bytes: VMM memory comes in multiples of {granule}", handle.len);
@@ -291,10 +326,10 @@ fn open_vmm(
     let mut imported: AllocationHandle = 0;
     // SAFETY: the place for the answer is ours; the driver checks what it is given, and takes no ownership of it.
     unsafe { home.calls().mem_import_from_shareable_handle(&raw mut imported, from, kind) }?;
-    let mapped = memory::map(gpu, home, imported, handle.len);
-    // SAFETY: imported above; mapped memory stays until it is unmapped.
+    let memory = mapped(imported);
+    // SAFETY: imported above.
     released("VMM handle", unsafe { home.calls().mem_release(imported) });
-    mapped
+    memory
 }
 
 fn open_pool(gpu: &CudaGpu, home: &Arc<Home>, fd: &OwnedFd, data: [u8; 64]) -> Result<PoolOpening, GpuError> {

@@ -5,14 +5,11 @@ use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, because, released};
 use super::home::Home;
 use super::lane::Way;
-use super::peer::can_access;
-use super::sys::{
-    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, PoolHandle, PoolProps, device,
-    handle_type,
-};
+use super::sys::{self, AccessDesc, Device, DevicePtr, PoolHandle, PoolProps, handle_type};
+use super::vmm;
 use crate::gpu::{Flavour, Gpu, GpuError, HostRegistration};
 use crate::mem::{MemKind, Region};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -30,6 +27,8 @@ pub(super) enum How {
     ToPool,
     /// `cuMemUnmap`, and the addresses.
     Unmap,
+    /// `cuMemUnmap`: the addresses are somebody else's.
+    UnmapOnly,
     /// `cuIpcCloseMemHandle`.
     Close,
 }
@@ -77,6 +76,7 @@ fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
             How::FreeHost => calls.mem_free_host(ptr as *mut c_void),
             How::ToPool => home.lane(Way::Within).and_then(|stream| calls.mem_free_async(ptr, stream)),
             How::Unmap => calls.mem_unmap(ptr, span).and_then(|()| calls.mem_address_free(ptr, span)),
+            How::UnmapOnly => calls.mem_unmap(ptr, span),
             How::Close => calls.ipc_close_mem_handle(ptr),
         }
     };
@@ -95,7 +95,7 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
     let current = home.context.enter()?;
     let allocated = match flavour {
         Flavour::Plain => plain(home, len).map(|memory| (memory, MemKind::Device(uuid))),
-        Flavour::Shareable => shareable(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Shareable => vmm::shareable(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
         Flavour::Pooled => pooled(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
         Flavour::Pinned => pinned(home, len).map(|memory| (memory, MemKind::Pinned)),
         Flavour::Managed => managed(home, len).map(|memory| (memory, MemKind::Managed(uuid))),
@@ -126,7 +126,7 @@ pub(super) fn region(
     Ok(unsafe { Region::from_parts(base, len, kind, id, Some(engine), owner) })
 }
 
-fn blocks(len: usize, block: usize) -> Result<usize, GpuError> {
+pub(super) fn blocks(len: usize, block: usize) -> Result<usize, GpuError> {
     let spans = len.checked_next_multiple_of(block.max(1));
     spans.ok_or_else(|| {
         because("allocate", OUT_OF_MEMORY, format!("{len} bytes are more than there are addresses"))
@@ -152,113 +152,6 @@ fn pinned(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
     // SAFETY: the place for the answer is ours.
     unsafe { home.calls().mem_host_alloc(&raw mut ptr, len, sys::HOST_PORTABLE) }?;
     Ok(Memory { home: Arc::clone(home), ptr: ptr as usize, span: len, how: How::FreeHost })
-}
-
-// ---- VMM --------------------------------------------------------------------------------------------
-
-fn shareable(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
-    let calls = home.calls();
-    let fabric = gpu.fabric.get_or_init(|| try_fabric(gpu, home));
-    let types = handle_type::POSIX_FD | if fabric.is_none() { handle_type::FABRIC } else { 0 };
-    let prop = AllocationProp::of(gpu.device, types, rdma_capable(calls, gpu.device));
-    let span = blocks(len, granularity(calls, &prop, sys::GRANULARITY_RECOMMENDED)?)?;
-    let mut handle: AllocationHandle = 0;
-    // SAFETY: the place for the answer is ours.
-    unsafe { calls.mem_create(&raw mut handle, span, &raw const prop, 0) }?;
-    let mapped = map(gpu, home, handle, span);
-    // SAFETY: created above; mapped memory stays until it is unmapped.
-    released("VMM handle", unsafe { calls.mem_release(handle) });
-    mapped
-}
-
-/// Whether memory can be made that other nodes of an NVLink fabric may open: the device may say so, and the system not
-/// permit it. The reason why not is the driver's.
-fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
-    let calls = home.calls();
-    let mut supported: c_int = 0;
-    // SAFETY: the place for the answer is ours.
-    let asked =
-        unsafe { calls.device_get_attribute(&raw mut supported, device::FABRIC_SUPPORTED, gpu.device) };
-    match asked {
-        Ok(()) if supported != 0 => {}
-        Ok(()) => {
-            return Some(because(
-                "cuMemCreate",
-                super::error::NOT_SUPPORTED,
-                "the device has no fabric handles",
-            ));
-        }
-        Err(error) => return Some(error),
-    }
-    let both = handle_type::POSIX_FD | handle_type::FABRIC;
-    let prop = AllocationProp::of(gpu.device, both, rdma_capable(calls, gpu.device));
-    let span = match granularity(calls, &prop, sys::GRANULARITY_RECOMMENDED) {
-        Ok(span) => span,
-        Err(error) => return Some(error),
-    };
-    let mut handle: AllocationHandle = 0;
-    // SAFETY: the place for the answer is ours; what was created is released at once.
-    unsafe {
-        match calls.mem_create(&raw mut handle, span, &raw const prop, 0) {
-            Ok(()) => calls.mem_release(handle).err(),
-            Err(error) => Some(error),
-        }
-    }
-}
-
-fn rdma_capable(calls: &Calls, device: Device) -> bool {
-    let mut capable: c_int = 0;
-    // SAFETY: the place for the answer is ours.
-    let asked =
-        unsafe { calls.device_get_attribute(&raw mut capable, device::GPU_DIRECT_RDMA_WITH_VMM, device) };
-    asked.is_ok() && capable != 0
-}
-
-/// What sizes are multiples of: as is good for new memory, or at the least.
-pub(super) fn granularity(calls: &Calls, prop: &AllocationProp, option: c_int) -> Result<usize, GpuError> {
-    let mut bytes = 0;
-    // SAFETY: the place for the answer is ours.
-    unsafe { calls.mem_get_allocation_granularity(&raw mut bytes, prop, option) }?;
-    Ok(bytes.max(1))
-}
-
-/// Gives `span` bytes of an allocation an address, and the devices access.
-pub(super) fn map(
-    gpu: &CudaGpu,
-    home: &Arc<Home>,
-    handle: AllocationHandle,
-    span: usize,
-) -> Result<Memory, GpuError> {
-    let (calls, mut ptr) = (home.calls(), 0);
-    // SAFETY: the place for the answer is ours.
-    unsafe { calls.mem_address_reserve(&raw mut ptr, span, 0, 0, 0) }?;
-    // SAFETY: the addresses were just reserved, for this.
-    if let Err(error) = unsafe { calls.mem_map(ptr, span, 0, handle, 0) } {
-        // SAFETY: reserved above, and not mapped.
-        released("addresses", unsafe { calls.mem_address_free(ptr, span) });
-        return Err(error);
-    }
-    let memory = Memory { home: Arc::clone(home), ptr, span, how: How::Unmap };
-    let grant = |device: Device| {
-        let access = AccessDesc::read_write(device);
-        // SAFETY: the range was mapped above.
-        unsafe { calls.mem_set_access(ptr, span, &raw const access, 1) }
-    };
-    grant(gpu.device)?;
-    grant_to_peers(gpu, grant);
-    Ok(memory)
-}
-
-/// Access is per allocation for VMM and pools: peers that can reach the device get it now, one by one, and one that does
-/// not can still be served by a peer copy.
-fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(), GpuError>) {
-    for peer in gpu.shared.gpus().unwrap_or_default().iter().filter(|peer| peer.device != gpu.device) {
-        if can_access(gpu.shared.calls, peer.device, gpu.device).is_ok()
-            && let Err(why) = grant(peer.device)
-        {
-            tracing::debug!(%why, peer = peer.device, "no access for a peer");
-        }
-    }
 }
 
 // ---- pools ------------------------------------------------------------------------------------------
@@ -288,7 +181,7 @@ impl Pool {
         // SAFETY: the place for the answer is ours.
         unsafe { calls.mem_pool_create(&raw mut raw, &raw const props) }?;
         let pool = Self { calls, raw };
-        grant_to_peers(gpu, |peer| pool.grant(peer));
+        vmm::grant_to_peers(gpu, |peer| pool.grant(peer));
         Ok(pool)
     }
 
@@ -351,7 +244,7 @@ pub(super) unsafe fn register_host(
 }
 
 /// Says how much there was, where that is why.
-fn explain(home: &Home, len: usize, error: GpuError) -> GpuError {
+pub(super) fn explain(home: &Home, len: usize, error: GpuError) -> GpuError {
     let (mut free, mut total) = (0, 0);
     match error.code {
         OUT_OF_MEMORY => {

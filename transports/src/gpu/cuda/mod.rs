@@ -15,6 +15,7 @@
 //! | `pieces` | many copies in one call, and rows at regular distances |
 //! | `copier` | small copies by a resident kernel |
 //! | `memory` | allocating and giving back |
+//! | `vmm` | memory that is made and mapped by itself, at addresses that are reserved by themselves |
 //! | `peer` | access to other devices |
 //! | `links` | what lies between devices, for reports |
 //! | `direct` | its memory, for NICs |
@@ -62,6 +63,7 @@ mod rows;
 mod simulated;
 mod stream;
 mod sys;
+mod vmm;
 
 pub use device::CudaGpu;
 pub use driver::CudaDriver;

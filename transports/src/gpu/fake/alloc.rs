@@ -4,7 +4,7 @@ use super::error::{INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
 use super::lock;
 use super::memory::{Alias, GRANULE, create};
-use super::shared::Shared;
+use super::shared::{Device, Shared};
 use super::table::{Entry, Origin, Table};
 use crate::gpu::{Flavour, Gpu, GpuError, HandleForm};
 use crate::mem::{AllocId, MemKind, Region};
@@ -29,21 +29,9 @@ impl Shared {
         if flavour == Flavour::Pinned {
             return self.allocate_pinned(ordinal, len);
         }
-        let room = |table: &Table| {
-            let used = table.used(ordinal);
-            let span = len.checked_next_multiple_of(GRANULE).unwrap_or(usize::MAX);
-            if span > device.memory.saturating_sub(used) {
-                let hint = format!(
-                    "{len} bytes (in blocks of {GRANULE}) do not fit: {used} of {} are in use",
-                    device.memory
-                );
-                return Err(error("allocate", OUT_OF_MEMORY, hint));
-            }
-            Ok(span)
-        };
         // Asked before the memory is made; the lock is held from here on, so it stays true.
         let mut table = lock(&self.table);
-        let span = room(&table)?;
+        let span = room("allocate", device, &table, ordinal, len)?;
         let fd = create("allocate", span)?;
         let own = (MemKind::Device(device.info.uuid), Some(device.context));
         let ((kind, context), memory): (_, fn(OwnedFd) -> Origin) = match flavour {
@@ -58,11 +46,12 @@ impl Shared {
         let alias = Arc::new(Alias::map("allocate", span, &fd)?);
         let id = self.fresh_id();
         let base = self.place("allocate", &table, ordinal, span, &fd)?;
-        table.insert(base, Entry { len, span, ordinal, kind, id, context, alias, origin: memory(fd) });
+        let (window, origin) = (ordinal, memory(fd));
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin });
         drop(table);
         count(&self.faults.counts.allocs);
-        let parts = Parts { ordinal, base, len, kind, id };
-        self.region(parts, Box::new(Placed { shared: Arc::clone(self), parts, opened: false }))
+        let parts = Parts { ordinal, window, base, len, kind, id };
+        self.region(parts, Box::new(Placed::new(self, parts, false)))
     }
 
     /// Maps another process's memory into the window of the device that owns it.
@@ -82,12 +71,12 @@ impl Shared {
         let id = self.fresh_id();
         let mut table = lock(&self.table);
         let base = self.place("open", &table, ordinal, span, &fd)?;
-        let origin = Origin::Opened;
-        table.insert(base, Entry { len, span, ordinal, kind, id, context, alias, origin });
+        let (window, origin) = (ordinal, Origin::Opened);
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin });
         drop(table);
         count(&self.faults.counts.maps);
-        let parts = Parts { ordinal, base, len, kind, id };
-        Ok(Placed { shared: Arc::clone(self), parts, opened: true })
+        let parts = Parts { ordinal, window, base, len, kind, id };
+        Ok(Placed::new(self, parts, true))
     }
 
     /// A region over memory that is in the table for as long as `owner` lives.
@@ -96,10 +85,10 @@ impl Shared {
         parts: Parts,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Region, GpuError> {
-        let Parts { ordinal, base, len, kind, id } = parts;
-        let device = self.device("region", ordinal)?;
+        let Parts { ordinal, window, base, len, kind, id } = parts;
+        let device = self.device("region", window)?;
         let gpu: Arc<dyn Gpu> = self.gpu("region", ordinal)?;
-        // SAFETY: the range was placed in the device's window and entered in the table; both stay until
+        // SAFETY: the range was placed in that device's window and entered in the table; both stay until
         // `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has no access.
         Ok(unsafe { Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner) })
     }
@@ -123,11 +112,13 @@ impl Shared {
 
     /// Gives memory back, as the driver does: what `cuMemAlloc` gave, and what a handle of such memory opened, only when no
     /// stream of the device waits for a word.
-    fn free(&self, base: usize, opened: bool) {
+    pub(super) fn free(&self, base: usize, opened: bool) {
         let waits = {
             let table = lock(&self.table);
             let Some((_, entry)) = table.find(base) else { return };
-            let blocks = opened || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
+            // What lies at reserved addresses is unmapped, which waits for nothing.
+            let closes = opened && !table.is_reserved(base);
+            let blocks = closes || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
             self.devices.get(entry.ordinal).filter(|_| blocks)
         };
         if let Some(device) = waits {
@@ -135,7 +126,7 @@ impl Shared {
         }
         let mut table = lock(&self.table);
         let Some(entry) = table.remove(base) else { return };
-        if let Some(device) = self.devices.get(entry.ordinal) {
+        if let Some(device) = self.devices.get(entry.window) {
             device.window.clear(base, entry.span);
         }
         drop(table);
@@ -143,10 +134,30 @@ impl Shared {
     }
 }
 
+/// What `len` bytes of a device's memory take up, if there are so many.
+pub(super) fn room(
+    call: &'static str,
+    device: &Device,
+    table: &Table,
+    ordinal: usize,
+    len: usize,
+) -> Result<usize, GpuError> {
+    let used = table.used(ordinal);
+    let span = len.checked_next_multiple_of(GRANULE).unwrap_or(usize::MAX);
+    if span <= device.memory.saturating_sub(used) {
+        return Ok(span);
+    }
+    let hint =
+        format!("{len} bytes (in blocks of {GRANULE}) do not fit: {used} of {} are in use", device.memory);
+    Err(error(call, OUT_OF_MEMORY, hint))
+}
+
 /// Plain data of memory in the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
     pub(super) ordinal: usize,
+    /// See [`Entry::window`].
+    pub(super) window: usize,
     pub(super) base: usize,
     pub(super) len: usize,
     pub(super) kind: MemKind,
@@ -159,6 +170,12 @@ pub(super) struct Placed {
     shared: Arc<Shared>,
     pub(super) parts: Parts,
     opened: bool,
+}
+
+impl Placed {
+    fn new(shared: &Arc<Shared>, parts: Parts, opened: bool) -> Self {
+        Self { shared: Arc::clone(shared), parts, opened }
+    }
 }
 
 impl Drop for Placed {

@@ -14,7 +14,7 @@ use super::stream::FakeStream;
 use crate::gpu::copier::Resident;
 use crate::gpu::{
     CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
-    HostRegistration, PeerInfo, Pieces, RemoteWrites, SharedEvent, Stream,
+    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -249,6 +249,24 @@ impl Gpu for FakeGpu {
         self.shared.allocate(self.ordinal, len, flavour)
     }
 
+    fn granularity(&self) -> Result<usize, GpuError> {
+        self.shared.granularity()
+    }
+
+    fn reserve(&self, len: usize) -> Result<Reservation, GpuError> {
+        self.shared.reserve(self.ordinal, len)
+    }
+
+    fn allocate_at(
+        &self,
+        reservation: &Reservation,
+        offset: usize,
+        len: usize,
+        access: &[GpuUuid],
+    ) -> Result<Region, GpuError> {
+        self.shared.allocate_at(self.ordinal, reservation, (offset, len), access)
+    }
+
     unsafe fn copy(
         &self,
         dst: (*mut u8, MemKind),
@@ -329,6 +347,10 @@ impl Gpu for FakeGpu {
 
     fn open(&self, handle: &Handle) -> Result<Region, GpuError> {
         ipc::open(&self.shared, self.ordinal, handle)
+    }
+
+    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+        ipc::open_at(&self.shared, self.ordinal, (reservation, offset), handle)
     }
 
     fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {

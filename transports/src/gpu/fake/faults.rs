@@ -71,6 +71,10 @@ pub struct Counters {
     pub copier_launches: u64,
     /// Copies that were given to these, which `copies` does not count.
     pub copier_copies: u64,
+    /// Ranges of addresses reserved.
+    pub reservations: u64,
+    /// Those given back.
+    pub releases: u64,
 }
 
 macro_rules! counts {
@@ -105,7 +109,9 @@ counts!(
     dmabufs,
     flushes,
     copier_launches,
-    copier_copies
+    copier_copies,
+    reservations,
+    releases
 );
 
 /// One more.
@@ -131,6 +137,7 @@ pub struct Faults {
     no_pinned: AtomicBool,
     no_contexts: AtomicBool,
     no_dmabufs: AtomicBool,
+    no_reservations: AtomicBool,
     udmabufs: AtomicBool,
     remote_writes: Mutex<Option<RemoteWrites>>,
     copies: Mutex<Option<CopyFault>>,
@@ -191,6 +198,15 @@ impl Faults {
     /// There are no dma-bufs to be had, or there are again.
     pub fn refuse_dmabufs(&self, on: bool) {
         self.no_dmabufs.store(on, Ordering::SeqCst);
+    }
+
+    /// No memory is allocated at chosen addresses, as by a driver that is too old; or it is again.
+    pub fn refuse_reservations(&self, on: bool) {
+        self.no_reservations.store(on, Ordering::SeqCst);
+    }
+
+    pub(super) fn refuses_reservations(&self) -> bool {
+        self.no_reservations.load(Ordering::SeqCst)
     }
 
     /// The kernel makes real dma-bufs of a device's memory (`/dev/udmabuf`), for NICs that are not simulated here; or the memfd stands

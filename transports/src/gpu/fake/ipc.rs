@@ -10,8 +10,9 @@ use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED
 use super::faults::count;
 use super::lock;
 use super::memory::{MEMFD_NAME, inspect};
+use super::reserved::Piece;
 use super::shared::{Exportable, Shared};
-use crate::gpu::{GpuError, Handle, HandleForm, HandleKey};
+use crate::gpu::{GpuError, Handle, HandleForm, HandleKey, Reservation};
 use crate::mem::{AllocId, GpuUuid, Region};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -92,6 +93,18 @@ struct Opening {
 }
 
 impl Drop for Opening {
+    fn drop(&mut self) {
+        count(&self.shared.faults.counts.closes);
+    }
+}
+
+/// The same, at reserved addresses.
+struct OpeningAt {
+    shared: Arc<Shared>,
+    _piece: Piece,
+}
+
+impl Drop for OpeningAt {
     fn drop(&mut self) {
         count(&self.shared.faults.counts.closes);
     }
@@ -182,6 +195,29 @@ pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Resu
     count(&shared.faults.counts.opens);
     let parts = placed.parts;
     shared.region(parts, Box::new(Opening { shared: Arc::clone(shared), _placed: placed }))
+}
+
+/// Opens a descriptor for use by device `opener`, at reserved addresses.
+pub(super) fn open_at(
+    shared: &Arc<Shared>,
+    opener: usize,
+    place: (&Reservation, usize),
+    handle: &Handle,
+) -> Result<Region, GpuError> {
+    if let Some(code) = shared.faults.opening_fails() {
+        return Err(error("open_at", code, "a failure ordered by a test"));
+    }
+    let HandleKey::Fd(fd) = &handle.key else {
+        let hint = format!("{:?} handles are opened where the driver likes", handle.form());
+        return Err(error("open_at", NOT_SUPPORTED, hint));
+    };
+    let ordinal = owner(shared, opener, handle.gpu)?;
+    let (_, size) = inspect("open_at", fd)?;
+    check_length(handle.len as u64, size)?;
+    let (parts, piece) = shared.adopt_at(ordinal, place, handle.len, fd)?;
+    count(&shared.faults.counts.opens);
+    let closes = OpeningAt { shared: Arc::clone(shared), _piece: piece };
+    shared.region(parts, Box::new(closes))
 }
 
 fn owner(shared: &Shared, opener: usize, gpu: GpuUuid) -> Result<usize, GpuError> {

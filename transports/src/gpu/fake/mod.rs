@@ -16,6 +16,7 @@
 //! | `table` | which addresses are allocated, and as what |
 //! | `shared` | what the devices of a driver have in common |
 //! | `alloc` | allocating, mapping and freeing |
+//! | `reserved` | the same at addresses that were reserved for it |
 //! | `pinned` | host memory that counts as locked |
 //! | `ipc` | handles between processes |
 //! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
@@ -41,6 +42,7 @@ mod faults;
 mod ipc;
 mod memory;
 mod pinned;
+mod reserved;
 mod several;
 mod shared;
 mod shared_event;

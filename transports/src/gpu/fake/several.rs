@@ -1,7 +1,7 @@
 //! Copies that cross from one VMM allocation into the next, as they may where a mapping is made of several handles.
 
 use super::shared::Shared;
-use crate::gpu::{Event, EventState, GpuError, HandleForm};
+use crate::gpu::{Event, EventState, GpuError};
 use std::sync::Arc;
 
 impl Shared {
@@ -10,12 +10,12 @@ impl Shared {
     pub(super) fn border(&self, addr: usize, len: usize) -> Option<usize> {
         let end = addr.checked_add(len)?;
         let first = self.find(addr)?;
-        let (mut at, is_vmm) = (first.base + first.len, first.forms.contains(HandleForm::Fd));
+        let (mut at, is_vmm) = (first.base + first.len, first.is_vmm);
         let border = at;
         while is_vmm && at < end {
             let next = self.find(at)?;
             let follows = next.base == at && next.ordinal == first.ordinal;
-            if !follows || !next.forms.contains(HandleForm::Fd) {
+            if !follows || !next.is_vmm {
                 return None;
             }
             at = next.base + next.len;

@@ -83,6 +83,8 @@ pub(super) struct Found {
     pub(super) id: AllocId,
     pub(super) context: Option<u64>,
     pub(super) forms: Forms,
+    /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
+    pub(super) is_vmm: bool,
     pub(super) alias: Arc<Alias>,
 }
 
@@ -185,7 +187,8 @@ impl Shared {
             .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
             .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))
             .with(HandleForm::Pool, matches!(origin, Origin::Pooled(_)));
-        Some(Found { base, len, ordinal, kind, id, context, forms, alias: Arc::clone(alias) })
+        let is_vmm = matches!(origin, Origin::Shareable(_)) || table.is_reserved(base);
+        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, alias: Arc::clone(alias) })
     }
 
     /// The device in whose window an address lies, allocated or not.

@@ -33,6 +33,8 @@ pub(super) struct Entry {
     pub(super) span: usize,
     /// The device that owns it.
     pub(super) ordinal: usize,
+    /// The device in whose window it lies: another one's at most where addresses were reserved.
+    pub(super) window: usize,
     pub(super) kind: MemKind,
     pub(super) id: AllocId,
     pub(super) context: Option<u64>,
@@ -53,6 +55,8 @@ struct Space {
 #[derive(Debug)]
 pub(super) struct Table {
     entries: BTreeMap<usize, Entry>,
+    /// Reserved addresses: where each range of them begins and ends.
+    reserved: BTreeMap<usize, usize>,
     spaces: Vec<Space>,
 }
 
@@ -60,7 +64,7 @@ impl Table {
     /// A table of nothing, over each device's window.
     pub(super) fn new(windows: impl Iterator<Item = Range<usize>>) -> Self {
         let space = |window: Range<usize>| Space { cursor: window.start, window, last_freed: None };
-        Self { entries: BTreeMap::new(), spaces: windows.map(space).collect() }
+        Self { entries: BTreeMap::new(), reserved: BTreeMap::new(), spaces: windows.map(space).collect() }
     }
 
     /// The allocation that `addr` lies in, with its base.
@@ -94,38 +98,73 @@ impl Table {
             .ok_or_else(full)
     }
 
-    /// Enters an allocation at a place that `room` found.
+    /// Enters an allocation at a place that `room` found, or that is free within reserved addresses.
     pub(super) fn insert(&mut self, base: usize, entry: Entry) {
-        if let Some(space) = self.spaces.get_mut(entry.ordinal) {
-            space.cursor = base + entry.span;
-        }
+        self.advance(entry.window, base, entry.span);
         self.entries.insert(base, entry);
     }
 
     /// Takes an allocation out.
     pub(super) fn remove(&mut self, base: usize) -> Option<Entry> {
         let entry = self.entries.remove(&base)?;
-        if let Some(space) = self.spaces.get_mut(entry.ordinal) {
+        if !self.is_reserved(base)
+            && let Some(space) = self.spaces.get_mut(entry.window)
+        {
             space.last_freed = Some(base..base + entry.span);
         }
         Some(entry)
     }
 
-    fn is_free(&self, addr: usize, span: usize) -> bool {
+    /// Reserves addresses at a place that `room` found in a device's window: `room` finds none there any more.
+    pub(super) fn reserve(&mut self, ordinal: usize, base: usize, span: usize) {
+        self.advance(ordinal, base, span);
+        self.reserved.insert(base, base + span);
+    }
+
+    /// Gives reserved addresses back.
+    pub(super) fn release(&mut self, base: usize) {
+        self.reserved.remove(&base);
+    }
+
+    /// Whether no allocation lies in a range.
+    pub(super) fn is_empty(&self, addr: usize, span: usize) -> bool {
         let before = self.entries.range(..addr + span).next_back();
         before.is_none_or(|(base, entry)| base + entry.span <= addr)
     }
 
-    fn gap(&self, within: Range<usize>, span: usize) -> Option<usize> {
-        let before = self.entries.range(..within.start).next_back();
-        let mut at = before.map_or(within.start, |(base, entry)| within.start.max(base + entry.span));
-        for (base, entry) in self.entries.range(within.clone()) {
-            if base.saturating_sub(at) >= span {
-                return Some(at);
-            }
-            at = base + entry.span;
+    /// Whether an address is a reserved one.
+    pub(super) fn is_reserved(&self, addr: usize) -> bool {
+        self.reserved.range(..=addr).next_back().is_some_and(|(_, end)| addr < *end)
+    }
+
+    /// The next search begins behind what was placed by one.
+    fn advance(&mut self, window: usize, base: usize, span: usize) {
+        if !self.is_reserved(base)
+            && let Some(space) = self.spaces.get_mut(window)
+        {
+            space.cursor = base + span;
         }
-        (within.end.saturating_sub(at) >= span).then_some(at)
+    }
+
+    fn is_free(&self, addr: usize, span: usize) -> bool {
+        self.behind(addr, span).is_none()
+    }
+
+    /// Where the last of what overlaps a range ends: an allocation, or reserved addresses.
+    fn behind(&self, addr: usize, span: usize) -> Option<usize> {
+        let entry = self.entries.range(..addr + span).next_back().map(|(base, entry)| base + entry.span);
+        let reserved = self.reserved.range(..addr + span).next_back().map(|(_, end)| *end);
+        entry.max(reserved).filter(|end| *end > addr)
+    }
+
+    fn gap(&self, within: Range<usize>, span: usize) -> Option<usize> {
+        let mut at = within.start;
+        while within.end.saturating_sub(at) >= span {
+            // Whatever begins before that overlaps it, too.
+            let Some(end) = self.behind(at, span) else { return Some(at) };
+            at = end;
+        }
+        None
     }
 }
 
@@ -138,7 +177,7 @@ mod tests {
         let fd = create("test", GRANULE).unwrap();
         let alias = Arc::new(Alias::map("test", GRANULE, &fd).unwrap());
         let (kind, origin) = (MemKind::Unknown, Origin::Plain(fd));
-        Entry { len, span, ordinal: 0, kind, id: AllocId(id), context: None, alias, origin }
+        Entry { len, span, ordinal: 0, window: 0, kind, id: AllocId(id), context: None, alias, origin }
     }
 
     #[test]
@@ -173,5 +212,28 @@ mod tests {
         assert_eq!(table.room("test", 0, 1, false).unwrap_err().code, OUT_OF_MEMORY);
         assert_eq!(table.room("test", 0, 1, true).unwrap_err().code, OUT_OF_MEMORY);
         assert_eq!(table.used(0), 400);
+    }
+
+    #[test]
+    fn reserved_addresses_are_passed_over_and_what_lies_there_changes_no_search() {
+        let mut table = Table::new([0..400, 1000..1400].into_iter());
+        table.insert(0, entry(100, 100, 1));
+        assert_eq!(table.room("test", 0, 200, false).unwrap(), 100);
+        table.reserve(0, 100, 200);
+        assert_eq!(table.room("test", 0, 100, false).unwrap(), 300);
+        assert_eq!(table.room("test", 0, 101, false).unwrap_err().code, OUT_OF_MEMORY);
+        // Memory of another device's within them.
+        table.insert(200, Entry { ordinal: 1, ..entry(50, 100, 2) });
+        assert!(table.is_empty(100, 100) && !table.is_empty(100, 101) && !table.is_empty(299, 1));
+        assert_eq!((table.used(0), table.used(1)), (100, 100));
+        assert_eq!(table.find(249).map(|(base, entry)| (base, entry.id.0)), Some((200, 2)));
+        table.remove(200).unwrap();
+        assert!(table.is_empty(100, 200));
+        assert_eq!(table.room("test", 0, 100, true).unwrap(), 300, "what was freed there is no room");
+        table.release(100);
+        table.remove(0).unwrap();
+        assert_eq!(table.room("test", 0, 100, true).unwrap(), 0);
+        table.insert(300, entry(100, 100, 3));
+        assert_eq!(table.room("test", 0, 300, false).unwrap(), 0, "all of it in one piece again");
     }
 }

@@ -1,0 +1,74 @@
+//! A list that grows on GPUs: rank 0 has a buffer over all GPUs that it sees, which grows in place as the others append to it, by puts
+//! into what they have mapped. In the end it shrinks again, and what was first put is where it was.
+//!
+//! ```sh
+//! cargo build --release --examples
+//! cargo run --release -- run -n 3 -- growable_buffer
+//! ```
+
+#[path = "support/gpus.rs"]
+mod gpus;
+
+use carrack::alloc::GrowableBuffer;
+use carrack::transports::gpu::Gpu;
+use carrack::{Outcome, Rank, Rmr, Runtime};
+use gpus::Result;
+use std::sync::Arc;
+
+/// Bytes that a rank appends in a step, and the buffer's stripe, which has them all.
+const PIECE: usize = 100_000;
+const STRIPE: usize = 4 << 20;
+const STEPS: usize = 8;
+
+fn piece(rank: Rank, step: usize) -> Vec<u8> {
+    (0..PIECE).map(|at| (at * 31 + rank.0 as usize * 97 + step * 13) as u8).collect()
+}
+
+fn main() -> Result<()> {
+    gpus::play(append)
+}
+
+fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
+    let (me, others) = (runtime.rank(), 1..runtime.size());
+    if me != Rank(0) {
+        for step in 0..STEPS {
+            let stripe = Rmr::from_bytes(&runtime.world().broadcast(Rank(0), &[])?)?;
+            let place = (me.0 as usize - 1) * PIECE;
+            let put = runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64);
+            if let Outcome::Done(status) = put.allow_posted(false).allow_retry(false).call()? {
+                let _buffer = status.ok()?;
+            }
+            runtime.barrier()?;
+        }
+        return Ok(runtime.barrier()?);
+    }
+
+    let all = gpus::of(runtime)?;
+    let mut list = GrowableBuffer::reserve(&all, 64 * STRIPE).stripe(STRIPE).build()?;
+    let (addr, mut registered) = (list.addr(), Vec::new());
+    for step in 0..STEPS {
+        list.grow_to((step + 1) * STRIPE)?;
+        // A stripe is what peers map. Those that they have mapped before are as they were.
+        let stripe = list.region(step * STRIPE, STRIPE)?;
+        registered.push(runtime.register_memory(&stripe)?);
+        let name = runtime.get_rmr(&registered[step]).to_bytes();
+        runtime.world().broadcast(Rank(0), &name)?;
+        runtime.barrier()?;
+    }
+    for (rank, step) in others.flat_map(|rank| (0..STEPS).map(move |step| (Rank(rank), step))) {
+        let at = step * STRIPE + (rank.0 as usize - 1) * PIECE;
+        if list.region(at, PIECE)?.whole().to_vec()? != piece(rank, step) {
+            return Err(format!("what {rank} has appended in step {step} is not there").into());
+        }
+    }
+    let refused = list.shrink_to(STRIPE).err().ok_or("it has shrunk under a registration")?;
+    println!("{STEPS} stripes on {} GPU(s) at {addr:#x}, all right; {refused}", all.len());
+    registered.truncate(1);
+    // The others wait in a barrier meanwhile, and close what they have mapped of what has been withdrawn.
+    while list.shrink_to(STRIPE).is_err() {
+        runtime.progress()?;
+    }
+    assert_eq!(list.region(0, PIECE)?.whole().to_vec()?, piece(Rank(1), 0));
+    println!("and {} bytes again, where they were", list.len());
+    Ok(runtime.barrier()?)
+}

@@ -1,0 +1,172 @@
+//! What can go wrong with a buffer that grows.
+
+use carrack_transports::gpu::GpuError;
+use carrack_transports::mem::GpuUuid;
+
+/// A [`GrowableBuffer`](super::GrowableBuffer) was not made, or not changed: whatever it is, the buffer is as it was before the call.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrowableError {
+    /// No GPU was named.
+    #[error("a growable buffer needs a GPU whose memory it is made of: name one or more")]
+    NoGpu,
+    /// A GPU was named twice.
+    #[error("{gpu} is named twice: stripes are dealt out to each GPU in turn, so name each once")]
+    Twice {
+        /// Which.
+        gpu: GpuUuid,
+    },
+    /// So many addresses cannot be reserved at all.
+    #[error(
+        "{most} bytes cannot be reserved: ask for at least 1, and for less than half of the address space"
+    )]
+    Most {
+        /// Bytes that were asked for.
+        most: usize,
+    },
+    /// The stripe does not divide into what a GPU allocates by.
+    #[error(
+        "a stripe of {stripe} bytes is no multiple of the {granularity} by which {gpu} allocates: make it {}",
+        nearest(*.stripe, *.granularity)
+    )]
+    Stripe {
+        /// Bytes of a stripe that were asked for.
+        stripe: usize,
+        /// What it has to be a multiple of: the largest among the GPUs.
+        granularity: usize,
+        /// Whose that is.
+        gpu: GpuUuid,
+    },
+    /// A GPU's driver does not allocate at chosen addresses.
+    #[error("{gpu} has no memory that could grow in place: {cause}")]
+    Unsupported {
+        /// Which GPU.
+        gpu: GpuUuid,
+        /// The driver's reason.
+        cause: GpuError,
+    },
+    /// The GPUs do not reach each other's memory.
+    #[error(
+        "{gpu} does not reach memory of {owner}, which would have stripes of the buffer: {cause}; leave one of the two out"
+    )]
+    Apart {
+        /// Which GPU.
+        gpu: GpuUuid,
+        /// Whose memory it does not reach.
+        owner: GpuUuid,
+        /// The driver's reason.
+        cause: GpuError,
+    },
+    /// GPUs were to have access for reading only.
+    #[error(
+        "{gpu} is not given access for reading only: whether its driver keeps it from writing is not known, and to try costs a process \
+         its context; name it among the GPUs of the buffer, which read and write, or leave it out"
+    )]
+    ReadOnly {
+        /// The first of them.
+        gpu: GpuUuid,
+    },
+    /// The addresses were not reserved.
+    #[error("{most} bytes of addresses cannot be reserved: {cause}")]
+    NotReserved {
+        /// Bytes, in whole stripes.
+        most: usize,
+        /// The driver's reason.
+        cause: GpuError,
+    },
+    /// It does not grow so far.
+    #[error(
+        "the buffer cannot grow to {len} bytes: {capacity} were reserved; reserve a larger one, and move there"
+    )]
+    Beyond {
+        /// Bytes that were asked for.
+        len: usize,
+        /// Bytes that were reserved.
+        capacity: usize,
+    },
+    /// A GPU has no memory for a stripe. What was allocated before it in this call was given back.
+    #[error(
+        "the buffer does not grow from {held} to {len} bytes, for want of a stripe of {stripe} on {gpu}: {cause}"
+    )]
+    NotAllocated {
+        /// Bytes that were asked for.
+        len: usize,
+        /// Bytes that there are.
+        held: usize,
+        /// Bytes of a stripe.
+        stripe: usize,
+        /// The GPU whose turn it was.
+        gpu: GpuUuid,
+        /// The driver's reason.
+        cause: GpuError,
+    },
+    /// It is in use beyond that length.
+    #[error("the buffer cannot shrink to {len} bytes: its first {used} are in use: {}", holders(.processes))]
+    InUse {
+        /// Bytes that were asked for.
+        len: usize,
+        /// Bytes that have to stay, in whole stripes: it shrinks to these.
+        used: usize,
+        /// Other processes that have some of it mapped, where nobody of this one's has it any more.
+        processes: Vec<u32>,
+    },
+    /// There is no such range.
+    #[error(
+        "{len} bytes at {offset} are no range of the buffer, which has {held}: grow it first, and ask for at least 1"
+    )]
+    Outside {
+        /// Where the range was to begin, in bytes.
+        offset: usize,
+        /// Bytes of the range.
+        len: usize,
+        /// Bytes that there are.
+        held: usize,
+    },
+    /// The range lies on several GPUs.
+    #[error(
+        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}: a region is one GPU's; take the pieces, which go \
+         together in a batch"
+    )]
+    OnSeveral {
+        /// Where the range was to begin, in bytes.
+        offset: usize,
+        /// Bytes of the range.
+        len: usize,
+        /// Bytes of a stripe.
+        stripe: usize,
+        /// GPUs that it lies on.
+        gpus: usize,
+    },
+}
+
+/// The multiples on both sides of a stripe.
+fn nearest(stripe: usize, granularity: usize) -> String {
+    let below = stripe / granularity * granularity;
+    let above = below.saturating_add(granularity);
+    if below == 0 { above.to_string() } else { format!("{below} or {above}") }
+}
+
+fn holders(processes: &[u32]) -> String {
+    if processes.is_empty() {
+        return "registered, in an operation, or held as a region or a part of one; deregister, wait for operations and drop regions, \
+                then call again"
+            .into();
+    }
+    format!(
+        "processes {processes:?} have them mapped: they drop what names them, and close them when they are next idle in progress; then call again"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stripe_is_told_which_lengths_are_next_to_it() {
+        assert_eq!(
+            [(1, 10), (15, 10), (0, 10)].map(|(stripe, by)| nearest(stripe, by)),
+            ["10", "10 or 20", "10"]
+        );
+        assert!(nearest(usize::MAX, 10).contains(" or "));
+    }
+}

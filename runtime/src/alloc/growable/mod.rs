@@ -1,0 +1,312 @@
+//! GPU memory that grows and shrinks in place.
+//!
+//! ```text
+//!             0        stripe     2 stripes            len                       capacity
+//!   addresses |--------|----------|----------- ... ----|- - - - - - - - - - - - -|
+//!   memory of   GPU 0    GPU 1      GPU 0                none yet
+//! ```
+//!
+//! Addresses are reserved once; memory is mapped there, and unmapped, by whole stripes, which are dealt out to the GPUs in turn. So
+//! nothing is copied when it grows, and what kernels and registrations know stays true.
+//!
+//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as many as lie on one GPU without another's
+//! between them.
+
+mod error;
+mod reserve;
+
+pub use error::GrowableError;
+pub use reserve::GrowableBuilder;
+
+use crate::region::{Region, Withdrawn, withdraw};
+use carrack_transports::gpu::{Gpu, Reservation};
+use carrack_transports::mem::{GpuUuid, SoleRegion};
+use std::sync::Arc;
+
+/// Memory of one or several GPUs, at addresses that stay, and whose length changes.
+///
+/// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by copy engines. A part of it is a
+/// [`Region`], to be registered, posted and copied as any other; regions keep their stripes, and the buffer does not shrink below them.
+///
+/// Peers map what is registered of it, and go on using that while the buffer grows: a region's name is good for the region's length,
+/// and what has grown is registered by another name, alone or with what was there. Memory that comes is not cleared.
+///
+/// ```
+/// use carrack::alloc::GrowableBuffer;
+/// # use carrack::Runtime;
+/// # use carrack::settings::{GpuChoice, Settings};
+/// # let settings = Settings::builder().gpu(GpuChoice::Fake).build()?;
+/// # let runtime = Runtime::builder().settings(settings).start()?;
+/// # let gpus = runtime.gpu_drivers()[0].devices()?;
+/// let mut buffer = GrowableBuffer::reserve(&gpus, 1 << 30).stripe(4 << 20).build()?;
+/// buffer.grow_to(1)?;
+/// assert_eq!((buffer.len(), buffer.capacity()), (4 << 20, 1 << 30));
+/// let first = buffer.region(0, 5)?;
+/// first.whole().write(b"hello")?;
+/// let addr = first.addr();
+///
+/// buffer.grow_to(100 << 20)?;
+/// assert_eq!(buffer.region(0, 5)?.whole().to_vec()?, b"hello");
+/// assert_eq!(buffer.region(0, 5)?.addr(), addr);
+/// // Its first stripe is in use.
+/// assert!(buffer.shrink_to(0).is_err());
+/// drop(first);
+/// buffer.shrink_to(0)?;
+/// assert!(buffer.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct GrowableBuffer {
+    /// What is there, from the beginning on. Goes before the addresses.
+    stripes: Vec<Region>,
+    /// Whose stripes these are, in turn.
+    gpus: Vec<Arc<dyn Gpu>>,
+    access: Vec<GpuUuid>,
+    stripe: usize,
+    capacity: usize,
+    reservation: Reservation,
+}
+
+impl GrowableBuffer {
+    /// A buffer of memory of these GPUs, in turn, that grows to `most` bytes, rounded up to whole stripes. Addresses cost no memory: ask
+    /// for as many as the buffer can ever need.
+    pub fn reserve(gpus: &[Arc<dyn Gpu>], most: usize) -> GrowableBuilder<'_> {
+        GrowableBuilder::new(gpus, most)
+    }
+
+    fn empty(gpus: Vec<Arc<dyn Gpu>>, reservation: Reservation, capacity: usize, stripe: usize) -> Self {
+        let access = gpus.iter().map(|gpu| gpu.info().uuid).collect();
+        Self { stripes: Vec::new(), gpus, access, stripe, capacity, reservation }
+    }
+
+    /// Where it begins, for kernels of its GPUs. It stays there.
+    pub fn addr(&self) -> usize {
+        self.reservation.addr()
+    }
+
+    /// Bytes that there are: whole stripes.
+    pub fn len(&self) -> usize {
+        self.stripes.len() * self.stripe
+    }
+
+    /// Whether there is nothing of it.
+    pub fn is_empty(&self) -> bool {
+        self.stripes.is_empty()
+    }
+
+    /// Bytes that it can grow to: whole stripes.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes of a stripe.
+    pub fn stripe(&self) -> usize {
+        self.stripe
+    }
+
+    /// The GPUs that it is made of, in their turn.
+    pub fn gpus(&self) -> &[Arc<dyn Gpu>] {
+        &self.gpus
+    }
+
+    /// Makes it at least `len` bytes long: maps as many stripes as are missing, behind those that there are. What is there stays, where
+    /// and as it is, also for work of GPUs and of peers that is under way.
+    ///
+    /// # Errors
+    /// [`Beyond`](GrowableError::Beyond): so much was not reserved. [`NotAllocated`](GrowableError::NotAllocated): a GPU has not so
+    /// much memory; all that was allocated by this call was given back.
+    pub fn grow_to(&mut self, len: usize) -> Result<(), GrowableError> {
+        if len > self.capacity {
+            return Err(GrowableError::Beyond { len, capacity: self.capacity });
+        }
+        let (held, stripe) = (self.len(), self.stripe);
+        let turns = self.gpus.iter().cycle().zip(0..len.div_ceil(stripe)).skip(self.stripes.len());
+        let mut fresh = Vec::new();
+        for (gpu, number) in turns {
+            let allocate = || gpu.allocate_at(&self.reservation, number * stripe, stripe, &self.access);
+            // What others have let go of may be what is missing: it is freed when somebody asks who has it.
+            let again = |_| {
+                let _ = withdraw(self.addr() + number * stripe, stripe);
+                allocate()
+            };
+            match allocate().or_else(again) {
+                Ok(region) => fresh.push(region),
+                Err(cause) => {
+                    // The last first, as they are taken from a buffer that shrinks.
+                    while fresh.pop().is_some() {}
+                    let gpu = gpu.info().uuid;
+                    return Err(GrowableError::NotAllocated { len, held, stripe, gpu, cause });
+                }
+            }
+        }
+        self.stripes.append(&mut fresh);
+        Ok(())
+    }
+
+    /// Gives back the stripes behind the first `len` bytes. The caller sees to it that no kernel uses them any more.
+    ///
+    /// Other processes may have mapped what was registered, or what messages were sent from. They close it when they have dropped what
+    /// names it (an [`Rmr`](crate::Rmr)) and are idle in progress, or have called it some thousand times; until then this is an error.
+    ///
+    /// # Errors
+    /// [`InUse`](GrowableError::InUse): some of it is registered, in an operation, held as a region, or mapped by other
+    /// processes. Nothing has changed; the error says how far it can shrink.
+    pub fn shrink_to(&mut self, len: usize) -> Result<(), GrowableError> {
+        let keep = len.div_ceil(self.stripe);
+        if keep >= self.stripes.len() {
+            return Ok(());
+        }
+        let stripe = self.stripe;
+        let in_use = |stripes, processes| GrowableError::InUse { len, used: stripes * stripe, processes };
+        let is_held =
+            |(at, region): (usize, &Region)| (at >= keep && region.is_held_elsewhere()).then_some(at + 1);
+        if let Some(stripes) = self.stripes.iter().enumerate().rev().find_map(is_held) {
+            return Err(in_use(stripes, Vec::new()));
+        }
+        // Where messages came from, peers are told no more of it, and close it. Raw regions of its addresses are the program's.
+        let Withdrawn { regions, processes } =
+            withdraw(self.addr() + keep * self.stripe, self.len() - keep * self.stripe);
+        if regions > 0 || !processes.is_empty() {
+            let is_in_use = |region: &Region| {
+                let found = withdraw(region.addr(), region.len());
+                found.regions > 0 || !found.processes.is_empty()
+            };
+            // Nobody: who had it has let go of it meanwhile.
+            if let Some(last) = self.stripes.iter().skip(keep).rposition(is_in_use) {
+                return Err(in_use(keep + last + 1, processes));
+            }
+        }
+        self.cut(keep).map_err(|stripes| in_use(stripes, Vec::new()))
+    }
+
+    /// Takes all stripes but the first few, or none of them: then it is said how many have to stay.
+    fn cut(&mut self, keep: usize) -> Result<(), usize> {
+        let mut taken: Vec<SoleRegion> = Vec::new();
+        while self.stripes.len() > keep {
+            let Some(last) = self.stripes.pop() else { break };
+            match last.into_sole() {
+                Ok(sole) => taken.push(sole),
+                // Somebody has just got it, by a name that it had.
+                Err(region) => {
+                    self.stripes.push(region);
+                    let stripes = self.stripes.len();
+                    self.stripes.extend(taken.into_iter().rev().map(SoleRegion::into_region));
+                    return Err(stripes);
+                }
+            }
+        }
+        // The last first.
+        drop(taken);
+        Ok(())
+    }
+
+    /// A range of it as a region: within a stripe, or over several where all of it is one GPU's.
+    ///
+    /// # Errors
+    /// [`Outside`](GrowableError::Outside), [`OnSeveral`](GrowableError::OnSeveral).
+    pub fn region(&self, offset: usize, len: usize) -> Result<Region, GrowableError> {
+        let outside = || GrowableError::Outside { offset, len, held: self.len() };
+        let (first, last) = self.touched(offset, len).ok_or_else(outside)?;
+        let within = offset - first * self.stripe;
+        if first == last {
+            return self.stripes.get(first).and_then(|one| one.subregion(within, len)).ok_or_else(outside);
+        }
+        if self.gpus.len() > 1 {
+            let (stripe, gpus) = (self.stripe, self.gpus.len().min(last - first + 1));
+            return Err(GrowableError::OnSeveral { offset, len, stripe, gpus });
+        }
+        let all = self.stripes.get(first..=last).map(<[Region]>::to_vec).and_then(Region::joined);
+        all.and_then(|all| all.subregion(within, len)).ok_or_else(outside)
+    }
+
+    /// A range of it as regions, one for each stripe that it reaches into, in their order: by which a range over several GPUs is
+    /// registered, and put or got as a batch.
+    ///
+    /// # Errors
+    /// [`Outside`](GrowableError::Outside).
+    pub fn pieces(&self, offset: usize, len: usize) -> Result<Vec<Region>, GrowableError> {
+        let outside = || GrowableError::Outside { offset, len, held: self.len() };
+        let (first, last) = self.touched(offset, len).ok_or_else(outside)?;
+        let piece = |number: usize| {
+            let begins = number * self.stripe;
+            let (from, to) = (offset.max(begins), (offset + len).min(begins + self.stripe));
+            self.stripes.get(number)?.subregion(from - begins, to - from)
+        };
+        (first..=last).map(piece).collect::<Option<_>>().ok_or_else(outside)
+    }
+
+    /// The GPU whose memory has a byte of it. `None` where there is nothing.
+    pub fn gpu_at(&self, offset: usize) -> Option<&Arc<dyn Gpu>> {
+        self.stripes.get(offset / self.stripe)?.gpu()
+    }
+
+    /// The first and the last stripe that a range reaches into. `None` if it is none of the buffer.
+    fn touched(&self, offset: usize, len: usize) -> Option<(usize, usize)> {
+        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len())?;
+        Some((offset / self.stripe, (end - 1) / self.stripe))
+    }
+}
+
+impl std::fmt::Debug for GrowableBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (addr, len, capacity, stripe) = (self.addr(), self.len(), self.capacity, self.stripe);
+        write!(
+            f,
+            "GrowableBuffer({addr:#x}+{len} of {capacity}, stripes of {stripe} on {} GPUs)",
+            self.gpus.len()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_transports::gpu::{Driver, Gpu};
+
+    const STRIPE: usize = 2 << 20;
+
+    #[test]
+    fn stripes_of_which_somebody_has_got_hold_meanwhile_are_put_back_and_all_others() {
+        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
+        let mut buffer = GrowableBuffer::reserve(&driver.devices().unwrap(), 5 * STRIPE).build().unwrap();
+        buffer.grow_to(5 * STRIPE).unwrap();
+        let places = |buffer: &GrowableBuffer| buffer.stripes.iter().map(Region::addr).collect::<Vec<_>>();
+        let before = places(&buffer);
+        for (at, stripe) in buffer.stripes.iter().enumerate() {
+            stripe.whole().write(&vec![at as u8; STRIPE]).unwrap();
+        }
+        for held in 0..5 {
+            let taken = buffer.stripes[held].clone();
+            assert_eq!(buffer.cut(0), Err(held + 1));
+            assert_eq!(places(&buffer), before);
+            drop(taken);
+        }
+        for (at, stripe) in buffer.stripes.iter().enumerate() {
+            assert!(stripe.whole().to_vec().unwrap().iter().all(|byte| *byte == at as u8));
+        }
+        assert_eq!((buffer.cut(1), buffer.len(), driver.counters().frees), (Ok(()), STRIPE, 4));
+    }
+
+    #[test]
+    fn a_buffer_shrinks_and_grows_while_others_look_for_its_regions_by_weak_handles() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let mut buffer = GrowableBuffer::reserve(&[gpu], 3 * STRIPE).build().unwrap();
+        for round in 0..300_u32 {
+            buffer.grow_to(3 * STRIPE).unwrap();
+            let weak: Vec<_> = buffer.stripes.iter().map(Region::downgrade).collect();
+            std::thread::scope(|threads| {
+                threads.spawn(|| (0..50).for_each(|at| drop(weak[at % 3].upgrade())));
+                match buffer.shrink_to(0) {
+                    Ok(()) => assert!(buffer.is_empty()),
+                    Err(GrowableError::InUse { used, .. }) => {
+                        assert!(used > 0 && buffer.len() == 3 * STRIPE, "round {round}");
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+            });
+            buffer.shrink_to(0).unwrap();
+            assert_eq!(driver.counters().allocs, driver.counters().frees);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What a buffer is to be, looked at before any address is taken.
+
+use super::{GrowableBuffer, GrowableError};
+use crate::alloc::MOST;
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::GpuUuid;
+use std::sync::Arc;
+
+/// A buffer that is to be made: see [`GrowableBuffer::reserve`].
+#[must_use = "nothing is reserved until `build`"]
+#[derive(Debug)]
+pub struct GrowableBuilder<'a> {
+    gpus: &'a [Arc<dyn Gpu>],
+    most: usize,
+    stripe: Option<usize>,
+    readers: &'a [Arc<dyn Gpu>],
+}
+
+impl<'a> GrowableBuilder<'a> {
+    pub(super) fn new(gpus: &'a [Arc<dyn Gpu>], most: usize) -> Self {
+        Self { gpus, most, stripe: None, readers: &[] }
+    }
+
+    /// Bytes of a stripe: the buffer grows and shrinks by these, and each GPU in turn has one. A multiple of the largest
+    /// [granularity](Gpu::granularity) among the GPUs, which it is if nothing is said (2 MiB on NVIDIA's GPUs). Each stripe takes a
+    /// tenth of a millisecond or so to map, and each that is registered a descriptor: buffers of gigabytes do well with stripes of 64 MiB
+    /// or more.
+    pub fn stripe(mut self, bytes: usize) -> Self {
+        self.stripe = Some(bytes);
+        self
+    }
+
+    /// GPUs that are to read the buffer, and not write it. **Refused for now**, with
+    /// [`ReadOnly`](GrowableError::ReadOnly), unless there are none.
+    pub fn readers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
+        self.readers = gpus;
+        self
+    }
+
+    /// Reserves the addresses.
+    ///
+    /// # Errors
+    /// See [`GrowableError`].
+    pub fn build(self) -> Result<GrowableBuffer, GrowableError> {
+        let Self { gpus, most, stripe, readers } = self;
+        if most == 0 || most > MOST {
+            return Err(GrowableError::Most { most });
+        }
+        check_gpus(gpus)?;
+        if let Some(gpu) = readers.first() {
+            return Err(GrowableError::ReadOnly { gpu: uuid(gpu) });
+        }
+        // The largest, and whose it is: its addresses suit all.
+        let mut largest: Option<(usize, &Arc<dyn Gpu>)> = None;
+        for gpu in gpus {
+            let unsupported = |cause| GrowableError::Unsupported { gpu: uuid(gpu), cause };
+            let granularity = gpu.granularity().map_err(unsupported)?;
+            if largest.is_none_or(|(most, _)| granularity > most) {
+                largest = Some((granularity, gpu));
+            }
+        }
+        let (granularity, first) = largest.ok_or(GrowableError::NoGpu)?;
+        let stripe = stripe.unwrap_or(granularity);
+        if stripe == 0 || !stripe.is_multiple_of(granularity) {
+            return Err(GrowableError::Stripe { stripe, granularity, gpu: uuid(first) });
+        }
+        let most = most.checked_next_multiple_of(stripe).filter(|most| *most <= MOST);
+        let most = most.ok_or(GrowableError::Most { most: self.most })?;
+        let refused = |cause| GrowableError::NotReserved { most, cause };
+        let reservation = first.reserve(most).map_err(refused)?;
+        Ok(GrowableBuffer::empty(gpus.to_vec(), reservation, most, stripe))
+    }
+}
+
+fn uuid(gpu: &Arc<dyn Gpu>) -> GpuUuid {
+    gpu.info().uuid
+}
+
+/// There are some, each once, and each reaches all.
+fn check_gpus(gpus: &[Arc<dyn Gpu>]) -> Result<(), GrowableError> {
+    for (at, gpu) in gpus.iter().enumerate() {
+        if gpus.iter().take(at).any(|other| uuid(other) == uuid(gpu)) {
+            return Err(GrowableError::Twice { gpu: uuid(gpu) });
+        }
+    }
+    for gpu in gpus {
+        for owner in gpus.iter().filter(|owner| uuid(owner) != uuid(gpu)) {
+            let apart = |cause| GrowableError::Apart { gpu: uuid(gpu), owner: uuid(owner), cause };
+            gpu.reaches(uuid(owner)).map_err(apart)?;
+        }
+    }
+    if gpus.is_empty() { Err(GrowableError::NoGpu) } else { Ok(()) }
+}

@@ -1,0 +1,157 @@
+//! Regions one behind the other, as one; and whether a region is anybody else's.
+
+use super::{Allocation, Region};
+use crate::mem::MemKind;
+use std::any::Any;
+use std::sync::Arc;
+
+/// The regions that one is made of.
+struct Joined {
+    parts: Vec<Region>,
+}
+
+/// A region of which there is no other handle, no part and no slice: nobody can use it but by way of this, and dropping it gives
+/// the memory back, or to its keeper.
+pub struct SoleRegion(Allocation);
+
+impl SoleRegion {
+    /// The region again.
+    pub fn into_region(self) -> Region {
+        Region(Arc::new(self.0))
+    }
+}
+
+impl std::fmt::Debug for SoleRegion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SoleRegion({} {:p}+{})", self.0.kind, self.0.base, self.0.len)
+    }
+}
+
+impl Region {
+    /// Regions of one GPU's memory that lie one behind the other, as a region that keeps all of them. `None` if they do not lie so,
+    /// or are memory that the program answers for.
+    ///
+    /// Engines go across the borders. No handle stands for all of it (gpu.md, VMM rule 2): it is exported part by part.
+    pub fn joined(parts: Vec<Self>) -> Option<Self> {
+        let first = parts.first()?;
+        let (base, kind, id, gpu) = (first.0.base, first.kind(), first.id(), first.gpu().cloned());
+        let follows = |pair: &[Self]| match pair {
+            [one, next] => one.addr().checked_add(one.len()) == Some(next.addr()) && next.kind() == kind,
+            _ => false,
+        };
+        let is_on_gpu = matches!(kind, MemKind::Device(_));
+        if !is_on_gpu || !parts.windows(2).all(follows) || !parts.iter().all(|part| part.0.watch.is_never()) {
+            return None;
+        }
+        let len = parts.iter().map(Self::len).sum();
+        // SAFETY: the range is that of the parts, without a gap, and they keep it; it is memory of a device, so that nobody follows
+        // the pointer but engines.
+        Some(unsafe { Self::from_parts(base, len, kind, id, gpu, Box::new(Joined { parts })) })
+    }
+
+    /// Whether it is, or is a part of, a region that was [joined](Self::joined).
+    pub fn is_joined(&self) -> bool {
+        self.joint().is_some()
+    }
+
+    /// The regions that a [joined](Self::joined) one, or a part of one, reaches into, in their order. None of any other.
+    pub fn joined_parts(&self) -> Vec<Self> {
+        let Some(Joined { parts }) = self.joint() else { return Vec::new() };
+        let end = self.addr().saturating_add(self.len());
+        let reaches =
+            |part: &&Self| part.addr() < end && self.addr() < part.addr().saturating_add(part.len());
+        parts.iter().filter(reaches).cloned().collect()
+    }
+
+    fn joint(&self) -> Option<&Joined> {
+        let owner: &(dyn Any + Send + Sync) = &**self.root().0.owner.as_ref()?;
+        owner.downcast_ref()
+    }
+
+    /// Whether there are other handles to it, parts of it, or slices: in an operation, a registration, or anybody's hands.
+    pub fn is_held_elsewhere(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// The region as its only handle.
+    ///
+    /// # Errors
+    /// There are others: it comes back.
+    pub fn into_sole(self) -> Result<SoleRegion, Self> {
+        Arc::try_unwrap(self.0).map(SoleRegion).map_err(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::fake::{FakeConfig, FakeDriver};
+    use crate::gpu::{Flavour, Gpu};
+
+    const BLOCK: usize = 2 << 20;
+
+    fn two() -> (FakeDriver, Region, Region) {
+        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
+        let make = || driver.gpu(0).unwrap().allocate(BLOCK, Flavour::Shareable).unwrap();
+        let (one, other) = (make(), make());
+        assert_eq!(one.addr() + BLOCK, other.addr());
+        (driver, one, other)
+    }
+
+    #[test]
+    fn neighbours_are_one_region_that_keeps_both_and_others_are_none() {
+        let (driver, one, other) = two();
+        let far = driver.gpu(1).unwrap().allocate(BLOCK, Flavour::Shareable).unwrap();
+        assert!(Region::joined(vec![]).is_none());
+        assert!(Region::joined(vec![other.clone(), one.clone()]).is_none());
+        assert!(Region::joined(vec![one.clone(), far]).is_none());
+        assert!(Region::joined(vec![Region::host(1)]).is_none());
+        let whole = Region::joined(vec![one.clone(), other]).unwrap();
+        assert!(whole.is_joined() && whole.subregion(1, 1).unwrap().is_joined() && !one.is_joined());
+        let reached = |at, len| {
+            let parts = whole.subregion(at, len).unwrap().joined_parts();
+            parts.iter().map(|part| (part.addr() - whole.addr()) / BLOCK).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (reached(0, BLOCK), reached(BLOCK - 1, 2), reached(BLOCK, 1)),
+            (vec![0], vec![0, 1], vec![1])
+        );
+        assert!(one.joined_parts().is_empty());
+        let bytes: Vec<u8> = (0..100_u8).collect();
+        whole.slice(BLOCK - 33, 100).unwrap().write(&bytes).unwrap();
+        assert_eq!(one.slice(BLOCK - 33, 33).unwrap().to_vec().unwrap(), bytes[..33]);
+        let (part, frees) = (whole.subregion(BLOCK, 67).unwrap(), driver.counters().frees);
+        drop((whole, one));
+        assert_eq!(part.whole().to_vec().unwrap(), bytes[33..]);
+        assert_eq!(driver.counters().frees, frees);
+        drop(part);
+        assert_eq!(driver.counters().frees, frees + 2);
+    }
+
+    #[test]
+    fn a_region_is_taken_by_its_only_handle_and_by_no_other() {
+        type Keep = fn(&Region) -> Box<dyn Any>;
+        let (driver, one, other) = two();
+        assert!(!one.is_held_elsewhere());
+        let keeps: [Keep; 3] = [
+            |region| Box::new(region.clone()),
+            |region| Box::new(region.subregion(5, 5).unwrap()),
+            |region| Box::new(region.slice(5, 5).unwrap()),
+        ];
+        let mut one = one;
+        for keep in keeps {
+            let kept = keep(&one);
+            assert!(one.is_held_elsewhere());
+            one = one.into_sole().unwrap_err();
+            drop(kept);
+        }
+        let weak = one.downgrade();
+        let sole = one.into_sole().unwrap();
+        assert!(weak.upgrade().is_none(), "nobody gets it any more");
+        let again = sole.into_region();
+        again.whole().write(&[3; BLOCK]).unwrap();
+        let (frees, sole) = (driver.counters().frees, again.into_sole().unwrap());
+        drop((sole, other));
+        assert_eq!(driver.counters().frees, frees + 2);
+    }
+}

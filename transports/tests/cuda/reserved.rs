@@ -1,0 +1,115 @@
+//! Memory at addresses that were reserved for it: VMM rules 2 and 5.
+
+use super::support::{copy_and_check, make, need, payload};
+use carrack_transports::gpu::{Driver, Gpu, HandleForm};
+use carrack_transports::mem::{GpuUuid, MemKind, Region};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+fn uuids(gpus: &[Arc<dyn Gpu>]) -> Vec<GpuUuid> {
+    gpus.iter().map(|gpu| gpu.info().uuid).collect()
+}
+
+#[test]
+fn pieces_of_a_reservation_come_and_go_and_their_neighbours_stay_as_they_are() {
+    let Some((driver, gpus)) = need(1) else { return };
+    let gpu = &gpus[0];
+    let unit = gpu.granularity().unwrap();
+    let reservation = gpu.reserve(8 * unit).unwrap();
+    let base = reservation.addr();
+    let has_memory = |at: usize| matches!(driver.classify(base + at * unit), Ok(Some(_)));
+    assert!(!has_memory(0), "no memory yet");
+    let at = |at: usize, units: usize| {
+        gpu.allocate_at(&reservation, at * unit, units * unit, &uuids(&gpus)).unwrap()
+    };
+    let mut pieces: Vec<Region> = [(0, 1), (1, 2), (3, 1)].map(|(from, units)| at(from, units)).into();
+    let bytes: Vec<Vec<u8>> =
+        pieces.iter().zip(3..).map(|(piece, seed)| payload(piece.len(), seed)).collect();
+    for (piece, bytes) in pieces.iter().zip(&bytes) {
+        piece.whole().write(bytes).unwrap();
+        let extent = driver.classify(piece.addr() + 5).unwrap().unwrap();
+        assert_eq!((extent.base, extent.len, extent.id), (piece.addr(), piece.len(), piece.id()));
+        let handle = gpu.export(piece, HandleForm::Fd).unwrap();
+        assert_eq!((handle.len, handle.offset), (piece.len(), 0));
+    }
+    println!(
+        "numbers of three pieces of one reservation: {:?}",
+        pieces.iter().map(Region::id).collect::<Vec<_>>()
+    );
+    // Where something lies nothing else is put.
+    let why = gpu.allocate_at(&reservation, 2 * unit, unit, &[]).unwrap_err();
+    assert!(why.hint.contains("other memory lies there"), "{why}");
+    // The one in the middle is replaced, again and again.
+    let mut last = pieces.remove(1).id();
+    for round in 0..100 {
+        assert!(!has_memory(1) && has_memory(0));
+        let fresh = at(1, 1 + round % 2);
+        if round == 0 {
+            println!("what came to lie in the place of {last:?}: {:?}", fresh.id());
+        }
+        last = fresh.id();
+        let near = make(gpu, "plain", unit);
+        copy_and_check(&**gpu, (&fresh, 3), (&near, 5), unit / 2, round as u64);
+        for (piece, bytes) in pieces.iter().zip([&bytes[0], &bytes[2]]) {
+            assert!(piece.whole().to_vec().unwrap() == *bytes, "round {round}");
+        }
+    }
+    println!("and after a hundred times: {last:?}");
+    // Across the border of two.
+    let (first, second) = (at(4, 1), at(5, 1));
+    let joined = Region::joined(vec![first, second]).unwrap();
+    let near = make(gpu, "plain", 2 * unit);
+    copy_and_check(&**gpu, (&joined, 3), (&near, 5), unit + 77, 7);
+    copy_and_check(&**gpu, (&near, 3), (&joined, 5), unit + 77, 8);
+    // Each has the addresses.
+    drop(joined);
+    drop(reservation);
+    assert!(pieces[1].whole().to_vec().unwrap() == bytes[2]);
+}
+
+#[test]
+fn pieces_of_two_devices_are_read_and_written_by_both() {
+    let Some((driver, gpus)) = need(2) else { return };
+    let unit = gpus[0].granularity().unwrap().max(gpus[1].granularity().unwrap());
+    let reservation = gpus[0].reserve(4 * unit).unwrap();
+    let all = uuids(&gpus);
+    let pieces: Vec<Region> =
+        (0..4).map(|at| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap()).collect();
+    for (at, piece) in pieces.iter().enumerate() {
+        assert_eq!(driver.classify(piece.addr()).unwrap().unwrap().kind, MemKind::Device(all[at % 2]));
+        for gpu in &gpus[..2] {
+            let near = make(gpu, "plain", unit);
+            copy_and_check(&**gpu, (piece, 3), (&near, 5), unit / 2 + 77, at as u64);
+            copy_and_check(&**gpu, (&near, 3), (piece, 5), unit / 2 + 77, at as u64 + 9);
+        }
+    }
+}
+
+/// No rule, but a question: a region over stripes of several devices is refused, since nothing is known of this.
+#[test]
+#[ignore = "what the driver makes of it is not known: it may cost the context"]
+fn one_copy_over_memory_of_two_devices() {
+    let Some((_, gpus)) = need(2) else { return };
+    let unit = gpus[0].granularity().unwrap().max(gpus[1].granularity().unwrap());
+    let reservation = gpus[0].reserve(4 * unit).unwrap();
+    let all = uuids(&gpus);
+    let piece = |at: usize| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap();
+    let pieces: Vec<Region> = (0..4).map(piece).collect();
+    let base = NonNull::new(pieces[0].addr() as *mut u8).unwrap();
+    let (kind, id, gpu) = (pieces[0].kind(), pieces[0].id(), pieces[0].gpu().cloned());
+    // SAFETY: the pieces outlive the region.
+    let whole = unsafe { Region::from_parts(base, 4 * unit, kind, id, gpu, Box::new(())) };
+    let bytes = payload(4 * unit, 5);
+    let written = whole.whole().write(&bytes);
+    let right = pieces
+        .iter()
+        .zip(bytes.chunks(unit))
+        .all(|(piece, part)| piece.whole().to_vec().is_ok_and(|found| found == part));
+    println!("one copy from the host over four pieces of two devices: {written:?}, all right: {right}");
+    let near = make(&gpus[0], "plain", 4 * unit);
+    let (to, from) = ((near.addr() as *mut u8, near.kind()), (whole.addr() as *const u8, kind));
+    // SAFETY: both outlive the copy, which is waited for.
+    let copied = unsafe { gpus[0].copy(to, from, 4 * unit) }.and_then(|event| event.wait());
+    let right = near.whole().to_vec().is_ok_and(|found| found == bytes);
+    println!("one copy from there to memory of the first: {copied:?}, all right: {right}");
+}
