@@ -192,6 +192,7 @@ pub(crate) fn longer(role: &Role) {
             assert!(put == filled(put.len(), len as u64), "{len} bytes");
             assert!(before.iter().chain(behind).all(|&byte| byte == 0xee));
         }
+        role.says("all seen");
         heard(role, &runtime, "put by the shorter ones", 1);
         for (len, salt) in [(3 * STRIPE, 8), (STRIPE, 9)] {
             let written = buffer.region(len - GUARD - 1000, 1000).unwrap();
@@ -216,6 +217,7 @@ pub(crate) fn longer(role: &Role) {
             names.push(rmr);
             role.says(&format!("put {len}"));
         }
+        heard(role, &runtime, "all seen", 0);
         for (rmr, salt) in [(&names[1], 8), (&names[0], 9)] {
             let source = || Kind::Plain(1).full(&gpus, 1000, salt);
             assert_eq!(put(&runtime, source, rmr, rmr.len() - 1000), Went::Mapped);
