@@ -129,10 +129,14 @@ impl FakeGpu {
     }
 
     /// Gives copies that go together to one of the library's own streams.
-    fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
+    fn give_together(
+        &self,
+        checked: (Result<Copy, Promise>, Event),
+        is_for_copier: bool,
+    ) -> Result<Event, GpuError> {
         match checked {
             (Ok(copies), event) => {
-                if let Some(event) = self.give_to_copier_or_engine(copies)? {
+                if let Some(event) = self.give_to_copier_or_engine(copies, is_for_copier)? {
                     return Ok(event);
                 }
                 count(&self.shared.faults.counts.batches);
@@ -193,11 +197,15 @@ impl FakeGpu {
 
     /// Gives copies to the resident kernel, whose event it is then, or to one of the library's own streams, behind all that the kernel
     /// was given.
-    fn give_to_copier_or_engine(&self, mut copy: Copy) -> Result<Option<Event>, GpuError> {
+    fn give_to_copier_or_engine(
+        &self,
+        mut copy: Copy,
+        is_for_copier: bool,
+    ) -> Result<Option<Event>, GpuError> {
         let Some(resident) = self.resident()? else { return self.give(Job::Copy(copy)).map(|()| None) };
         let copier = &self.shared.device("copy", self.ordinal)?.copier;
         let mut lacks_kernel = false;
-        if !self.shared.faults.orders_copies() {
+        if is_for_copier && !self.shared.faults.orders_copies() {
             match copier.offer(resident, copy.parts) {
                 Ok(event) => return Ok(Some(event)),
                 Err((lacks, parts)) => (lacks_kernel, copy.parts) = (lacks, parts),
@@ -284,7 +292,7 @@ impl Gpu for FakeGpu {
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         match self.checked(dst, src, len)? {
             (Ok(copy), event) => {
-                if let Some(event) = self.give_to_copier_or_engine(copy)? {
+                if let Some(event) = self.give_to_copier_or_engine(copy, true)? {
                     return Ok(event);
                 }
                 count(&self.shared.faults.counts.copies);
@@ -301,7 +309,7 @@ impl Gpu for FakeGpu {
     }
 
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
-        self.give_together(self.checked_pieces(pieces)?)
+        self.give_together(self.checked_pieces(pieces)?, true)
     }
 
     unsafe fn copy_grid(
@@ -310,7 +318,9 @@ impl Gpu for FakeGpu {
         src: (*const u8, MemKind),
         grid: &Grid,
     ) -> Result<Event, GpuError> {
-        self.give_together(self.checked_grid(dst, src, grid)?)
+        // As with NVIDIA's: rows are the engine's, but for one.
+        let is_one = grid.count[1] == 1 && grid.count[2] == 1;
+        self.give_together(self.checked_grid(dst, src, grid)?, is_one)
     }
 
     fn how_pieces_go(&self) -> String {
