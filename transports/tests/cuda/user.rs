@@ -74,10 +74,10 @@ pub fn begin_capture(stream: usize) {
 }
 
 /// Ends it. What the driver says of it: a call of another thread's may have spoilt the graph.
-pub fn end_capture(stream: usize) -> cu::CUresult {
+pub fn end_capture(stream: usize) -> u32 {
     let mut graph = null_mut();
     // SAFETY: as above; the place for the answer is ours.
-    unsafe { cu::cuStreamEndCapture(stream as cu::CUstream, &raw mut graph) }
+    unsafe { cu::cuStreamEndCapture(stream as cu::CUstream, &raw mut graph) as u32 }
 }
 
 /// An event without a time, in the current context.

@@ -1,5 +1,5 @@
-//! A thread of the program's captures a stream into a graph, on a driver that is mocked: as long as it does, the driver lets no other
-//! thread ask whether work is over, and says so as an error. That is no end of the work.
+//! A thread of the program's captures a stream into a graph, on a driver that is mocked: as long as it does, the driver refuses what
+//! other threads do that mind it, and spoils the capture. Nothing of the library's does.
 
 use super::mock::{library, word};
 use carrack_transports::gpu::cuda::CudaDriver;
@@ -7,48 +7,60 @@ use carrack_transports::gpu::{Driver, Flavour};
 use carrack_transports::mem::Transfer;
 
 #[test]
-fn copies_under_way_while_a_stream_is_captured_are_over_when_they_are_and_keep_their_memory() {
+fn what_is_done_while_another_thread_captures_neither_waits_for_it_nor_spoils_it() {
     let library = library("captured", "-DHERE");
     let order = |what: &str| word(&library, what);
-    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let driver = CudaDriver::at(&library);
+    let gpu = driver.devices().unwrap().remove(0);
     let begin = || {
         let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
         src.whole().write(&[7; 100]).unwrap();
         Transfer::between(dst.whole(), src.whole()).unwrap()
     };
-    order("mock_hold");
-    // The last one is asked for by its stream, the other by an event.
-    let mut transfers = [begin(), begin()];
-    let last = begin();
-    let live = order("mock_allocations");
-    order("mock_capture");
-    for _ in 0..100 {
-        for transfer in &mut transfers {
-            assert!(transfer.poll().is_none(), "nobody knows that it is over");
-        }
+    let before = begin();
+    assert_eq!(order("mock_capture"), 1);
+    // The last one is asked for by its stream, the others by an event.
+    let [mut asked, dropped, mut last] = [before, begin(), begin()];
+    drop(dropped);
+    for transfer in [&mut asked, &mut last] {
+        let answer = loop {
+            if let Some(answer) = transfer.poll() {
+                break answer;
+            }
+        };
+        assert!(answer.is_ok());
     }
-    assert_eq!(order("mock_allocations"), live);
-    std::thread::scope(|threads| {
-        // Who waits for a copy, as who drops it does, waits for the capture's end as well.
-        let waits = threads.spawn(move || drop(last));
-        order("mock_release");
-        order("mock_capture_ends");
-        waits.join().unwrap();
-    });
-    for transfer in &mut transfers {
-        while transfer.poll().is_none() {}
-        assert!(matches!(transfer.poll(), Some(Ok(()))));
-    }
+    let event = gpu.stream().unwrap().record().unwrap();
+    while !event.query().unwrap() {}
+    assert_eq!(event.wait(), Ok(()));
+    assert_eq!(order("mock_capture_ends"), 0, "the capture was spoilt");
 }
 
 #[test]
-fn an_event_of_the_programs_has_not_fired_while_nobody_may_ask_for_it() {
-    let library = library("captured-events", "-DHERE");
+fn a_threads_mode_is_as_it_was_behind_every_call() {
+    let library = library("capture-modes", "-DHERE");
     let driver = CudaDriver::at(&library);
     let gpu = driver.devices().unwrap().remove(0);
-    let event = gpu.stream().unwrap().record().unwrap();
-    word(&library, "mock_capture");
-    assert_eq!(event.query(), Ok(false));
-    word(&library, "mock_capture_ends");
-    while !event.query().unwrap() {}
+    let exchange = |mode: i32| {
+        let mut mode = mode;
+        // SAFETY: the mock's function, which exchanges an int.
+        unsafe {
+            let library = libloading::Library::new(&library).unwrap();
+            let call =
+                library.get::<unsafe extern "C" fn(*mut i32) -> i32>("cuThreadExchangeStreamCaptureMode");
+            assert_eq!(call.unwrap()(&raw mut mode), 0);
+        }
+        mode
+    };
+    for mode in [0, 1, 2] {
+        exchange(mode);
+        let region = gpu.allocate(100, Flavour::Plain).unwrap();
+        assert_eq!(word(&library, "mock_capture_mode"), mode);
+        region.whole().write(&[1; 100]).unwrap();
+        let event = gpu.stream().unwrap().record().unwrap();
+        while !event.query().unwrap() {}
+        drop(region);
+        assert_eq!(gpu.allocate(1 << 31, Flavour::Plain).unwrap_err().code, 4242);
+        assert_eq!(word(&library, "mock_capture_mode"), mode);
+    }
 }

@@ -104,10 +104,21 @@ static int any_waits(void) {
 static void *context_of_memory;
 int mock_other_context(void) { return context_of_memory = (void *)0xc1, 0; }
 
-/* Whether a thread captures a stream into a graph, in the mode that lets no other thread ask whether work is over. */
-static int captures;
-int mock_capture(void) { return captures = 1; }
-int mock_capture_ends(void) { return captures = 0; }
+/* Whether a thread captures a stream into a graph, in the global mode: it is spoilt by what threads do that mind it. */
+static int captures, spoilt;
+int mock_capture(void) { return spoilt = 0, captures = 1; }
+int mock_capture_ends(void) { return captures = 0, spoilt; }
+
+/* A thread's mode: global, of the thread, relaxed. */
+static __thread int capture_mode;
+int mock_capture_mode(void) { return capture_mode; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = capture_mode;
+  if (*mode < 0 || *mode > 2) return 1;
+  capture_mode = *mode, *mode = before;
+  return 0;
+}
+#define UNCAPTURED if (captures && capture_mode == 0) return spoilt = 1, 900
 
 #define ALIVE if (gone) return DEINITIALIZED
 #define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
@@ -230,6 +241,7 @@ int cuCtxGetDevice(int *device) {
 
 int cuMemAlloc_v2(size_t *ptr, size_t len) {
   IN_CONTEXT;
+  UNCAPTURED;
   if (len > 1 << 30) return UNHEARD_OF;
   for (int at = 0; at < 64; at++) {
     if (allocations[at].ptr) continue;
@@ -246,6 +258,7 @@ int cuMemAlloc_v2(size_t *ptr, size_t len) {
 
 int cuMemFree_v2(size_t ptr) {
   IN_CONTEXT;
+  UNCAPTURED;
   blocked += any_waits();
   int at = find(ptr);
   if (at < 0 || (size_t)allocations[at].ptr != ptr || allocations[at].mapped) return INVALID_VALUE;
@@ -652,7 +665,7 @@ int cuStreamDestroy_v2(size_t stream) {
 int cuStreamQuery(size_t stream) {
   queries++;
   IN_CONTEXT;
-  if (captures) return 900;
+  UNCAPTURED;
 #ifdef COPIER
   if (stream == COPIER_STREAM) return is_resident() ? NOT_READY : 0;
 #endif
@@ -721,7 +734,7 @@ int cuEventRecord(struct event *event, size_t stream) {
 int cuEventQuery(struct event *event) {
   queries++;
   IN_CONTEXT;
-  if (captures) return 900;
+  UNCAPTURED;
   tell();
   if (held) return NOT_READY;
   for (int at = 0; at < given; at++)
@@ -733,7 +746,7 @@ int cuEventQuery(struct event *event) {
 
 int cuEventSynchronize(struct event *event) {
   IN_CONTEXT;
-  if (captures) return 900;
+  UNCAPTURED;
   event->left = 0;
   return 0;
 }

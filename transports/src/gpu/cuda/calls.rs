@@ -182,6 +182,7 @@ calls! {
     memcpy_3d_async(copy: *const Copy3d, stream: StreamHandle) = "cuMemcpy3DAsync_v2";
     memcpy_peer_async(dst: DevicePtr, dst_context: ContextHandle, src: DevicePtr, src_context: ContextHandle, len: usize, stream: StreamHandle) = "cuMemcpyPeerAsync";
 
+    thread_exchange_stream_capture_mode(mode: *mut c_int) = "cuThreadExchangeStreamCaptureMode";
     stream_create(stream: *mut StreamHandle, flags: c_uint) = "cuStreamCreate";
     stream_destroy(stream: StreamHandle) = "cuStreamDestroy_v2";
     stream_get_ctx(stream: StreamHandle, context: *mut ContextHandle) = "cuStreamGetCtx";

@@ -1,10 +1,10 @@
 //! Contexts: whose they are, and making one current for a moment.
 
 use super::calls::Calls;
+use super::capture::Relaxed;
 use super::error::{CONTEXT_IS_DESTROYED, error, is_gone, released};
 use super::sys::{self, ContextHandle, Device, DevicePtr, pointer};
 use crate::gpu::GpuError;
-use std::marker::PhantomData;
 
 /// A context that the library works in: the device's primary one, which it holds a count of, or one of the user's.
 #[derive(Debug)]
@@ -106,19 +106,21 @@ impl Context {
         self
     }
 
-    /// Makes it current in this thread, until the guard is dropped. Costs one query where it already is.
+    /// Makes it current in this thread, and what is done in it no matter of graphs that are captured, until the guard is dropped. Costs
+    /// three quick calls where it already is.
     #[inline]
     pub(super) fn enter(&self) -> Result<Current<'_>, GpuError> {
         self.check()?;
+        let relaxed = Relaxed::enter(self.calls);
         let mut current = ContextHandle::NULL;
         // SAFETY: the place for the answer is ours.
         let known = unsafe { self.calls.ctx_get_current(&raw mut current) };
         if known.is_ok() && current == self.raw {
-            return Ok(Current { pushed: None, _thread: PhantomData });
+            return Ok(Current { pushed: None, _relaxed: relaxed });
         }
         // SAFETY: a context that is retained here, or one of the user's that was there just now.
         unsafe { self.calls.ctx_push_current(self.raw) }?;
-        Ok(Current { pushed: Some(self), _thread: PhantomData })
+        Ok(Current { pushed: Some(self), _relaxed: relaxed })
     }
 
     /// Makes it current in this thread, in the place of the one that is.
@@ -160,8 +162,8 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     pushed: Option<&'a Context>,
-    /// A thread's context is restored in that thread.
-    _thread: PhantomData<*const ()>,
+    /// Goes after the context. It keeps this in its thread, to which the context belongs.
+    _relaxed: Relaxed<'a>,
 }
 
 impl Current<'_> {

@@ -25,8 +25,6 @@ pub(super) const NOT_READY: i32 = 600;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: i32 = 704;
 pub(super) const CONTEXT_IS_DESTROYED: i32 = 709;
 pub(super) const NOT_SUPPORTED: i32 = 801;
-/// A thread captures a stream into a graph, and lets nobody ask whether work is over: that says nothing of the work.
-pub(super) const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
 
 /// An error with the code's name, and the standing hint where there is one.
 pub(super) fn error(call: &'static str, code: i32) -> GpuError {
@@ -124,7 +122,7 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
             "COMPAT_NOT_SUPPORTED_ON_DEVICE",
             "the cuda-compat package in the library path does not suit the device",
         ),
-        STREAM_CAPTURE_UNSUPPORTED => (
+        900 => (
             "STREAM_CAPTURE_UNSUPPORTED",
             "the stream is being captured into a graph, or a thread captures one in the global mode: capture in the thread-local mode",
         ),

@@ -1,9 +1,10 @@
 //! Events of the driver: our own, used again and again, and those that processes share.
 
+use super::capture::Relaxed;
 use super::copier::Launch;
 use super::driver::{CudaDriver, Shared};
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
-use super::home::{Home, later_if_captured};
+use super::home::Home;
 use super::lane::Copies;
 use super::stream::stream_of;
 use super::sys::{self, Bytes64, EventHandle};
@@ -112,6 +113,7 @@ struct UserEvent {
 impl UserEvent {
     /// Asks; once more within a context, where a driver wants one and this thread has none.
     fn ask<T>(&self, call: impl Fn() -> Result<T, GpuError>) -> Result<T, GpuError> {
+        let _relaxed = Relaxed::enter(self.shared.calls);
         match call() {
             Err(error) if error.code == INVALID_CONTEXT => {
                 let gpu = self.shared.gpus()?.first().ok_or(error)?;
@@ -127,7 +129,7 @@ impl UserEvent {
 impl EventState for UserEvent {
     fn query(&self) -> Result<bool, GpuError> {
         // SAFETY: the promise that `event_from_raw` was given.
-        later_if_captured(self.ask(|| unsafe { self.shared.calls.event_query(self.raw) }))
+        self.ask(|| unsafe { self.shared.calls.event_query(self.raw) })
     }
 
     fn wait(&self) -> Result<(), GpuError> {

@@ -1,10 +1,11 @@
 //! What the library has in one context: a few streams, events to be used again, peers that were made known, a pool.
 
 use super::calls::Calls;
+use super::capture::Relaxed;
 use super::context::Context;
 use super::copier::{Copier, Kept};
 use super::course::CourseWords;
-use super::error::{INVALID_CONTEXT, STREAM_CAPTURE_UNSUPPORTED, released};
+use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
 use super::peer::Peers;
@@ -140,19 +141,20 @@ impl Home {
     #[inline]
     pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
         // SAFETY: an event that is alive: its holder asks.
-        later_if_captured(self.ask(|| unsafe { self.calls().event_query(raw) }))
+        self.ask(|| unsafe { self.calls().event_query(raw) })
     }
 
     /// Whether a stream of the library's has done all that it was given.
     #[inline]
     pub(super) fn is_idle(&self, stream: StreamHandle) -> Result<bool, GpuError> {
         // SAFETY: a stream of this home's, which lives as long.
-        later_if_captured(self.ask(|| unsafe { self.calls().stream_query(stream) }))
+        self.ask(|| unsafe { self.calls().stream_query(stream) })
     }
 
     /// Asks the driver, within the context only where it has to be: some want one, and this thread may have none.
     #[inline]
     fn ask(&self, question: impl Fn() -> Result<bool, GpuError>) -> Result<bool, GpuError> {
+        let _relaxed = Relaxed::enter(self.calls());
         if HAS_NO_CONTEXT.get() {
             let current = self.context.enter()?;
             HAS_NO_CONTEXT.set(!current.was_there());
@@ -172,13 +174,8 @@ impl Home {
     /// Waits for an event, which blocks this thread and no stream.
     pub(super) fn wait_for(&self, raw: EventHandle) -> Result<(), GpuError> {
         let _current = self.context.enter()?;
-        loop {
-            // SAFETY: as above.
-            match unsafe { self.calls().event_synchronize(raw) } {
-                Err(error) if error.code == STREAM_CAPTURE_UNSUPPORTED => std::thread::yield_now(),
-                outcome => return outcome,
-            }
-        }
+        // SAFETY: as above.
+        unsafe { self.calls().event_synchronize(raw) }
     }
 }
 
@@ -195,15 +192,6 @@ impl Drop for Home {
             // SAFETY: made in this context, and used through this home only.
             released("stream", unsafe { self.context.calls.stream_destroy(*lane) });
         }
-    }
-}
-
-/// While nobody may ask, work counts as not over: to take the refusal for its end would let go of memory that an engine is at.
-#[inline]
-pub(super) fn later_if_captured(answer: Result<bool, GpuError>) -> Result<bool, GpuError> {
-    match answer {
-        Err(error) if error.code == STREAM_CAPTURE_UNSUPPORTED => Ok(false),
-        answer => answer,
     }
 }
 

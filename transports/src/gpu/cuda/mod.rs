@@ -41,6 +41,7 @@
 //! has made stays until the process ends, streams and contexts included, because the driver is the process's.
 
 mod calls;
+mod capture;
 mod context;
 mod copier;
 mod course;
