@@ -25,6 +25,8 @@ fn piece(rank: Rank, step: usize) -> Vec<u8> {
 }
 
 fn main() -> Result<()> {
+    // Whether a GPU that may read is kept from writing is tried in a process of its own: this program, started for that.
+    carrack::trial::answer();
     gpus::play(append)
 }
 
@@ -70,5 +72,14 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     }
     assert_eq!(list.region(0, PIECE)?.whole().to_vec()?, piece(Rank(1), 0));
     println!("and {} bytes again, where they were", list.len());
+    if let [first, others @ ..] = &all[..]
+        && !others.is_empty()
+    {
+        // A list of one GPU's memory, which the others read. A driver that lets them write is refused, with what was found out.
+        match GrowableBuffer::reserve(std::slice::from_ref(first), STRIPE).readers(others).build() {
+            Ok(list) => println!("{:?} may do with another list what they may, and no more", list.access()),
+            Err(why) => println!("no list that others only read: {why}"),
+        }
+    }
     Ok(runtime.barrier()?)
 }

@@ -14,6 +14,8 @@ mod exchange;
 mod model;
 #[path = "growable_buffer/posts.rs"]
 mod posts;
+#[path = "growable_buffer/readers.rs"]
+mod readers;
 #[path = "growable_buffer/refused.rs"]
 mod refused;
 #[path = "growable_buffer/rounds.rs"]

@@ -63,6 +63,8 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    // Programs may have this command make their trials.
+    carrack::trial::answer();
     let command = Cli::parse().command;
     log_to_stderr();
     match command {

@@ -79,6 +79,7 @@ mod streams;
 mod wait;
 
 pub use carrack_transports as transports;
+pub use carrack_transports::trial;
 
 pub use buffer::{Buffer, SendBuffer};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};

@@ -41,12 +41,15 @@ fn buffers_that_cannot_be_are_refused_before_any_address_is_taken() {
     let why =
         GrowableBuffer::reserve(all, 1).stripe(usize::MAX / granularity * granularity).build().unwrap_err();
     assert!(matches!(why, GrowableError::Most { most: 1 }), "{why}");
-    let why = GrowableBuffer::reserve(&all[..1], 1).readers(all).build().unwrap_err();
-    assert!(
-        matches!(why, GrowableError::ReadOnly { .. }) && why.to_string().contains("read and write"),
-        "{why}"
-    );
-    assert!(GrowableBuffer::reserve(&all[..1], 1).readers(&[]).build().is_ok());
+    for builder in [
+        GrowableBuffer::reserve(&all[..1], 1).readers(all),
+        GrowableBuffer::reserve(&all[..1], 1).writers(all),
+        GrowableBuffer::reserve(all, 1).readers(&all[..1]),
+    ] {
+        let why = builder.build().unwrap_err();
+        assert!(matches!(why, GrowableError::Twice { gpu } if gpu == all[0].info().uuid), "{why}");
+    }
+    assert!(GrowableBuffer::reserve(&all[..1], 1).readers(&[]).writers(&[]).build().is_ok());
     if let Some(fake) = &gpus.fake {
         assert_eq!(fake.counters().reservations, 1, "the last one's");
         assert_eq!(fake.counters().allocs, 0);

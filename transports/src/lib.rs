@@ -14,6 +14,7 @@
 //! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
 //! | [`fork`] | whether this is still the process that something belongs to |
+//! | [`trial`] | what is tried in a process of its own, because it may cost it its GPU context |
 //! | [`sync`] | rings, queues, free lists: model-checked |
 //!
 //! This crate knows links, memory and operations. It knows nothing of tags, matching, protocols or
@@ -37,6 +38,7 @@ pub mod mem;
 #[cfg(not(loom))]
 pub mod shm;
 pub mod sync;
+pub mod trial;
 #[cfg(not(loom))]
 mod upkeep;
 #[cfg(not(loom))]

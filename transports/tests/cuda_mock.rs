@@ -8,6 +8,8 @@ mod copier;
 mod mock;
 #[path = "cuda_mock/pieces.rs"]
 mod pieces;
+#[path = "cuda_mock/readers.rs"]
+mod readers;
 #[path = "cuda_mock/vmm.rs"]
 mod vmm;
 

@@ -12,6 +12,7 @@
 //! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and exports
 //! its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is over.
 
+mod access;
 pub mod copier;
 pub mod cuda;
 mod direct;
@@ -24,6 +25,7 @@ mod reservation;
 mod waits;
 pub mod words;
 
+pub use access::{Access, Rights};
 pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
@@ -228,8 +230,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("reserve", format!("this driver reserves no {len} addresses")))
     }
 
-    /// Allocates `len` bytes as [`Flavour::Shareable`], `offset` bytes behind the beginning of a reservation; this device and those
-    /// of `access` read and write them. The region keeps the reservation; the memory goes with its last clone, and others may
+    /// Allocates `len` bytes as [`Flavour::Shareable`], `offset` bytes behind the beginning of a reservation; this device reads and writes
+    /// them, and those of `access` do what they may. The region keeps the reservation; the memory goes with its last clone, and others may
     /// come to lie there.
     ///
     /// # Errors
@@ -241,12 +243,23 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         reservation: &Reservation,
         offset: usize,
         len: usize,
-        access: &[GpuUuid],
+        access: &[Access],
     ) -> Result<Region, GpuError> {
         let hint = format!(
             "{len} bytes at {offset} of {reservation:?}, for {access:?}: this driver allocates nothing so"
         );
         Err(GpuError::unsupported("allocate_at", hint))
+    }
+
+    /// Whether this device is kept from writing to memory of `owner` that it was given for [reading](Rights::Read) only. Drivers
+    /// promise it nowhere, so it is found out by an attempt, in a process of its own ([`trial`](crate::trial)), the first time that it is
+    /// asked; that takes seconds.
+    ///
+    /// # Errors
+    /// It is not kept from it, does not reach that memory, or no attempt could be made; and why.
+    fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {
+        let hint = format!("this driver gives no device access to memory of {owner} for reading only");
+        Err(GpuError::unsupported("keeps_from_writing", hint))
     }
 
     /// Starts a copy on a stream of the library's own (never one of the user's, never the default

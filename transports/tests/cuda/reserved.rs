@@ -1,13 +1,14 @@
 //! Memory at addresses that were reserved for it: VMM rules 2 and 5.
 
-use super::support::{copy_and_check, make, need, payload};
-use carrack_transports::gpu::{Driver, Gpu, HandleForm};
-use carrack_transports::mem::{GpuUuid, MemKind, Region};
+use super::support::{copy_and_check, make, need, payload, start};
+use carrack_transports::gpu::{Access, Driver, Gpu, HandleForm};
+use carrack_transports::mem::{MemKind, Region};
+use carrack_transports::trial;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-fn uuids(gpus: &[Arc<dyn Gpu>]) -> Vec<GpuUuid> {
-    gpus.iter().map(|gpu| gpu.info().uuid).collect()
+fn all_write(gpus: &[Arc<dyn Gpu>]) -> Vec<Access> {
+    gpus.iter().map(|gpu| Access::read_write(gpu.info().uuid)).collect()
 }
 
 #[test]
@@ -20,7 +21,7 @@ fn pieces_of_a_reservation_come_and_go_and_their_neighbours_stay_as_they_are() {
     let has_memory = |at: usize| matches!(driver.classify(base + at * unit), Ok(Some(_)));
     assert!(!has_memory(0), "no memory yet");
     let at = |at: usize, units: usize| {
-        gpu.allocate_at(&reservation, at * unit, units * unit, &uuids(&gpus)).unwrap()
+        gpu.allocate_at(&reservation, at * unit, units * unit, &all_write(&gpus)).unwrap()
     };
     let mut pieces: Vec<Region> = [(0, 1), (1, 2), (3, 1)].map(|(from, units)| at(from, units)).into();
     let bytes: Vec<Vec<u8>> =
@@ -72,11 +73,11 @@ fn pieces_of_two_devices_are_read_and_written_by_both() {
     let Some((driver, gpus)) = need(2) else { return };
     let unit = gpus[0].granularity().unwrap().max(gpus[1].granularity().unwrap());
     let reservation = gpus[0].reserve(4 * unit).unwrap();
-    let all = uuids(&gpus);
+    let all = all_write(&gpus);
     let pieces: Vec<Region> =
         (0..4).map(|at| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap()).collect();
     for (at, piece) in pieces.iter().enumerate() {
-        assert_eq!(driver.classify(piece.addr()).unwrap().unwrap().kind, MemKind::Device(all[at % 2]));
+        assert_eq!(driver.classify(piece.addr()).unwrap().unwrap().kind, MemKind::Device(all[at % 2].gpu));
         for gpu in &gpus[..2] {
             let near = make(gpu, "plain", unit);
             copy_and_check(&**gpu, (piece, 3), (&near, 5), unit / 2 + 77, at as u64);
@@ -92,7 +93,7 @@ fn one_copy_over_memory_of_two_devices() {
     let Some((_, gpus)) = need(2) else { return };
     let unit = gpus[0].granularity().unwrap().max(gpus[1].granularity().unwrap());
     let reservation = gpus[0].reserve(4 * unit).unwrap();
-    let all = uuids(&gpus);
+    let all = all_write(&gpus);
     let piece = |at: usize| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap();
     let pieces: Vec<Region> = (0..4).map(piece).collect();
     let base = NonNull::new(pieces[0].addr() as *mut u8).unwrap();
@@ -112,4 +113,39 @@ fn one_copy_over_memory_of_two_devices() {
     let copied = unsafe { gpus[0].copy(to, from, 4 * unit) }.and_then(|event| event.wait());
     let right = near.whole().to_vec().is_ok_and(|found| found == bytes);
     println!("one copy from there to memory of the first: {copied:?}, all right: {right}");
+}
+
+/// Not a test by itself: what a process does that was started for a trial.
+#[test]
+fn answers_in_its_own_process() {
+    if std::env::var_os("CARRACK_TRIAL").is_some() {
+        trial::answer();
+    }
+}
+
+/// gpu.md's table: that the driver takes the flags says nothing of what it does.
+#[test]
+fn a_device_that_may_only_read_is_kept_from_writing_and_the_owner_writes_for_it() {
+    let Some((_, gpus)) = need(2) else { return };
+    let (owner, reader) = (&gpus[0], &gpus[1]);
+    let program = std::env::current_exe().unwrap();
+    trial::by(program, ["--exact", "reserved::answers_in_its_own_process", "--nocapture"]);
+    let [to, from] = [owner, reader].map(|gpu| gpu.info().uuid);
+    println!("{from} is kept from writing to memory of {to}: {:?}", reader.keeps_from_writing(to));
+    assert_eq!(reader.keeps_from_writing(to), Ok(()));
+    let unit = owner.granularity().unwrap();
+    let reservation = owner.reserve(unit).unwrap();
+    let memory = owner.allocate_at(&reservation, 0, unit, &[Access::read(from)]).unwrap();
+    let near = make(reader, "plain", unit);
+    memory.whole().write(&payload(unit, 1)).unwrap();
+    // Read by the reader's engine.
+    start(&**reader, (&near, 0), (&memory, 0), unit).unwrap().wait().unwrap();
+    assert!(near.whole().to_vec().unwrap() == payload(unit, 1));
+    near.whole().write(&payload(unit, 2)).unwrap();
+    let why = start(&**reader, (&memory, 0), (&near, 0), unit).and_then(|event| event.wait()).unwrap_err();
+    println!("a copy by the reader: {why}");
+    assert!(memory.whole().to_vec().unwrap() == payload(unit, 1), "it was written");
+    // By the owner's, whosever the bytes are: this is how the library writes there.
+    start(&**owner, (&memory, 0), (&near, 0), unit).unwrap().wait().unwrap();
+    assert!(memory.whole().to_vec().unwrap() == payload(unit, 2));
 }

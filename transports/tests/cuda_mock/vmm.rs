@@ -4,7 +4,7 @@
 use crate::mock::{library as mock, word};
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
-use carrack_transports::gpu::{Driver, Gpu, GpuError, Handle, HandleKey, Reservation};
+use carrack_transports::gpu::{Access, Driver, Gpu, GpuError, Handle, HandleKey, Reservation};
 use carrack_transports::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::path::Path;
 
@@ -26,7 +26,8 @@ fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_add
     assert_eq!((reservation.len(), reservation.addr() % UNIT), (5 * UNIT, 0));
     assert_eq!(live(&library), [1, 0, 0]);
     let me = [gpu.info().uuid];
-    let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &me).unwrap();
+    let all = me.map(Access::read_write);
+    let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &all).unwrap();
     let (one, two) = (at(UNIT, UNIT), at(2 * UNIT, 2 * UNIT));
     assert_eq!((one.addr(), two.addr()), (reservation.addr() + UNIT, reservation.addr() + 2 * UNIT));
     assert_eq!((one.kind(), two.len(), live(&library)), (MemKind::Device(me[0]), 2 * UNIT, [1, 2, 2]));
@@ -59,15 +60,15 @@ fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_add
 /// All that is wrong, and the code of each.
 fn refusals(gpu: &dyn Gpu, reservation: &Reservation, other: &Reservation) -> Vec<(i32, GpuError)> {
     let me = gpu.info().uuid;
-    let at = |offset, len| gpu.allocate_at(reservation, offset, len, &[me]).unwrap_err();
+    let at = |offset, len| gpu.allocate_at(reservation, offset, len, &[Access::read_write(me)]).unwrap_err();
     let wrong =
         [(0, 0), (1, UNIT), (0, UNIT + 1), (4 * UNIT, UNIT), (0, 5 * UNIT), (usize::MAX / UNIT * UNIT, UNIT)];
     let mut all: Vec<_> = wrong.into_iter().map(|(offset, len)| (1, at(offset, len))).collect();
     let kept = gpu.allocate_at(reservation, UNIT, UNIT, &[]).unwrap();
     all.push((1, at(0, 2 * UNIT)));
     drop(kept);
-    all.push((1, gpu.allocate_at(other, 0, UNIT, &[me]).unwrap_err()));
-    all.push((101, gpu.allocate_at(reservation, 0, UNIT, &[GpuUuid([9; 16])]).unwrap_err()));
+    all.push((1, gpu.allocate_at(other, 0, UNIT, &[Access::read_write(me)]).unwrap_err()));
+    all.push((101, gpu.allocate_at(reservation, 0, UNIT, &[Access::read(GpuUuid([9; 16]))]).unwrap_err()));
     all.push((1, gpu.reserve(0).unwrap_err()));
     all
 }
@@ -96,7 +97,7 @@ fn a_driver_without_room_or_that_refuses_access_keeps_nothing_of_the_attempt() {
     let driver = CudaDriver::at(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let reservation = gpu.reserve(64 * UNIT).unwrap();
-    let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &[gpu.info().uuid]);
+    let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &[Access::read_write(gpu.info().uuid)]);
     let most = at(0, 30 * UNIT).unwrap();
     let why = at(30 * UNIT, 3 * UNIT).unwrap_err();
     assert!(why.code == 2 && why.hint.contains("do not fit"), "{why}");

@@ -11,11 +11,15 @@
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
      -DVMM       as otherwise, with memory that is made and mapped by itself, 64 MiB of it
      -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread; -DCOPIER=2: on the same GPU
+     -DREADERS=1 as -DVMM, with access for reading only, which it keeps; others do not (readers.h)
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
    It counts the calls that a small copy, a wait, or an operation on them is made of: what each costs a program. */
 
 #define _GNU_SOURCE
+#ifdef READERS
+#define VMM
+#endif
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -428,9 +432,12 @@ int cuMemSetAccess(size_t ptr, size_t len, const struct access *access, size_t c
   int at = find(ptr);
   if (at < 0 || (size_t)allocations[at].ptr != ptr || allocations[at].len != len || !count) return forbidden();
   for (size_t which = 0; which < count; which++)
-    if (access[which].location != 1 || access[which].device || access[which].flags != 3) return forbidden();
+    if (access[which].location != 1 || access[which].device || access[which].flags != 3 && access[which].flags != 1) return forbidden();
   if (mappings_refused) return NOT_PERMITTED;
-  allocations[at].allowed = 1;
+#ifdef READERS
+  if (READERS == 4 && access->flags == 1) return NOT_PERMITTED;
+#endif
+  allocations[at].allowed = access[count - 1].flags;
   return 0;
 }
 
@@ -520,6 +527,10 @@ static int questions[256];
 
 static void give(size_t stream) { questions[stream & 0xff] = 2; }
 
+#ifdef READERS
+#include "readers.h"
+#endif
+
 int cuMemcpyHtoDAsync_v2(size_t dst, const void *src, size_t len, size_t stream) {
   copies++;
   IN_CONTEXT;
@@ -542,6 +553,10 @@ int cuMemcpyDtoDAsync_v2(size_t dst, size_t src, size_t len, size_t stream) {
   copies++;
   IN_CONTEXT;
   if (!is_device(src, len) || !is_device(dst, len)) return INVALID_VALUE;
+#ifdef READERS
+  if (READERS == 5 && !is_written(dst, len)) abort();
+  if (READERS != 2 && !is_written(dst, len)) return INVALID_VALUE;
+#endif
   memmove((void *)dst, (void *)src, len);
   give(stream);
   return 0;
@@ -643,7 +658,7 @@ int cuStreamCreate(size_t *stream, unsigned flags) {
   return 0;
 }
 
-#ifdef NEW
+#if defined NEW && !defined READERS
 int cuStreamSynchronize(size_t stream) {
   IN_CONTEXT;
   questions[stream & 0xff] = 0;

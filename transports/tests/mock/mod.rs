@@ -10,6 +10,7 @@ pub(crate) fn library(test: &str, define: &str) -> PathBuf {
     let (library, source) = (folder.join("libcuda.so"), folder.join("libcuda.c"));
     std::fs::write(&source, include_str!("libcuda.c")).unwrap();
     std::fs::write(folder.join("copier.h"), include_str!("copier.h")).unwrap();
+    std::fs::write(folder.join("readers.h"), include_str!("readers.h")).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-w", define, "-o"]).arg(&library).arg(&source);
     assert!(compiler.status().unwrap().success(), "{compiler:?}");

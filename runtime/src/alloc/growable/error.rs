@@ -11,7 +11,7 @@ pub enum GrowableError {
     #[error("a growable buffer needs a GPU whose memory it is made of: name one or more")]
     NoGpu,
     /// A GPU was named twice.
-    #[error("{gpu} is named twice: stripes are dealt out to each GPU in turn, so name each once")]
+    #[error("{gpu} is named twice: it has stripes of the buffer, writes it, or reads it; name it once")]
     Twice {
         /// Which.
         gpu: GpuUuid,
@@ -57,14 +57,17 @@ pub enum GrowableError {
         /// The driver's reason.
         cause: GpuError,
     },
-    /// GPUs were to have access for reading only.
+    /// A GPU was to have access for reading only, and it is not so that its driver keeps it from writing, or not known.
     #[error(
-        "{gpu} is not given access for reading only: whether its driver keeps it from writing is not known, and to try costs a process \
-         its context; name it among the GPUs of the buffer, which read and write, or leave it out"
+        "{gpu} is not given access for reading only to memory of {owner}: {cause}; name it among the writers, or leave it out"
     )]
     ReadOnly {
         /// The first of them.
         gpu: GpuUuid,
+        /// Whose memory it would read.
+        owner: GpuUuid,
+        /// What an attempt has shown, or why there was none.
+        cause: GpuError,
     },
     /// The addresses were not reserved.
     #[error("{most} bytes of addresses cannot be reserved: {cause}")]

@@ -19,13 +19,14 @@ pub use error::GrowableError;
 pub use reserve::GrowableBuilder;
 
 use crate::region::{Region, Withdrawn, withdraw};
-use carrack_transports::gpu::{Gpu, Reservation};
-use carrack_transports::mem::{GpuUuid, SoleRegion};
+use carrack_transports::gpu::{Access, Gpu, Reservation};
+use carrack_transports::mem::SoleRegion;
 use std::sync::Arc;
 
 /// Memory of one or several GPUs, at addresses that stay, and whose length changes.
 ///
-/// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by copy engines. A part of it is a
+/// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by copy engines; others
+/// [read and write](GrowableBuilder::writers) it, or [read](GrowableBuilder::readers) it, as they were named. A part of it is a
 /// [`Region`], to be registered, posted and copied as any other; regions keep their stripes, and the buffer does not shrink below them.
 ///
 /// Peers map what is registered of it, and go on using that while the buffer grows: a region's name is good for the region's length,
@@ -60,7 +61,7 @@ pub struct GrowableBuffer {
     stripes: Vec<Region>,
     /// Whose stripes these are, in turn.
     gpus: Vec<Arc<dyn Gpu>>,
-    access: Vec<GpuUuid>,
+    access: Vec<Access>,
     stripe: usize,
     capacity: usize,
     reservation: Reservation,
@@ -73,8 +74,13 @@ impl GrowableBuffer {
         GrowableBuilder::new(gpus, most)
     }
 
-    fn empty(gpus: Vec<Arc<dyn Gpu>>, reservation: Reservation, capacity: usize, stripe: usize) -> Self {
-        let access = gpus.iter().map(|gpu| gpu.info().uuid).collect();
+    fn empty(
+        gpus: Vec<Arc<dyn Gpu>>,
+        access: Vec<Access>,
+        reservation: Reservation,
+        capacity: usize,
+        stripe: usize,
+    ) -> Self {
         Self { stripes: Vec::new(), gpus, access, stripe, capacity, reservation }
     }
 
@@ -106,6 +112,11 @@ impl GrowableBuffer {
     /// The GPUs that it is made of, in their turn.
     pub fn gpus(&self) -> &[Arc<dyn Gpu>] {
         &self.gpus
+    }
+
+    /// Who may do what with it: those that it is made of, writers and readers.
+    pub fn access(&self) -> &[Access] {
+        &self.access
     }
 
     /// Makes it at least `len` bytes long: maps as many stripes as are missing, behind those that there are. What is there stays, where

@@ -2,7 +2,7 @@
 
 use super::{GrowableBuffer, GrowableError};
 use crate::alloc::MOST;
-use carrack_transports::gpu::Gpu;
+use carrack_transports::gpu::{Access, Gpu};
 use carrack_transports::mem::GpuUuid;
 use std::sync::Arc;
 
@@ -13,12 +13,13 @@ pub struct GrowableBuilder<'a> {
     gpus: &'a [Arc<dyn Gpu>],
     most: usize,
     stripe: Option<usize>,
+    writers: &'a [Arc<dyn Gpu>],
     readers: &'a [Arc<dyn Gpu>],
 }
 
 impl<'a> GrowableBuilder<'a> {
     pub(super) fn new(gpus: &'a [Arc<dyn Gpu>], most: usize) -> Self {
-        Self { gpus, most, stripe: None, readers: &[] }
+        Self { gpus, most, stripe: None, writers: &[], readers: &[] }
     }
 
     /// Bytes of a stripe: the buffer grows and shrinks by these, and each GPU in turn has one. A multiple of the largest
@@ -30,8 +31,19 @@ impl<'a> GrowableBuilder<'a> {
         self
     }
 
-    /// GPUs that are to read the buffer, and not write it. **Refused for now**, with
-    /// [`ReadOnly`](GrowableError::ReadOnly), unless there are none.
+    /// GPUs that read and write the buffer as those do that it is made of, and have no stripe of it.
+    pub fn writers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
+        self.writers = gpus;
+        self
+    }
+
+    /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses their copies, and ends the context of a
+    /// kernel that writes there all the same. What the runtime writes there, it writes by the GPUs that have the memory, wherever it
+    /// comes from; so the others are kept out, and not their owner. Other processes that map the buffer do what they may.
+    ///
+    /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is found out by
+    /// [`build`](Self::build), the first time in a process, by attempts in processes of their own: that takes seconds, and a program that
+    /// answers for them ([`trial`](crate::trial)).
     pub fn readers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
         self.readers = gpus;
         self
@@ -42,14 +54,11 @@ impl<'a> GrowableBuilder<'a> {
     /// # Errors
     /// See [`GrowableError`].
     pub fn build(self) -> Result<GrowableBuffer, GrowableError> {
-        let Self { gpus, most, stripe, readers } = self;
+        let Self { gpus, most, stripe, writers, readers } = self;
         if most == 0 || most > MOST {
             return Err(GrowableError::Most { most });
         }
-        check_gpus(gpus)?;
-        if let Some(gpu) = readers.first() {
-            return Err(GrowableError::ReadOnly { gpu: uuid(gpu) });
-        }
+        check_gpus(gpus, writers, readers)?;
         // The largest, and whose it is: its addresses suit all.
         let mut largest: Option<(usize, &Arc<dyn Gpu>)> = None;
         for gpu in gpus {
@@ -67,8 +76,17 @@ impl<'a> GrowableBuilder<'a> {
         let most = most.checked_next_multiple_of(stripe).filter(|most| *most <= MOST);
         let most = most.ok_or(GrowableError::Most { most: self.most })?;
         let refused = |cause| GrowableError::NotReserved { most, cause };
+        // Last: what is refused above is refused without a process for it.
+        for gpu in readers {
+            for owner in gpus {
+                let read_only = |cause| GrowableError::ReadOnly { gpu: uuid(gpu), owner: uuid(owner), cause };
+                gpu.keeps_from_writing(uuid(owner)).map_err(read_only)?;
+            }
+        }
         let reservation = first.reserve(most).map_err(refused)?;
-        Ok(GrowableBuffer::empty(gpus.to_vec(), reservation, most, stripe))
+        let all = gpus.iter().chain(writers).map(|gpu| Access::read_write(uuid(gpu)));
+        let access = all.chain(readers.iter().map(|gpu| Access::read(uuid(gpu)))).collect();
+        Ok(GrowableBuffer::empty(gpus.to_vec(), access, reservation, most, stripe))
     }
 }
 
@@ -76,14 +94,19 @@ fn uuid(gpu: &Arc<dyn Gpu>) -> GpuUuid {
     gpu.info().uuid
 }
 
-/// There are some, each once, and each reaches all.
-fn check_gpus(gpus: &[Arc<dyn Gpu>]) -> Result<(), GrowableError> {
-    for (at, gpu) in gpus.iter().enumerate() {
-        if gpus.iter().take(at).any(|other| uuid(other) == uuid(gpu)) {
+/// There are some, each once, and each reaches all of those that it is made of.
+fn check_gpus(
+    gpus: &[Arc<dyn Gpu>],
+    writers: &[Arc<dyn Gpu>],
+    readers: &[Arc<dyn Gpu>],
+) -> Result<(), GrowableError> {
+    let named = || gpus.iter().chain(writers).chain(readers);
+    for (at, gpu) in named().enumerate() {
+        if named().take(at).any(|other| uuid(other) == uuid(gpu)) {
             return Err(GrowableError::Twice { gpu: uuid(gpu) });
         }
     }
-    for gpu in gpus {
+    for gpu in named() {
         for owner in gpus.iter().filter(|owner| uuid(owner) != uuid(gpu)) {
             let apart = |cause| GrowableError::Apart { gpu: uuid(gpu), owner: uuid(owner), cause };
             gpu.reaches(uuid(owner)).map_err(apart)?;

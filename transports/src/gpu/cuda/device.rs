@@ -10,9 +10,9 @@ use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
-use super::{copier, direct, ipc, peer, pieces, vmm};
+use super::{attempt, copier, direct, ipc, peer, pieces, vmm};
 use crate::gpu::{
-    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
+    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
     HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
@@ -392,9 +392,13 @@ impl Gpu for CudaGpu {
         reservation: &Reservation,
         offset: usize,
         len: usize,
-        access: &[GpuUuid],
+        access: &[Access],
     ) -> Result<Region, GpuError> {
         vmm::allocate_at(self, reservation, (offset, len), access)
+    }
+
+    fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {
+        attempt::keeps_from_writing(self, owner)
     }
 
     /// Host memory that is neither pinned nor registered makes the call itself wait for the driver's staging.

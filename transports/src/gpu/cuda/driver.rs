@@ -1,5 +1,6 @@
 //! The driver as the process has it.
 
+use super::attempt::Verdicts;
 use super::calls::Calls;
 use super::context::Context;
 use super::device::CudaGpu;
@@ -89,6 +90,7 @@ impl CudaDriver {
                 connections: waits::connections(),
                 put_off: Arc::default(),
                 wants_copiers: &self.0.wants_copiers,
+                verdicts: Verdicts::default(),
             };
             Ok(&*Box::leak(Box::new(shared)))
         };
@@ -109,6 +111,13 @@ impl CudaDriver {
         // Without a usable library nobody can have device memory.
         let Ok(shared) = self.opened() else { return Ok(None) };
         Ok(shared.is_initialised()?.then_some(*shared))
+    }
+
+    /// Initialised, if it was not.
+    pub(super) fn usable(&self) -> Result<&'static Shared, GpuError> {
+        let shared = self.shared()?;
+        shared.initialise()?;
+        Ok(shared)
     }
 
     /// As `initialised`, where it has to be.
@@ -132,9 +141,7 @@ impl Driver for CudaDriver {
     }
 
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
-        let shared = self.shared()?;
-        shared.initialise()?;
-        Ok(shared.gpus()?.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
+        Ok(self.usable()?.gpus()?.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
     }
 
     fn look_after(&self) {
@@ -191,6 +198,8 @@ pub(super) struct Shared {
     /// What would block while a stream waits.
     put_off: Arc<PutOff>,
     wants_copiers: &'static AtomicBool,
+    /// Who is kept from writing where it may read.
+    pub(super) verdicts: Verdicts,
 }
 
 impl Shared {

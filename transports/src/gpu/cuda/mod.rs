@@ -40,6 +40,7 @@
 //! context, which the CUDA runtime shares. A thread that calls in has its own context back afterwards. What the library
 //! has made stays until the process ends, streams and contexts included, because the driver is the process's.
 
+mod attempt;
 mod calls;
 mod capture;
 mod context;
@@ -69,3 +70,5 @@ mod vmm;
 pub use device::CudaGpu;
 pub use driver::CudaDriver;
 pub use stream::CudaStream;
+
+pub(crate) use attempt::answer as try_in_this_process;

@@ -3,6 +3,7 @@
 //! Handles are opaque to us, so they are words. Enumerations are plain integers: a newer driver may answer with a
 //! number that no header of today has. `layout` holds sizes and offsets against those of cudarc; what calls for many copies take is in `rows`.
 
+use crate::gpu::Rights;
 use std::ffi::{c_int, c_uint};
 
 /// `CUdevice`: this process's number of a device.
@@ -109,7 +110,16 @@ pub(super) struct AccessDesc {
 impl AccessDesc {
     /// A device may read and write.
     pub(super) const fn read_write(device: Device) -> Self {
-        Self { location: Location::device(device), flags: 3 }
+        Self::of(device, Rights::ReadWrite)
+    }
+
+    /// A device may do so much.
+    pub(super) const fn of(device: Device, rights: Rights) -> Self {
+        let flags = match rights {
+            Rights::Read => 1,
+            Rights::ReadWrite => 3,
+        };
+        Self { location: Location::device(device), flags }
     }
 }
 

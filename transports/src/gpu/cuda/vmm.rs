@@ -9,7 +9,7 @@ use super::peer::can_access;
 use super::sys::{
     self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, device, handle_type,
 };
-use crate::gpu::{Gpu, GpuError, Reservation};
+use crate::gpu::{Access, Gpu, GpuError, Reservation};
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -187,7 +187,7 @@ pub(super) fn allocate_at(
     gpu: &CudaGpu,
     reservation: &Reservation,
     (offset, len): (usize, usize),
-    access: &[GpuUuid],
+    access: &[Access],
 ) -> Result<Region, GpuError> {
     let unit = unit(gpu)?;
     if len == 0 || !len.is_multiple_of(unit) || !offset.is_multiple_of(unit) {
@@ -195,17 +195,16 @@ pub(super) fn allocate_at(
         return Err(because("cuMemMap", INVALID_VALUE, hint));
     }
     let ptr = place_at((reservation, offset), len)?;
-    let mut devices = vec![gpu.device];
-    for uuid in access {
-        let device = device_of(gpu, *uuid)?;
-        if !devices.contains(&device) {
+    let mut allowed = vec![AccessDesc::read_write(gpu.device)];
+    for &Access { gpu: uuid, rights } in access {
+        let device = device_of(gpu, uuid)?;
+        if device != gpu.device {
             can_access(gpu.shared.calls, device, gpu.device)?;
-            devices.push(device);
+            allowed.push(AccessDesc::of(device, rights));
         }
     }
     let home = gpu.home()?;
     let current = home.context.enter()?;
-    let allowed: Vec<AccessDesc> = devices.into_iter().map(AccessDesc::read_write).collect();
     let grant = |memory: &Memory| {
         // SAFETY: mapped as one piece.
         unsafe { home.calls().mem_set_access(memory.ptr, memory.span, allowed.as_ptr(), allowed.len()) }

@@ -47,7 +47,8 @@ impl Shared {
         let id = self.fresh_id();
         let base = self.place("allocate", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, memory(fd));
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin });
+        let readers = Vec::new();
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, readers });
         drop(table);
         count(&self.faults.counts.allocs);
         let parts = Parts { ordinal, window, base, len, kind, id };
@@ -72,7 +73,8 @@ impl Shared {
         let mut table = lock(&self.table);
         let base = self.place("open", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, Origin::Opened);
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin });
+        let readers = Vec::new();
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, readers });
         drop(table);
         count(&self.faults.counts.maps);
         let parts = Parts { ordinal, window, base, len, kind, id };

@@ -13,7 +13,7 @@ use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use crate::gpu::copier::Resident;
 use crate::gpu::{
-    CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
+    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
     HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
@@ -179,6 +179,9 @@ impl FakeGpu {
                     return Err(wrong(format!("goes beyond the allocation's end: it is {base:#x}+{whole}")));
                 }
                 self.shared.reaches("copy", self.ordinal, uuid)?;
+                if found.readers.contains(&self.ordinal) && which == "target" {
+                    return Err(wrong("may be read by this device only".into()));
+                }
                 Ok(End::Device(found.alias, offset))
             }
             MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
@@ -270,9 +273,17 @@ impl Gpu for FakeGpu {
         reservation: &Reservation,
         offset: usize,
         len: usize,
-        access: &[GpuUuid],
+        access: &[Access],
     ) -> Result<Region, GpuError> {
         self.shared.allocate_at(self.ordinal, reservation, (offset, len), access)
+    }
+
+    fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {
+        self.reaches(owner)?;
+        self.shared
+            .faults
+            .lets_readers_write()
+            .map_or(Ok(()), |why| Err(error("set_access", NOT_SUPPORTED, why)))
     }
 
     unsafe fn copy(

@@ -138,6 +138,7 @@ pub struct Faults {
     no_contexts: AtomicBool,
     no_dmabufs: AtomicBool,
     no_reservations: AtomicBool,
+    readers_write: AtomicBool,
     udmabufs: AtomicBool,
     remote_writes: Mutex<Option<RemoteWrites>>,
     copies: Mutex<Option<CopyFault>>,
@@ -207,6 +208,17 @@ impl Faults {
 
     pub(super) fn refuses_reservations(&self) -> bool {
         self.no_reservations.load(Ordering::SeqCst)
+    }
+
+    /// Devices turn out to write where they were given access for reading only, as an attempt would show; or they are kept from it
+    /// again, as they always are by this driver's copies.
+    pub fn let_readers_write(&self, on: bool) {
+        self.readers_write.store(on, Ordering::SeqCst);
+    }
+
+    /// Why there is no access for reading only, if there is none.
+    pub(super) fn lets_readers_write(&self) -> Option<&'static str> {
+        self.readers_write.load(Ordering::SeqCst).then_some("it writes there all the same, as was ordered")
     }
 
     /// The kernel makes real dma-bufs of a device's memory (`/dev/udmabuf`), for NICs that are not simulated here; or the memfd stands

@@ -9,8 +9,8 @@ use super::lock;
 use super::memory::{Alias, GRANULE, create};
 use super::shared::Shared;
 use super::table::{Entry, Origin, Table};
-use crate::gpu::{GpuError, Reservation};
-use crate::mem::{GpuUuid, MemKind, Region};
+use crate::gpu::{Access, GpuError, Reservation, Rights};
+use crate::mem::{MemKind, Region};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -75,13 +75,18 @@ impl Shared {
         ordinal: usize,
         reservation: &Reservation,
         (offset, len): (usize, usize),
-        access: &[GpuUuid],
+        access: &[Access],
     ) -> Result<Region, GpuError> {
         const CALL: &str = "allocate_at";
         let device = self.device(CALL, ordinal)?;
         let (window, base) = self.place_at(CALL, (reservation, offset), len)?;
-        for uuid in access {
-            self.reaches(CALL, self.ordinal(CALL, *uuid)?, device.info.uuid)?;
+        let mut readers = Vec::new();
+        for &Access { gpu, rights } in access {
+            let other = self.ordinal(CALL, gpu)?;
+            self.reaches(CALL, other, device.info.uuid)?;
+            if rights == Rights::Read && other != ordinal {
+                readers.push(other);
+            }
         }
         device.waits.catch_up();
         let mut table = lock(&self.table);
@@ -92,7 +97,10 @@ impl Shared {
         let (id, kind) = (self.fresh_id(), MemKind::Device(device.info.uuid));
         self.device(CALL, window)?.window.map(CALL, base, span, &fd)?;
         let origin = Origin::Shareable(fd);
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context: None, alias, origin });
+        table.insert(
+            base,
+            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, readers },
+        );
         drop(table);
         count(&self.faults.counts.allocs);
         let piece = Piece { shared: Arc::clone(self), base, opened: false, _addresses: reservation.clone() };
@@ -116,7 +124,11 @@ impl Shared {
         let (id, kind) = (self.fresh_id(), MemKind::Device(device.info.uuid));
         self.device(CALL, window)?.window.map(CALL, base, len, &fd)?;
         let (span, origin) = (len, Origin::Opened);
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context: None, alias, origin });
+        let readers = Vec::new();
+        table.insert(
+            base,
+            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, readers },
+        );
         drop(table);
         count(&self.faults.counts.maps);
         let piece = Piece { shared: Arc::clone(self), base, opened: true, _addresses: place.0.clone() };

@@ -85,6 +85,8 @@ pub(super) struct Found {
     pub(super) forms: Forms,
     /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
     pub(super) is_vmm: bool,
+    /// Devices that may read it, and not write.
+    pub(super) readers: Vec<usize>,
     pub(super) alias: Arc<Alias>,
 }
 
@@ -182,13 +184,14 @@ impl Shared {
         self.window_of(addr)?;
         let table = lock(&self.table);
         let (base, entry) = table.find(addr)?;
-        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, .. } = *entry;
+        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref readers, .. } = *entry;
         let forms = Forms::NONE
             .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
             .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))
             .with(HandleForm::Pool, matches!(origin, Origin::Pooled(_)));
         let is_vmm = matches!(origin, Origin::Shareable(_)) || table.is_reserved(base);
-        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, alias: Arc::clone(alias) })
+        let (alias, readers) = (Arc::clone(alias), readers.clone());
+        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, readers, alias })
     }
 
     /// The device in whose window an address lies, allocated or not.

@@ -40,6 +40,8 @@ pub(super) struct Entry {
     pub(super) context: Option<u64>,
     pub(super) alias: Arc<Alias>,
     pub(super) origin: Origin,
+    /// Devices that may read it, and not write.
+    pub(super) readers: Vec<usize>,
 }
 
 /// Addresses of one device.
@@ -177,7 +179,19 @@ mod tests {
         let fd = create("test", GRANULE).unwrap();
         let alias = Arc::new(Alias::map("test", GRANULE, &fd).unwrap());
         let (kind, origin) = (MemKind::Unknown, Origin::Plain(fd));
-        Entry { len, span, ordinal: 0, window: 0, kind, id: AllocId(id), context: None, alias, origin }
+        let readers = Vec::new();
+        Entry {
+            len,
+            span,
+            ordinal: 0,
+            window: 0,
+            kind,
+            id: AllocId(id),
+            context: None,
+            alias,
+            origin,
+            readers,
+        }
     }
 
     #[test]

@@ -1,0 +1,139 @@
+//! GPUs that read a buffer and are kept from writing it, and GPUs that write it and have none of it.
+
+use crate::support::Watchdog;
+use crate::support::gpu_ranks::{Gpus, Kind, can_order, enough_for};
+use crate::support::words::filled;
+use crate::{STRIPE, check, fill, stripes};
+use carrack::alloc::{GrowableBuffer, GrowableError};
+use carrack::region::Region;
+use carrack::transports::gpu::{Access, Gpu, Rights};
+use carrack::transports::mem::{CopyError, Transfer};
+use carrack::{Rank, Runtime, Synchronizer, trial};
+use std::sync::Arc;
+
+/// Not a test by itself: what a process does that was started for a trial.
+#[test]
+fn answers_in_its_own_process() {
+    if std::env::var_os("CARRACK_TRIAL").is_some() {
+        trial::answer();
+    }
+}
+
+/// A buffer of the first GPU's memory, with access for the second.
+fn buffer(gpus: &Gpus, rights: Rights) -> GrowableBuffer {
+    let program = std::env::current_exe().unwrap();
+    trial::by(program, ["--exact", "readers::answers_in_its_own_process", "--nocapture"]);
+    let builder = GrowableBuffer::reserve(&gpus.all[..1], 8 * STRIPE).stripe(STRIPE);
+    let others = &gpus.all[1..2];
+    let builder = match rights {
+        Rights::Read => builder.readers(others),
+        Rights::ReadWrite => builder.writers(others),
+    };
+    builder.build().unwrap()
+}
+
+/// Copies by the engine of a GPU's stream, whosever the memory is.
+fn copied_by(gpu: &Arc<dyn Gpu>, dst: &Region, src: &Region) -> Result<(), CopyError> {
+    let stream = gpu.stream().unwrap();
+    match Transfer::start_on(&*stream, dst.whole().into(), src.whole().into()) {
+        Ok(mut transfer) => loop {
+            if let Some(outcome) = transfer.poll() {
+                break outcome;
+            }
+        },
+        Err(refused) => Err(refused.cause),
+    }
+}
+
+#[test]
+fn a_reader_reads_all_stripes_and_its_copies_there_are_refused_and_change_nothing() {
+    let _watchdog = Watchdog::over("reads");
+    if !enough_for("access for reading only", 2) {
+        return;
+    }
+    let gpus = Gpus::here();
+    let mut buffer = buffer(&gpus, Rights::Read);
+    let uuid = |at: usize| gpus.all[at].info().uuid;
+    assert_eq!(buffer.access(), [Access::read_write(uuid(0)), Access::read(uuid(1))]);
+    let near = Kind::Plain(1).region(&gpus, STRIPE);
+    // What comes later is given to it as what was there.
+    for len in [1, 3] {
+        buffer.grow_to(len * STRIPE).unwrap();
+        for (at, stripe) in stripes(&buffer).iter().enumerate() {
+            fill(stripe, at as u64);
+            copied_by(&gpus.all[1], &near, stripe).unwrap();
+            check(&near, at as u64);
+            fill(&near, 50);
+            let why = copied_by(&gpus.all[1], stripe, &near).unwrap_err();
+            assert!(matches!(&why, CopyError::Engine { cause, .. } if cause.code == 1), "{why}");
+            check(stripe, at as u64);
+        }
+    }
+}
+
+#[test]
+fn what_the_runtime_writes_there_is_written_by_the_owner_wherever_it_comes_from() {
+    let _watchdog = Watchdog::over("by the owner");
+    if !enough_for("access for reading only", 2) {
+        return;
+    }
+    let gpus = Gpus::here();
+    let mut buffer = buffer(&gpus, Rights::Read);
+    buffer.grow_to(2 * STRIPE).unwrap();
+    let runtime = Runtime::builder().gpu_driver(gpus.driver.clone()).start().unwrap();
+    let near = Kind::Plain(1).region(&gpus, STRIPE);
+    for (at, stripe) in stripes(&buffer).iter().enumerate() {
+        fill(&near, 7 + at as u64);
+        let registered = runtime.register_memory(stripe).unwrap();
+        let (put, got) = (Synchronizer::new(1), Synchronizer::new(1));
+        let to = runtime.get_rmr(&registered);
+        assert!(runtime.post_put(Rank(0), near.whole(), &to, 0).comp(&put).allow_done(false).call().is_ok());
+        put.wait(&runtime).unwrap();
+        check(stripe, 7 + at as u64);
+        fill(&near, 0);
+        assert!(runtime.post_get(Rank(0), near.whole(), &to, 0).comp(&got).allow_done(false).call().is_ok());
+        got.wait(&runtime).unwrap();
+        check(&near, 7 + at as u64);
+    }
+}
+
+#[test]
+fn a_writer_without_stripes_reads_and_writes() {
+    let _watchdog = Watchdog::over("writes");
+    if !enough_for("access of GPUs without stripes", 2) {
+        return;
+    }
+    let gpus = Gpus::here();
+    let mut buffer = buffer(&gpus, Rights::ReadWrite);
+    buffer.grow_to(2 * STRIPE).unwrap();
+    assert_eq!(buffer.gpus().len(), 1);
+    let near = Kind::Plain(1).region(&gpus, STRIPE);
+    near.whole().write(&filled(STRIPE, 3)).unwrap();
+    for stripe in stripes(&buffer) {
+        copied_by(&gpus.all[1], &stripe, &near).unwrap();
+        check(&stripe, 3);
+    }
+}
+
+#[test]
+fn where_the_driver_lets_readers_write_there_is_no_access_for_reading_only() {
+    let _watchdog = Watchdog::over("lets them write");
+    if !can_order("what a driver lets readers do") {
+        return;
+    }
+    let gpus = Gpus::here();
+    let fake = gpus.fake.as_ref().unwrap();
+    fake.faults().let_readers_write(true);
+    let build = || GrowableBuffer::reserve(&gpus.all[..1], STRIPE).readers(&gpus.all[1..]).build();
+    let why = build().unwrap_err();
+    let GrowableError::ReadOnly { gpu, owner, cause } = &why else { panic!("{why}") };
+    assert_eq!((*gpu, *owner, cause.code), (gpus.all[1].info().uuid, gpus.all[0].info().uuid, 801));
+    let says = why.to_string();
+    assert!(
+        says.contains("writes there all the same") && says.contains("name it among the writers"),
+        "{says}"
+    );
+    assert_eq!(fake.counters().reservations, 0);
+    fake.faults().let_readers_write(false);
+    assert!(build().is_ok());
+}

@@ -1,0 +1,210 @@
+//! Whether a device that is given access for reading only is kept from writing: found out by an attempt, in a process of its own.
+//!
+//! `cuMemSetAccess` takes the flags everywhere. What a device that writes all the same comes to is not promised anywhere; on two H200s
+//! (driver 580) its copies are refused by their call, and its kernels fault, which ends their context. So each sort is tried in a
+//! throwaway process ([`trial`]), and what does not keep both out is not offered.
+
+use super::calls::Calls;
+use super::device::CudaGpu;
+use super::driver::CudaDriver;
+use super::error::{INVALID_VALUE, NOT_SUPPORTED, because};
+use super::home::{Home, lock};
+use super::sys::{AccessDesc, FunctionHandle, ModuleHandle, StreamHandle};
+use super::vmm;
+use crate::gpu::{Flavour, Gpu, GpuError, Rights};
+use crate::mem::{CopyError, GpuUuid, Region};
+use crate::trial;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+const CALL: &str = "cuMemSetAccess";
+
+/// The kernel, for the driver to compile, with the zero that the driver looks for.
+const KERNEL: &str = concat!(include_str!("attempt.ptx"), "\0");
+
+/// What stands in the memory.
+const BEFORE: u64 = 0x1111_2222_3333_4444;
+
+/// What is written there.
+const AFTER: u64 = !BEFORE;
+
+/// What was found out: of a device that would read, and one whose memory it would be.
+pub(super) type Verdicts = Mutex<HashMap<(GpuUuid, GpuUuid), Result<(), GpuError>>>;
+
+/// How a device may write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Copy,
+    Kernel,
+}
+
+impl Way {
+    const ALL: [Self; 2] = [Self::Copy, Self::Kernel];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Kernel => "kernel",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|way| way.name() == name)
+    }
+}
+
+/// See [`Gpu::keeps_from_writing`].
+pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(), GpuError> {
+    reader.reaches(owner)?;
+    let both = (reader.info().uuid, owner);
+    if let Some(verdict) = lock(&reader.shared.verdicts).get(&both) {
+        return verdict.clone();
+    }
+    let mut verdict = Ok(());
+    for way in Way::ALL {
+        let question = format!("writing {} {} {owner} {}", way.name(), both.0, reader.shared.calls.path);
+        // Only what an attempt has shown is remembered.
+        let failed = |why| because(CALL, NOT_SUPPORTED, why);
+        match &*trial::ask(&question).map_err(failed)? {
+            "kept" => {}
+            "written" => {
+                let why = format!(
+                    "a {} of its writes there all the same: tried in a process of its own",
+                    way.name()
+                );
+                verdict = verdict.and(Err(because(CALL, NOT_SUPPORTED, why)));
+            }
+            other => return Err(failed(format!("the attempt by a {} {other}", way.name()))),
+        }
+    }
+    lock(&reader.shared.verdicts).insert(both, verdict.clone());
+    verdict
+}
+
+/// Makes the attempt that a question asks for, and says what came of it. `None`: it is no question of this.
+pub(crate) fn answer(question: &str) -> Option<String> {
+    let mut words = question.splitn(5, ' ');
+    if words.next() != Some("writing") {
+        return None;
+    }
+    let (way, reader, owner, library) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    Some(match attempt(Way::named(way)?, reader, owner, library) {
+        Ok(true) => "written".into(),
+        Ok(false) => "kept".into(),
+        Err(why) => format!("failed: {why}"),
+    })
+}
+
+/// Whether a device has written to another's memory that it may only read.
+fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, GpuError> {
+    let shared = CudaDriver::at(Path::new(library)).usable()?;
+    let named = |name: &str| {
+        let found = shared.gpus()?.iter().find(|gpu| gpu.info().uuid.to_string() == name);
+        found.ok_or_else(|| because(CALL, INVALID_VALUE, format!("{name} is not seen by this process")))
+    };
+    let (reader, owner) = (named(reader)?, named(owner)?);
+    let unit = vmm::unit(owner)?;
+    let memory = owner.allocate_at(&owner.reserve(unit)?, 0, unit, &[])?;
+    memory.whole().write(&BEFORE.to_ne_bytes()).map_err(unlikely)?;
+    let only_reads = AccessDesc::of(reader.device, Rights::Read);
+    // SAFETY: mapped as one piece, and no work is under way there.
+    unsafe { shared.calls.mem_set_access(memory.addr(), unit, &raw const only_reads, 1) }?;
+
+    let own = reader.allocate(2 * size_of::<u64>(), Flavour::Plain)?;
+    let hand = Hand::of(reader)?;
+    // It reads; and it writes its own by the same calls, so that what is refused below is refused for the memory's sake.
+    hand.write(Way::Copy, own.addr(), memory.addr(), 0)?;
+    if word(&own)? != BEFORE {
+        return Err(because(CALL, NOT_SUPPORTED, "it does not read what is there"));
+    }
+    hand.write(Way::Kernel, own.addr(), own.addr(), AFTER)?;
+    if word(&own)? != AFTER {
+        return Err(because(
+            "cuLaunchKernel",
+            NOT_SUPPORTED,
+            "a kernel has not written to memory of its own",
+        ));
+    }
+    match hand.write(way, memory.addr(), own.addr(), AFTER) {
+        // Refused, or over with the context.
+        Err(_) => Ok(false),
+        Ok(()) => Ok(word(&memory)? != BEFORE),
+    }
+}
+
+/// The first word of memory.
+fn word(memory: &Region) -> Result<u64, GpuError> {
+    let mut bytes = [0; 8];
+    let Some(first) = memory.slice(0, bytes.len()) else {
+        return Err(because("cuMemcpy", INVALID_VALUE, "memory without a word"));
+    };
+    first.read(&mut bytes).map_err(unlikely)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn unlikely(why: CopyError) -> GpuError {
+    match why {
+        CopyError::Engine { cause, .. } => cause,
+        other => because("cuMemcpy", INVALID_VALUE, other.to_string()),
+    }
+}
+
+/// A device that writes a word, at once.
+struct Hand {
+    home: Arc<Home>,
+    stream: StreamHandle,
+    function: FunctionHandle,
+}
+
+impl Hand {
+    fn of(gpu: &CudaGpu) -> Result<Self, GpuError> {
+        let home = Arc::clone(gpu.home()?);
+        let (mut module, mut function) = (ModuleHandle::NULL, FunctionHandle::NULL);
+        let current = home.context.enter()?;
+        let stream = home.new_stream()?;
+        let calls: &Calls = home.calls();
+        // SAFETY: the places for the answers are ours; the text of the kernel and its name end with a zero. The process ends with
+        // them.
+        unsafe {
+            calls.module_load_data(&raw mut module, KERNEL.as_ptr().cast())?;
+            calls.module_get_function(&raw mut function, module, c"carrack_attempt".as_ptr())?;
+        }
+        drop(current);
+        Ok(Self { home, stream, function })
+    }
+
+    /// Writes a word: by a copy that of another place, by a kernel the value.
+    fn write(&self, way: Way, to: usize, from: usize, value: u64) -> Result<(), GpuError> {
+        let calls = self.home.calls();
+        let _current = self.home.context.enter()?;
+        let mut values = [to as u64, value];
+        let mut arguments = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+        // SAFETY: memory of this process, which is kept until the stream is waited for. The kernel has these two arguments of 8 bytes,
+        // which are read before the call returns. That the driver may refuse, and end the context, is what it is for.
+        unsafe {
+            match way {
+                Way::Copy => calls.memcpy_dtod_async(to, from, size_of::<u64>(), self.stream)?,
+                Way::Kernel => {
+                    let arguments = arguments.as_mut_ptr();
+                    calls.launch_kernel(
+                        self.function,
+                        1,
+                        1,
+                        1,
+                        1,
+                        1,
+                        1,
+                        0,
+                        self.stream,
+                        arguments,
+                        null_mut(),
+                    )?;
+                }
+            }
+            calls.stream_synchronize(self.stream)
+        }
+    }
+}
