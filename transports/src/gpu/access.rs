@@ -5,8 +5,9 @@ use crate::mem::GpuUuid;
 /// What a device may do with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rights {
-    /// Its kernels and copies read. What they write is refused, or costs the context that they work in: see
-    /// [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing).
+    /// Its kernels, and the program's copies in its context, read. What they write is refused, or costs the context: see
+    /// [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). Copies of the library's name the owner's context where their own
+    /// may not write, and are carried out.
     Read,
     /// They read and write.
     ReadWrite,

@@ -251,6 +251,14 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("allocate_at", hint))
     }
 
+    /// What this device may do with shareable memory at an address, of this process's or opened; `None`: nothing.
+    ///
+    /// # Errors
+    /// The driver's: no such memory lies there.
+    fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
+        Err(GpuError::unsupported("rights_at", format!("this driver knows of no rights at {addr:#x}")))
+    }
+
     /// Whether this device is kept from writing to memory of `owner` that it was given for [reading](Rights::Read) only. Drivers
     /// promise it nowhere, so it is found out by an attempt, in a process of its own ([`trial`](crate::trial)), the first time that it is
     /// asked; that takes seconds.

@@ -133,20 +133,19 @@ pub fn kinds() {
     }
     // In a context of the program's own engines copy, and the copier of the primary one stays.
     let context = user::new_context(0);
-    let ptr = user::alloc(MIB);
+    let ptrs = [user::alloc(MIB), user::alloc(MIB)];
     user::set_current(user::primary(0));
-    let extent = gpu.classify(ptr).unwrap().unwrap();
-    let own = extent.gpu.unwrap();
-    // SAFETY: allocated above, and freed below after the region's last use.
-    let theirs = unsafe {
-        let base = NonNull::new(ptr as *mut u8).unwrap();
-        Region::from_parts(base, MIB, extent.kind, extent.id, Some(Arc::clone(&own)), Box::new(()))
-    };
-    copy_and_check(&*own, (&theirs, 16), (&theirs, MIB / 2), 64, 90);
+    let own = gpu.classify(ptrs[0]).unwrap().unwrap().gpu.unwrap();
+    let theirs = ptrs.map(|ptr| {
+        let (base, extent) = (NonNull::new(ptr as *mut u8).unwrap(), gpu.classify(ptr).unwrap().unwrap());
+        // SAFETY: allocated above, and freed below after the region's last use.
+        unsafe { Region::from_parts(base, MIB, extent.kind, extent.id, Some(Arc::clone(&own)), Box::new(())) }
+    });
+    copy_and_check(&*own, (&theirs[0], 16), (&theirs[1], 32), 64, 90);
     assert!(matches!(own.copier(), CopierState::Refused(why) if why.contains("primary one only")));
     drop(theirs);
     user::set_current(context);
-    user::free(ptr);
+    ptrs.map(user::free);
     user::set_current(user::primary(0));
     copy_and_check(&**gpu, (&regions[0], 0), (&regions[1], 0), 8, 1);
     assert!(copies(gpu).expect("a copier") > 0, "no copy was the kernel's");

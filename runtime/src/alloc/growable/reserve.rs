@@ -37,9 +37,9 @@ impl<'a> GrowableBuilder<'a> {
         self
     }
 
-    /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses their copies, and ends the context of a
-    /// kernel that writes there all the same. What the runtime writes there, it writes by the GPUs that have the memory, wherever it
-    /// comes from; so the others are kept out, and not their owner. Other processes that map the buffer do what they may.
+    /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses copies in their contexts, and ends the
+    /// context of a kernel that writes there all the same. What the runtime is told to write there it writes in the context of the GPU
+    /// that has the memory, wherever it comes from. Other processes that map the buffer have rights of their own.
     ///
     /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is found out by
     /// [`build`](Self::build), the first time in a process, by attempts in processes of their own: that takes seconds, and a program that

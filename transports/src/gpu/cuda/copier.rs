@@ -2,15 +2,15 @@
 
 use super::calls::Calls;
 use super::device::CudaGpu;
-use super::driver::Shared;
 use super::error::released;
 use super::home::{Home, lock};
 use super::peer;
-use super::sys::{self, ContextHandle, DevicePtr, FunctionHandle, Location, ModuleHandle, StreamHandle};
+use super::sys::{self, ContextHandle, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
+use super::vmm;
 use crate::gpu::copier::{
     Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits, fits_among_others,
 };
-use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
+use crate::gpu::{Event, GpuError, GpuInfo, Pieces, Rights};
 use crate::mem::AllocId;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::BTreeMap;
@@ -373,7 +373,7 @@ fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
     let facts = gpu.shared.facts(addr).ok()??;
     let is_reached = match facts.context {
         // Memory of VMM and of pools: reached by whom it was told to be.
-        ContextHandle::NULL => may_write(gpu.shared, gpu.device, addr),
+        ContextHandle::NULL => vmm::rights_at(gpu, addr) == Ok(Some(Rights::ReadWrite)),
         // Its own, and what was opened in it from another process.
         context if context == home.context.raw => true,
         // A peer's.
@@ -388,11 +388,4 @@ fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
         id: facts.id,
         is_reached,
     })
-}
-
-fn may_write(shared: &Shared, device: sys::Device, addr: usize) -> bool {
-    let (mut flags, location) = (0, Location::device(device));
-    // SAFETY: the place for the answer is ours; any address may be asked about.
-    let asked = unsafe { shared.calls.mem_get_access(&raw mut flags, &raw const location, addr) };
-    asked.is_ok() && flags == sys::ACCESS_READ_WRITE
 }

@@ -13,7 +13,7 @@ use super::sys::{ContextHandle, Device, StreamHandle, Uuid};
 use super::{attempt, copier, direct, ipc, peer, pieces, vmm};
 use crate::gpu::{
     Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
-    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, SharedEvent, Stream,
+    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
@@ -395,6 +395,10 @@ impl Gpu for CudaGpu {
         access: &[Access],
     ) -> Result<Region, GpuError> {
         vmm::allocate_at(self, reservation, (offset, len), access)
+    }
+
+    fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
+        vmm::rights_at(self, addr)
     }
 
     fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {

@@ -116,8 +116,8 @@ impl AccessDesc {
     /// A device may do so much.
     pub(super) const fn of(device: Device, rights: Rights) -> Self {
         let flags = match rights {
-            Rights::Read => 1,
-            Rights::ReadWrite => 3,
+            Rights::Read => ACCESS_READ,
+            Rights::ReadWrite => ACCESS_READ_WRITE,
         };
         Self { location: Location::device(device), flags }
     }
@@ -220,8 +220,10 @@ pub(super) mod p2p {
 
 /// `CU_COMPUTEMODE_DEFAULT`.
 pub(super) const COMPUTE_MODE_DEFAULT: c_int = 0;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ`.
+pub(super) const ACCESS_READ: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-pub(super) const ACCESS_READ_WRITE: u64 = 3;
+pub(super) const ACCESS_READ_WRITE: c_int = 3;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -415,6 +417,10 @@ mod layout {
             (p2p::NATIVE_ATOMIC_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED as i32),
         ];
         let flags = [
+            (
+                u32::try_from(ACCESS_READ).unwrap(),
+                theirs::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ as u32,
+            ),
             (
                 u32::try_from(ACCESS_READ_WRITE).unwrap(),
                 theirs::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32,

@@ -7,9 +7,9 @@ use super::home::Home;
 use super::memory::{How, Memory, blocks, explain, region};
 use super::peer::can_access;
 use super::sys::{
-    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, device, handle_type,
+    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, Location, device, handle_type,
 };
-use crate::gpu::{Access, Gpu, GpuError, Reservation};
+use crate::gpu::{Access, Gpu, GpuError, Reservation, Rights};
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -250,6 +250,18 @@ pub(super) fn map_at(
     let memory = Memory { home: Arc::clone(home), ptr, span, how: How::UnmapOnly };
     grant(&memory)?;
     Ok(memory)
+}
+
+/// What a device may do with memory at an address.
+pub(super) fn rights_at(gpu: &CudaGpu, addr: usize) -> Result<Option<Rights>, GpuError> {
+    let (mut flags, location) = (0, Location::device(gpu.device));
+    // SAFETY: the place for the answer is ours; any address may be asked about.
+    unsafe { gpu.shared.calls.mem_get_access(&raw mut flags, &raw const location, addr) }?;
+    Ok(match c_int::try_from(flags) {
+        Ok(sys::ACCESS_READ_WRITE) => Some(Rights::ReadWrite),
+        Ok(sys::ACCESS_READ) => Some(Rights::Read),
+        _ => None,
+    })
 }
 
 /// The driver's number of a device.

@@ -47,8 +47,8 @@ impl Shared {
         let id = self.fresh_id();
         let base = self.place("allocate", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, memory(fd));
-        let readers = Vec::new();
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, readers });
+        let access = None;
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, access });
         drop(table);
         count(&self.faults.counts.allocs);
         let parts = Parts { ordinal, window, base, len, kind, id };
@@ -73,8 +73,8 @@ impl Shared {
         let mut table = lock(&self.table);
         let base = self.place("open", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, Origin::Opened);
-        let readers = Vec::new();
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, readers });
+        let access = None;
+        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, access });
         drop(table);
         count(&self.faults.counts.maps);
         let parts = Parts { ordinal, window, base, len, kind, id };

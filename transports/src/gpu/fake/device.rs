@@ -14,7 +14,7 @@ use super::stream::FakeStream;
 use crate::gpu::copier::Resident;
 use crate::gpu::{
     Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
-    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, SharedEvent, Stream,
+    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent, Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -179,9 +179,6 @@ impl FakeGpu {
                     return Err(wrong(format!("goes beyond the allocation's end: it is {base:#x}+{whole}")));
                 }
                 self.shared.reaches("copy", self.ordinal, uuid)?;
-                if found.readers.contains(&self.ordinal) && which == "target" {
-                    return Err(wrong("may be read by this device only".into()));
-                }
                 Ok(End::Device(found.alias, offset))
             }
             MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
@@ -276,6 +273,20 @@ impl Gpu for FakeGpu {
         access: &[Access],
     ) -> Result<Region, GpuError> {
         self.shared.allocate_at(self.ordinal, reservation, (offset, len), access)
+    }
+
+    fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
+        let wrong =
+            || error("get_access", INVALID_VALUE, format!("{addr:#x} is no memory that access is given to"));
+        let found = self.shared.find(addr).ok_or_else(wrong)?;
+        match found.access {
+            Some(access) => Ok(access.iter().find(|(device, _)| *device == self.ordinal).map(|one| one.1)),
+            None if found.is_vmm => {
+                let owner = self.shared.device("get_access", found.ordinal)?.info.uuid;
+                Ok(self.reaches(owner).is_ok().then_some(Rights::ReadWrite))
+            }
+            None => Err(wrong()),
+        }
     }
 
     fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {

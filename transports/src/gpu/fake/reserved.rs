@@ -80,14 +80,15 @@ impl Shared {
         const CALL: &str = "allocate_at";
         let device = self.device(CALL, ordinal)?;
         let (window, base) = self.place_at(CALL, (reservation, offset), len)?;
-        let mut readers = Vec::new();
+        let mut allowed = vec![(ordinal, Rights::ReadWrite)];
         for &Access { gpu, rights } in access {
             let other = self.ordinal(CALL, gpu)?;
             self.reaches(CALL, other, device.info.uuid)?;
-            if rights == Rights::Read && other != ordinal {
-                readers.push(other);
+            if other != ordinal {
+                allowed.push((other, rights));
             }
         }
+        let access = Some(allowed);
         device.waits.catch_up();
         let mut table = lock(&self.table);
         check_empty(CALL, &table, base, len)?;
@@ -99,7 +100,7 @@ impl Shared {
         let origin = Origin::Shareable(fd);
         table.insert(
             base,
-            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, readers },
+            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, access },
         );
         drop(table);
         count(&self.faults.counts.allocs);
@@ -124,10 +125,10 @@ impl Shared {
         let (id, kind) = (self.fresh_id(), MemKind::Device(device.info.uuid));
         self.device(CALL, window)?.window.map(CALL, base, len, &fd)?;
         let (span, origin) = (len, Origin::Opened);
-        let readers = Vec::new();
+        let access = None;
         table.insert(
             base,
-            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, readers },
+            Entry { len, span, ordinal, window, kind, id, context: None, alias, origin, access },
         );
         drop(table);
         count(&self.faults.counts.maps);

@@ -14,7 +14,7 @@ use super::pinned::Pinned;
 use super::standstill::Standstill;
 use super::table::{Entry, Origin, Table};
 use crate::gpu::waits::{PutOff, Waits};
-use crate::gpu::{Forms, GpuError, GpuInfo, HandleForm};
+use crate::gpu::{Forms, GpuError, GpuInfo, HandleForm, Rights};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use rustix::fs::fstat;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -85,8 +85,8 @@ pub(super) struct Found {
     pub(super) forms: Forms,
     /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
     pub(super) is_vmm: bool,
-    /// Devices that may read it, and not write.
-    pub(super) readers: Vec<usize>,
+    /// As of its entry.
+    pub(super) access: Option<Vec<(usize, Rights)>>,
     pub(super) alias: Arc<Alias>,
 }
 
@@ -184,14 +184,14 @@ impl Shared {
         self.window_of(addr)?;
         let table = lock(&self.table);
         let (base, entry) = table.find(addr)?;
-        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref readers, .. } = *entry;
+        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref access, .. } = *entry;
         let forms = Forms::NONE
             .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
             .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))
             .with(HandleForm::Pool, matches!(origin, Origin::Pooled(_)));
         let is_vmm = matches!(origin, Origin::Shareable(_)) || table.is_reserved(base);
-        let (alias, readers) = (Arc::clone(alias), readers.clone());
-        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, readers, alias })
+        let (alias, access) = (Arc::clone(alias), access.clone());
+        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, access, alias })
     }
 
     /// The device in whose window an address lies, allocated or not.

@@ -2,7 +2,7 @@
 
 use super::error::{OUT_OF_MEMORY, error};
 use super::memory::Alias;
-use crate::gpu::GpuError;
+use crate::gpu::{GpuError, Rights};
 use crate::mem::{AllocId, MemKind};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -40,8 +40,8 @@ pub(super) struct Entry {
     pub(super) context: Option<u64>,
     pub(super) alias: Arc<Alias>,
     pub(super) origin: Origin,
-    /// Devices that may read it, and not write.
-    pub(super) readers: Vec<usize>,
+    /// What devices may do, where that was said of each; else all that reach it read and write.
+    pub(super) access: Option<Vec<(usize, Rights)>>,
 }
 
 /// Addresses of one device.
@@ -179,7 +179,7 @@ mod tests {
         let fd = create("test", GRANULE).unwrap();
         let alias = Arc::new(Alias::map("test", GRANULE, &fd).unwrap());
         let (kind, origin) = (MemKind::Unknown, Origin::Plain(fd));
-        let readers = Vec::new();
+        let access = None;
         Entry {
             len,
             span,
@@ -190,7 +190,7 @@ mod tests {
             context: None,
             alias,
             origin,
-            readers,
+            access,
         }
     }
 
