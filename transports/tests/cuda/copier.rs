@@ -145,7 +145,7 @@ pub fn kinds() {
     assert!(matches!(own.copier(), CopierState::Refused(why) if why.contains("primary one only")));
     drop(theirs);
     user::set_current(context);
-    ptrs.map(user::free);
+    ptrs.into_iter().for_each(user::free);
     user::set_current(user::primary(0));
     copy_and_check(&**gpu, (&regions[0], 0), (&regions[1], 0), 8, 1);
     assert!(copies(gpu).expect("a copier") > 0, "no copy was the kernel's");
