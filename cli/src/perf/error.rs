@@ -11,6 +11,7 @@ use carrack::{
     CollectiveError, OpError, PostError, ProgressError, Rank, RegisterError, ResourceError, StartError,
     WaitError,
 };
+use std::collections::TryReserveError;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -20,6 +21,8 @@ use thiserror::Error;
 pub(super) enum PerfError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    #[error("there is no room for {most} bytes on this machine: {why}; ask for less by --size")]
+    Room { most: usize, why: TryReserveError },
     #[error(
         "all but --op barrier is measured between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without launcher and --ranks"
     )]

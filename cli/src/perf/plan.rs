@@ -139,6 +139,13 @@ impl Plan {
         }
     }
 
+    /// Whether this machine lets a process have as much memory as the longest message, which is made in host memory first.
+    pub(super) fn has_room(&self) -> Result<(), PerfError> {
+        let most = self.points.iter().map(|point| point.size.saturating_mul(point.pieces)).max();
+        let most = most.unwrap_or(0);
+        Vec::<u8>::new().try_reserve_exact(most).map_err(|why| PerfError::Room { most, why })
+    }
+
     /// A number that two ranks share if they mean the same points.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -201,6 +208,11 @@ mod tests {
         assert!(all.suits_memory().is_ok());
         assert!(plan(&["--op", "put_seen", "--mem", "device"]).suits_memory().is_err());
         assert!(plan(&["--op", "put_seen", "--mem", "pinned,host"]).suits_memory().is_err());
+        assert!(all.has_room().is_ok());
+        // More than there are addresses.
+        let why = plan(&["--size", "8,900000000G"]).has_room().unwrap_err().to_string();
+        assert!(why.contains("966367641600000000 bytes") && why.contains("--size"), "{why}");
+        assert!(plan(&["--op", "put_batch", "--size", "16000000G", "--pieces", "4000"]).has_room().is_err());
     }
 
     #[test]

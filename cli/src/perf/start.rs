@@ -43,6 +43,7 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     let settings = settings(options)?;
     let plan = Plan::new(options);
     plan.suits_memory()?;
+    plan.has_room()?;
     let ranks = options.ranks.unwrap_or(2);
     if !is_rank() {
         plan.fits(ranks)?;

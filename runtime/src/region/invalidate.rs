@@ -34,6 +34,7 @@ pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     let (range, all) = (addr..addr.saturating_add(len), here());
     for inner in &all {
         inner.exposures.withdraw(&range);
+        inner.drivers.iter().for_each(|driver| driver.forget(addr, len));
     }
     let regions = KnownMemory::of_the_process().forget(addr, len);
     let domains = all.iter().flat_map(|inner| &inner.domains);
@@ -89,7 +90,7 @@ impl fmt::Display for StillInUse {
 }
 
 impl Runtime {
-    /// Forgets memory that is about to be freed or unmapped: for allocators, to be called before. What was known of the addresses
+    /// Forgets memory that is about to be freed or unmapped, or whose access is about to be changed: for allocators, to be called before. What was known of the addresses
     /// is forgotten in all of the process; registrations that reach into the range are ended, and what peers were told of it for
     /// messages is withdrawn. Whatever peers begin afterwards is stale; none of it goes to other memory that comes to lie there.
     ///

@@ -60,6 +60,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// [`Stream::wait_value64`]): to be called now and then.
     fn look_after(&self) {}
 
+    /// Forgets what was found out about memory of the program's at these addresses, which is about to be freed, unmapped, or to be reached
+    /// by others than before.
+    fn forget(&self, _addr: usize, _len: usize) {}
+
     /// Has small copies between memory of this driver's devices go to resident kernels, where there can be some, to the end of the
     /// process: see [`copier`]. What each device says of it: [`Gpu::copier`].
     fn use_copiers(&self) {}

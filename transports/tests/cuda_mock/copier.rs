@@ -5,10 +5,12 @@ use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu};
 use carrack_transports::mem::{CopyError, Region, Together, Transfer};
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 struct Ground {
     library: PathBuf,
+    driver: CudaDriver,
     gpu: Arc<dyn Gpu>,
     dst: Region,
     src: Region,
@@ -29,7 +31,7 @@ impl Ground {
             word(&library, order);
         }
         let [dst, src] = [0, 1].map(|_| gpu.allocate(100_000, Flavour::Plain).unwrap());
-        Self { library, gpu, dst, src }
+        Self { library, driver, gpu, dst, src }
     }
 
     fn count(&self, what: &str) -> i32 {
@@ -241,4 +243,31 @@ fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_con
         ground.count("mock_times_out");
         ground.until_by_copier();
     }
+}
+
+#[test]
+fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_told() {
+    let mut ground = Ground::new("copier-revoked", None);
+    // The program's own: another driver over the same library has allocated it.
+    let others = CudaDriver::at(&ground.library).devices().unwrap().remove(0);
+    let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
+    let (base, driver) = (NonNull::new(theirs.addr() as *mut u8).unwrap(), ground.driver);
+    let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));
+    // SAFETY: the region has the allocation.
+    ground.dst = unsafe { Region::from_parts(base, 100_000, kind, id, gpu, Box::new(theirs)) };
+    ground.until_by_copier();
+    let by_kernel = |at| {
+        let before = ground.copies();
+        // Its lease may be over just now.
+        (0..1000).any(|_| ground.copy(at, 8).is_ok() && ground.copies() > before)
+    };
+    assert!(by_kernel(8));
+    driver.forget(base.addr().get() + 99_999, 1);
+    assert!(by_kernel(16), "looked at anew, it is reached");
+    ground.count("mock_revoke");
+    driver.forget(base.addr().get() + (2 << 20), 1);
+    assert!(by_kernel(24), "other memory was forgotten");
+    driver.forget(base.addr().get(), 1);
+    assert!(!by_kernel(32));
+    ground.copy(40, 8).unwrap();
 }

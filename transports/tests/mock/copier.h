@@ -27,6 +27,15 @@ int mock_lists(void) { return lists; }
 int mock_unloads(void) { return unloads; }
 int mock_unregistered(void) { return unregistered; }
 
+/* What devices may do with memory of no context: all, until a test says nothing. */
+static unsigned long long rights = 3;
+int mock_revoke(void) { return rights = 0; }
+int cuMemGetAccess(unsigned long long *flags, const int *location, size_t ptr) {
+  ALIVE;
+  *flags = rights;
+  return location[0] == 1 && find(ptr) >= 0 ? 0 : INVALID_VALUE;
+}
+
 static int is_resident(void) { return resident; }
 
 struct launch { struct page *page; unsigned long long generation; };

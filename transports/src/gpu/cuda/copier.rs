@@ -94,6 +94,11 @@ impl Copier {
 }
 
 impl Copier {
+    /// Memory of the program's there is looked at anew.
+    pub(super) fn forget(&self, range: &Range<usize>) {
+        lock(&self.ends.0).forget(range);
+    }
+
     /// The same of many copies between two kinds of memory, which it takes all or none of.
     pub(super) fn offer_many(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> Offered {
         let fits =
@@ -354,9 +359,13 @@ impl Ends {
 }
 
 impl Known {
+    fn forget(&mut self, range: &Range<usize>) {
+        self.allocations.retain(|one| one.end <= range.start || range.end <= one.start);
+    }
+
     /// Remembers an allocation, in the place of those whose addresses it has.
     fn note(&mut self, found: Allocation) {
-        self.allocations.retain(|one| one.end <= found.start || found.end <= one.start);
+        self.forget(&(found.start..found.end));
         if self.allocations.len() < REMEMBERED {
             return self.allocations.push(found);
         }

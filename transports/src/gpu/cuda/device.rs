@@ -18,6 +18,7 @@ use crate::gpu::{
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -97,6 +98,13 @@ impl CudaGpu {
     #[inline]
     pub(super) fn home(&self) -> Result<&Arc<Home>, GpuError> {
         self.work().map(|work| &work.home)
+    }
+
+    /// See [`Driver::forget`](crate::gpu::Driver::forget).
+    pub(super) fn forget(&self, range: &Range<usize>) {
+        if let Some(Ok(copier)) = self.known_home().and_then(|home| home.copier.get()) {
+            copier.forget(range);
+        }
     }
 
     /// What the library has in its context, if that is made.

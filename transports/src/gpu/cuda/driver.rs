@@ -149,6 +149,12 @@ impl Driver for CudaDriver {
         shared.put_off.catch_up();
     }
 
+    fn forget(&self, addr: usize, len: usize) {
+        let Some(Ok(shared)) = self.0.opened.get() else { return };
+        let range = addr..addr.saturating_add(len);
+        shared.gpus.get().into_iter().flatten().for_each(|gpu| gpu.forget(&range));
+    }
+
     fn use_copiers(&self) {
         self.0.wants_copiers.store(true, Ordering::SeqCst);
     }
