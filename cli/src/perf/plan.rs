@@ -5,6 +5,7 @@ use super::options::{Op, PerfOptions, Wanted};
 use super::sides::{Kind, Sides};
 use crate::launch::Bind;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hint::black_box;
 use std::time::Duration;
 
 /// Sizes of latency and bandwidth when none are given: within a cache line, within a ring, a page, a packet, and two
@@ -143,7 +144,11 @@ impl Plan {
     pub(super) fn has_room(&self) -> Result<(), PerfError> {
         let most = self.points.iter().map(|point| point.size.saturating_mul(point.pieces)).max();
         let most = most.unwrap_or(0);
-        Vec::<u8>::new().try_reserve_exact(most).map_err(|why| PerfError::Room { most, why })
+        // Looked at, as an allocation that nobody looks at need not be made.
+        let mut room = black_box(Vec::<u8>::new());
+        room.try_reserve_exact(most).map_err(|why| PerfError::Room { most, why })?;
+        black_box(&room);
+        Ok(())
     }
 
     /// A number that two ranks share if they mean the same points.
