@@ -51,6 +51,7 @@ mod direct;
 mod driver;
 mod error;
 mod event;
+mod giving;
 mod home;
 mod ipc;
 mod lane;
