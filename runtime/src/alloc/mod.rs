@@ -12,6 +12,7 @@
 //! | `growable` | memory that grows and shrinks where it lies: [`GrowableBuffer`] |
 //! | `scope` | which ranks have memory together: [`Scope`] |
 //! | `shared` | one allocation for each call: [`SharedDeviceAllocator`] |
+//! | `making` | how its leader makes it, and the others map it |
 //! | `pool` | many small allocations in few blocks: [`SharedPool`] |
 //! | `buddy` | the pieces of a block, by powers of two |
 //! | `region` | what a call gives: [`SharedRegion`] |
@@ -51,6 +52,7 @@
 mod buddy;
 mod error;
 mod growable;
+mod making;
 mod pool;
 mod region;
 mod scope;

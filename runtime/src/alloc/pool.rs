@@ -187,7 +187,7 @@ impl SharedPool {
         let region =
             books.blocks.get(&block).and_then(|block| block.region.subregion_with(at, len, Box::new(part)));
         let region = region.ok_or(SharedAllocError::Len { len })?;
-        Ok(SharedRegion { region, leader: shared.leader(), number })
+        Ok(SharedRegion { region, leader: shared.leader, number })
     }
 
     /// Gives back the blocks of which no rank has a piece: a collective call of the scope. How many bytes they had.

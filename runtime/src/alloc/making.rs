@@ -1,0 +1,119 @@
+//! One allocation of all ranks: made by the leader, mapped by the others, or by nobody.
+
+use super::BLOCK;
+use super::error::SharedAllocError;
+use super::shared::Shared;
+use super::stats::{Counted, Counts};
+use super::wire::{Offer, decode_verdict, encode_verdict};
+use crate::region::{Mr, Region, Rmr};
+use carrack_transports::cuda_ipc;
+use carrack_transports::gpu::Flavour;
+
+/// What this rank's part of an allocation keeps, behind the memory itself.
+struct Part {
+    /// At the leader of several ranks: ends with the part, and the memory goes when nobody has it mapped.
+    _mr: Option<Mr>,
+    _counted: Counted,
+}
+
+/// Why memory of GPUs is mapped nowhere.
+const NO_IPC: &str = "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
+
+impl Shared {
+    /// A new allocation, in whole blocks, of which the region is the first `len` bytes.
+    pub(super) fn fresh(&self, len: usize, counts: &Counts) -> Result<Region, SharedAllocError> {
+        let runtime = self.group.runtime();
+        // What all have let go of before this call is closed by those who have it mapped, and then freed by the leader.
+        runtime.0.look_after_domains();
+        self.group.barrier().map_err(|cause| self.over(cause))?;
+        runtime.0.look_after_domains();
+        let span = len.next_multiple_of(BLOCK);
+        let is_leader = self.leader == runtime.rank();
+        let (made, told) = match is_leader.then(|| self.make(span)) {
+            Some(Ok((region, mr, offer))) => (Some((region, mr)), offer.encode()),
+            Some(Err(why)) => (None, Offer::Failed(why).encode()),
+            None => (None, Vec::new()),
+        };
+        let told = self.group.broadcast(self.leader, &told).map_err(|cause| self.over(cause))?;
+        let mine = match (made, Offer::decode(&told)) {
+            (_, Some(Offer::Failed(why))) => {
+                return Err(SharedAllocError::Leader { leader: self.leader, ranks: self.group.size(), why });
+            }
+            (Some((whole, mr)), _) => Ok((whole, mr)),
+            (None, Some(Offer::Made { rmr, refused })) => {
+                self.map(&rmr, span, &refused).map(|whole| (whole, None))
+            }
+            (None, None) => Err("its leader has sent what no rank of this version sends".to_owned()),
+        };
+        for (rank, bytes) in self.each_tells(&encode_verdict(&mine))? {
+            match decode_verdict(&bytes) {
+                Some(Ok(())) => {}
+                Some(Err(why)) => {
+                    let (leader, gpu) = (self.leader, self.device.clone());
+                    return Err(SharedAllocError::NotMapped { rank, leader, gpu, why });
+                }
+                None => return Err(SharedAllocError::Garbled { rank }),
+            }
+        }
+        let failed = |why| SharedAllocError::NotMapped {
+            rank: runtime.rank(),
+            leader: self.leader,
+            gpu: self.device.clone(),
+            why,
+        };
+        let (whole, mr) = mine.map_err(failed)?;
+        let part = Part { _mr: mr, _counted: counts.allocation(len, span) };
+        whole.subregion_with(0, len, Box::new(part)).ok_or(SharedAllocError::Len { len })
+    }
+
+    /// At the leader: allocates so many bytes, and lets the others map them, if there are others.
+    fn make(&self, span: usize) -> Result<(Region, Option<Mr>, Offer), String> {
+        let runtime = self.group.runtime();
+        let region = self.gpu.allocate(span, Flavour::Plain).map_err(|why| why.to_string())?;
+        if self.group.size() == 1 {
+            return Ok((region, None, Offer::Made { rmr: Vec::new(), refused: String::new() }));
+        }
+        let mr = runtime.register_memory(&region).map_err(|why| why.to_string())?;
+        let refused = match runtime.0.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME) {
+            true => mr.refused().iter().find(|(name, _)| *name == cuda_ipc::NAME).map(|(_, why)| why.clone()),
+            false => Some(NO_IPC.into()),
+        };
+        let offer =
+            Offer::Made { rmr: runtime.get_rmr(&mr).to_bytes(), refused: refused.unwrap_or_default() };
+        Ok((region, Some(mr), offer))
+    }
+
+    /// At the others: maps what the leader has, for the engines of this rank's GPU.
+    fn map(&self, rmr: &[u8], span: usize, refused: &str) -> Result<Region, String> {
+        let inner = &self.group.runtime().0;
+        let rmr = Rmr::from_bytes(rmr).map_err(|why| why.to_string())?;
+        if rmr.len() != span as u64 || rmr.owner() != self.leader {
+            return Err(format!(
+                "what its leader has sent names {} bytes of {}, and not the allocation",
+                rmr.len(),
+                rmr.owner()
+            ));
+        }
+        let (_, imported) = rmr.imported(inner, Some(&self.gpu)).map_err(|why| {
+            let is_here = inner.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME);
+            let here = if is_here { String::new() } else { format!("; {NO_IPC}") };
+            let there =
+                if refused.is_empty() { String::new() } else { format!("; at its leader: {refused}") };
+            format!("{why}{here}{there}")
+        })?;
+        let region = imported.region().ok_or("its leader has let go of it meanwhile")?.clone();
+        // Mapped for another device it would not do: kernels of this rank's would fault.
+        let owner = region.kind().gpu().ok_or("it is not memory of a GPU")?;
+        let own = self.gpu.info();
+        if imported.is_own() {
+            self.gpu.reaches(owner).map_err(|why| format!("{}, in the same process: {why}", own.uuid))?;
+        } else if !self.gpu.reaches_region(&region) {
+            let why = self.gpu.reaches(owner).err().map_or_else(
+                || "the driver opens it for another device of this process only".to_owned(),
+                |why| why.to_string(),
+            );
+            return Err(format!("{}: {why}", own.uuid));
+        }
+        Ok(region)
+    }
+}
