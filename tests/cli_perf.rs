@@ -507,3 +507,20 @@ fn the_osu_format_goes_through_every_pair_of_memory() {
     let said = stderr(&output);
     assert!(!output.status.success() && said.contains("device:7") && !said.contains("--mem"), "{said}");
 }
+
+/// Programs that have no `main` of their own have the command make their trials.
+#[test]
+fn the_command_answers_whoever_has_it_make_a_trial_and_does_nothing_else() {
+    let said = command(&["info"]).env("CARRACK_TRIAL", "whether this is known").output().unwrap();
+    assert_eq!(stdout(&said), "carrack trial: failed: nobody here knows what `whether this is known` asks\n");
+    assert_eq!(stderr(&said), "");
+}
+
+#[test]
+fn messages_longer_than_the_machine_has_room_for_are_an_error_and_no_crash() {
+    for op in ["am", "send", "put", "get"] {
+        let said = run(&["perf", "--op", op, "--size", "900000000G"]);
+        assert_eq!(said.status.code(), Some(1), "{op}: {}", stderr(&said));
+        assert!(stderr(&said).contains("no room for 966367641600000000 bytes"), "{op}: {}", stderr(&said));
+    }
+}

@@ -209,6 +209,7 @@ fn a_list_grows_on_gpus_as_others_append_to_it_and_shrinks_again() {
         let refused = "all right; the buffer cannot shrink to 4194304 bytes: its first 33554432 are in use";
         assert_eq!(saying(&lines, refused), 1, "{lines:?}");
         assert_eq!(saying(&lines, "and 4194304 bytes again, where they were"), 1, "{lines:?}");
+        assert_eq!(saying(&lines, "may do with another list what they may, and no more"), 1, "{lines:?}");
     }
 }
 
