@@ -9,13 +9,15 @@
 //! // Then what the program is for.
 //! ```
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The environment variable by which a process is told what to try. Nobody else sets it.
 const QUESTION: &str = "CARRACK_TRIAL";
@@ -26,6 +28,9 @@ const MARK: &str = "carrack trial: ";
 /// How long an attempt may take: two contexts are made for it, seconds each on machines with many devices.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long a process may take to end that has closed its output.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Who answers, and its arguments.
 static PROGRAM: Mutex<Option<(PathBuf, Vec<OsString>)>> = Mutex::new(None);
 
@@ -35,12 +40,23 @@ fn program() -> MutexGuard<'static, Option<(PathBuf, Vec<OsString>)>> {
 
 /// To be called first thing in `main`, before there are threads. In a process that was started for a trial it makes the attempt,
 /// prints what came of it, and ends the process. In any other it only notes that this program answers, unless another was named.
+///
+/// A program that has more rights than its user (set-uid, or with capabilities of its file) makes no trials, as its user would choose
+/// what is tried: it has to name another.
 pub fn answer() {
-    let Ok(question) = std::env::var(QUESTION) else {
-        program().get_or_insert_with(|| (PathBuf::from("/proc/self/exe"), Vec::new()));
+    let is_privileged = has_rights_of_its_own();
+    let Some(question) = std::env::var_os(QUESTION) else {
+        if !is_privileged {
+            program().get_or_insert_with(|| (PathBuf::from("/proc/self/exe"), Vec::new()));
+        }
         return;
     };
-    let said = said_of(&question);
+    if is_privileged {
+        let _ =
+            writeln!(std::io::stderr(), "carrack: {QUESTION} is not for programs with rights of their own");
+        std::process::exit(1);
+    }
+    let said = said_of(&question.to_string_lossy());
     // Who asked may have gone.
     let _ = writeln!(std::io::stdout(), "{MARK}{}", said.replace('\n', " "));
     std::process::exit(0)
@@ -49,10 +65,21 @@ pub fn answer() {
 /// Names a program that answers, and what it is to be started with: the `carrack` command does, with no arguments. For libraries
 /// whose program is not theirs, and for tests.
 ///
-/// A program that does not begin with [`answer`] does what it does otherwise, for as long as a trial may take; a runtime does not
-/// start in it.
+/// A program that does not come to [`answer`] does what it does otherwise, until it is ended after a minute; but it makes no trials of its
+/// own.
 pub fn by<A: Into<OsString>>(path: impl Into<PathBuf>, arguments: impl IntoIterator<Item = A>) {
     *program() = Some((path.into(), arguments.into_iter().map(A::into).collect()));
+}
+
+/// Whether it does for its user what the user may not: as the kernel has it in the process's auxiliary vector, as `AT_SECURE`.
+fn has_rights_of_its_own() -> bool {
+    const AT_SECURE: usize = 23;
+    // Of such a process it may not even be readable.
+    let Ok(vector) = std::fs::read("/proc/self/auxv") else { return true };
+    let words = vector.chunks_exact(size_of::<usize>());
+    let words: Vec<usize> =
+        words.filter_map(|word| Some(usize::from_ne_bytes(word.try_into().ok()?))).collect();
+    words.chunks_exact(2).any(|entry| entry[0] == AT_SECURE && entry[1] != 0)
 }
 
 fn said_of(question: &str) -> String {
@@ -63,48 +90,80 @@ fn said_of(question: &str) -> String {
     format!("failed: nobody here knows what `{question}` asks")
 }
 
-/// Has something tried.
+/// Has something tried, in an environment with some more variables, and none of `CARRACK_`.
 ///
 /// # Errors
 /// It was not, and why, in words.
-pub(crate) fn ask(question: &str) -> Result<String, String> {
+pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String, String> {
     let Some((path, arguments)) = program().clone() else {
         return Err("only an attempt shows it, which is made in a process of its own, and no program is known that answers: call \
                     carrack::trial::answer() first thing in main, or name one, carrack::trial::by(\"carrack\", [\"\"; 0])"
             .into());
     };
+    if std::env::var_os(QUESTION).is_some() {
+        return Err("this process was itself started for a trial, and has not answered: its program does not begin with \
+                    carrack::trial::answer()"
+            .into());
+    }
     let mut command = Command::new(&path);
-    command.args(arguments).env(QUESTION, question);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"CARRACK_"))
+    {
+        command.env_remove(name);
+    }
+    command.args(arguments).env(QUESTION, question).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // All that it starts ends with it.
+    command.process_group(0);
     let mut child = command.spawn().map_err(|why| format!("{} does not start: {why}", path.display()))?;
-    let Some(stdout) = child.stdout.take() else { return Err("it has no output".into()) };
+    let said = child.stdout.take().map_or(Err(Silence::NotHeard), heard);
+    if matches!(said, Err(Silence::Ended)) {
+        // How it ended says why; unless it only has no output any more.
+        let began = Instant::now();
+        while began.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // What it had to say is said; a context that is spoilt may keep it from ending by itself.
+    if matches!(child.try_wait(), Ok(None)) {
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    }
+    let ended = child.wait();
+    said.map_err(|silence| {
+        let what = match (silence, ended) {
+            (Silence::NotHeard, _) => "could not be listened to: there is no thread for it".into(),
+            (Silence::Late, _) => format!("did not answer within {PATIENCE:?}"),
+            (Silence::Ended, Ok(status)) => {
+                format!("ended without an answer, with {status}: does it begin with trial::answer()?")
+            }
+            (Silence::Ended, Err(why)) => format!("ended without an answer: {why}"),
+        };
+        format!("{} {what} (to see what it says: {QUESTION}='{question}' {})", path.display(), path.display())
+    })
+}
+
+/// Why there is no answer.
+enum Silence {
+    NotHeard,
+    Late,
+    Ended,
+}
+
+/// The answer among what it prints. The thread ends with the process, or what it has started.
+fn heard(stdout: ChildStdout) -> Result<String, Silence> {
     let (tell, told) = channel();
     let reads = move || {
-        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        if let Some(said) = lines.filter_map(|line| Some(line.split_once(MARK)?.1.to_owned())).next() {
+        let lines = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
+        let mut said =
+            lines.filter_map(|line| Some(String::from_utf8(line).ok()?.split_once(MARK)?.1.to_owned()));
+        if let Some(said) = said.next() {
             let _ = tell.send(said);
         }
     };
     let reader = std::thread::Builder::new().name("carrack-trial".into()).spawn(reads);
-    let said = match reader {
-        Ok(_) => told.recv_timeout(PATIENCE),
-        // Its end of the channel has gone with it.
-        Err(_) => Err(RecvTimeoutError::Disconnected),
-    };
-    // What it had to say is said; a context that is spoilt may keep it from ending by itself.
-    if said == Err(RecvTimeoutError::Timeout) || said.is_ok() {
-        let _ = child.kill();
-    }
-    let ended = child.wait();
-    said.map_err(|why| match (why, ended) {
-        (RecvTimeoutError::Timeout, _) => format!("{} did not answer within {PATIENCE:?}", path.display()),
-        (_, Ok(status)) => {
-            format!(
-                "{} ended without an answer, with {status}: does it call trial::answer()?",
-                path.display()
-            )
-        }
-        (_, Err(why)) => format!("{} ended without an answer: {why}", path.display()),
+    reader.map_err(|_| Silence::NotHeard)?;
+    told.recv_timeout(PATIENCE).map_err(|why| match why {
+        RecvTimeoutError::Timeout => Silence::Late,
+        RecvTimeoutError::Disconnected => Silence::Ended,
     })
 }
 
@@ -118,7 +177,7 @@ mod tests {
     fn who_does_not_answer_is_told_apart_from_who_is_not_there_and_from_who_does() {
         let asked = |script: &str| {
             by("/bin/sh", ["-c", script]);
-            ask("something")
+            ask("something", &[("TRIED", "here")])
         };
         assert_eq!(
             asked("echo noise; echo \"test a ... carrack trial: $CARRACK_TRIAL\"; sleep 100").unwrap(),
@@ -126,13 +185,17 @@ mod tests {
         );
         let why = asked("echo noise; exit 3").unwrap_err();
         assert!(why.contains("exit status: 3") && why.contains("trial::answer()"), "{why}");
+        assert_eq!(asked("printf '\\377\\n'; echo \"carrack trial: $TRIED\"").unwrap(), "here");
+        // Not waited for, nor for what they have started.
+        let why = asked("sleep 1000 & exec >&-; exec sleep 1000").unwrap_err();
+        assert!(why.contains("signal: 9") && why.contains("CARRACK_TRIAL='something' /bin/sh"), "{why}");
         let why = asked("kill -9 $$").unwrap_err();
         assert!(why.contains("signal: 9"), "{why}");
         by("/nowhere/at/all", [""; 0]);
-        let why = ask("something").unwrap_err();
+        let why = ask("something", &[]).unwrap_err();
         assert!(why.contains("/nowhere/at/all does not start"), "{why}");
         *program() = None;
-        let why = ask("something").unwrap_err();
+        let why = ask("something", &[]).unwrap_err();
         assert!(why.contains("first thing in main"), "{why}");
         answer();
         assert_eq!(program().take().unwrap().0, PathBuf::from("/proc/self/exe"));

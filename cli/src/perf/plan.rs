@@ -140,7 +140,8 @@ impl Plan {
         }
     }
 
-    /// Whether this machine lets a process have as much memory as the longest message, which is made in host memory first.
+    /// Whether a process could have as much memory as the longest message, which is made in host memory first. Systems promise more
+    /// than they have; what is far beyond it is refused here.
     pub(super) fn has_room(&self) -> Result<(), PerfError> {
         let most = self.points.iter().map(|point| point.size.saturating_mul(point.pieces)).max();
         let most = most.unwrap_or(0);

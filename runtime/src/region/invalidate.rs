@@ -90,7 +90,8 @@ impl fmt::Display for StillInUse {
 }
 
 impl Runtime {
-    /// Forgets memory that is about to be freed or unmapped, or whose access is about to be changed: for allocators, to be called before. What was known of the addresses
+    /// Forgets memory that is about to be freed or unmapped, or to be reached by other GPUs than before (then begin nothing there until
+    /// it is): for allocators, to be called before. What was known of the addresses
     /// is forgotten in all of the process; registrations that reach into the range are ended, and what peers were told of it for
     /// messages is withdrawn. Whatever peers begin afterwards is stale; none of it goes to other memory that comes to lie there.
     ///

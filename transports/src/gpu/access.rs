@@ -6,8 +6,8 @@ use crate::mem::GpuUuid;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rights {
     /// Its kernels, and the program's copies in its context, read. What they write is refused, or costs the context: see
-    /// [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). Copies of the library's name the owner's context where their own
-    /// may not write, and are carried out.
+    /// [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). Copies of the library's between memory of devices name the owner's
+    /// context where their own may not write, and are carried out; from host memory the owner's engine writes.
     Read,
     /// They read and write.
     ReadWrite,
@@ -31,5 +31,40 @@ impl Access {
     /// A device that reads.
     pub fn read(gpu: GpuUuid) -> Self {
         Self { gpu, rights: Rights::Read }
+    }
+}
+
+/// What each device may do with memory of `owner`, who reads and writes it, the owner first and each once.
+///
+/// # Errors
+/// A device that is named with different rights, in words.
+pub(super) fn of_each(owner: GpuUuid, access: &[Access]) -> Result<Vec<Access>, String> {
+    let mut each = vec![Access::read_write(owner)];
+    for one in access {
+        match each.iter().find(|other| other.gpu == one.gpu) {
+            Some(other) if other.rights == one.rights => {}
+            Some(_) if one.gpu == owner => {
+                return Err(format!("{owner} has the memory, and is to read only: leave it out"));
+            }
+            Some(_) => return Err(format!("{} is named with different rights: name it once", one.gpu)),
+            None => each.push(*one),
+        }
+    }
+    Ok(each)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_device_is_named_once_and_the_owner_reads_and_writes() {
+        let [own, one, two] = [1, 2, 3].map(|byte| GpuUuid([byte; 16]));
+        let (write, read) = (Access::read_write, Access::read);
+        assert_eq!(of_each(own, &[]), Ok(vec![write(own)]));
+        let all = [read(two), write(own), write(one), read(two)];
+        assert_eq!(of_each(own, &all), Ok(vec![write(own), read(two), write(one)]));
+        assert!(of_each(own, &[write(one), read(one)]).unwrap_err().contains("different rights"));
+        assert!(of_each(own, &[read(own)]).unwrap_err().contains("leave it out"));
     }
 }

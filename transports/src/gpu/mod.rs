@@ -61,7 +61,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn look_after(&self) {}
 
     /// Forgets what was found out about memory of the program's at these addresses, which is about to be freed, unmapped, or to be reached
-    /// by others than before.
+    /// by others than before. In the last case nothing is begun there until that is done, or this is called again then.
     fn forget(&self, _addr: usize, _len: usize) {}
 
     /// Has small copies between memory of this driver's devices go to resident kernels, where there can be some, to the end of the
@@ -240,7 +240,7 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `INVALID_VALUE`: `offset` or `len` is no multiple of the granularity, the piece is not inside, something lies there, or the
-    /// addresses are another driver's. `PEER_ACCESS_UNSUPPORTED`: a device of `access` does not reach this one. Else the driver's:
+    /// addresses are another driver's; `access` names this device for reading, or one with different rights. `PEER_ACCESS_UNSUPPORTED`: a device of `access` does not reach this one. Else the driver's:
     /// it has no such memory, or no more of it.
     fn allocate_at(
         &self,

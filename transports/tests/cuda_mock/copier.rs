@@ -247,14 +247,8 @@ fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_con
 
 #[test]
 fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_told() {
-    let mut ground = Ground::new("copier-revoked", None);
-    // The program's own: another driver over the same library has allocated it.
-    let others = CudaDriver::at(&ground.library).devices().unwrap().remove(0);
-    let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
-    let (base, driver) = (NonNull::new(theirs.addr() as *mut u8).unwrap(), ground.driver);
-    let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));
-    // SAFETY: the region has the allocation.
-    ground.dst = unsafe { Region::from_parts(base, 100_000, kind, id, gpu, Box::new(theirs)) };
+    let ground = foreign(Ground::new("copier-revoked", None));
+    let (driver, addr) = (ground.driver, ground.dst.addr());
     ground.until_by_copier();
     let by_kernel = |at| {
         let before = ground.copies();
@@ -262,12 +256,37 @@ fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_
         (0..1000).any(|_| ground.copy(at, 8).is_ok() && ground.copies() > before)
     };
     assert!(by_kernel(8));
-    driver.forget(base.addr().get() + 99_999, 1);
+    driver.forget(addr + 99_999, 1);
     assert!(by_kernel(16), "looked at anew, it is reached");
+    // Told, and then done: nothing is begun there in between.
+    driver.forget(addr, 1);
     ground.count("mock_revoke");
-    driver.forget(base.addr().get() + (2 << 20), 1);
-    assert!(by_kernel(24), "other memory was forgotten");
-    driver.forget(base.addr().get(), 1);
-    assert!(!by_kernel(32));
-    ground.copy(40, 8).unwrap();
+    assert!(!by_kernel(24));
+    ground.copy(32, 8).unwrap();
+}
+
+#[test]
+fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
+    let ground = foreign(Ground::new("copier-others", None));
+    ground.until_by_copier();
+    let asked = ground.count("mock_rights_asked");
+    assert!(asked > 0);
+    ground.driver.forget(ground.dst.addr() + (2 << 20), 1);
+    ground.until_by_copier();
+    assert_eq!(ground.count("mock_rights_asked"), asked);
+    ground.driver.forget(ground.dst.addr() + 99_999, 1);
+    ground.until_by_copier();
+    assert!(ground.count("mock_rights_asked") > asked);
+    ground.copy(0, 8).unwrap();
+}
+
+/// What is copied to is the program's own: another driver over the same library has allocated it.
+fn foreign(ground: Ground) -> Ground {
+    let others = CudaDriver::at(&ground.library).devices().unwrap().remove(0);
+    let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
+    let base = NonNull::new(theirs.addr() as *mut u8).unwrap();
+    let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));
+    // SAFETY: the region has the allocation.
+    let dst = unsafe { Region::from_parts(base, 100_000, kind, id, gpu, Box::new(theirs)) };
+    Ground { dst, ..ground }
 }

@@ -29,9 +29,13 @@ int mock_unregistered(void) { return unregistered; }
 
 /* What devices may do with memory of no context: all, until a test says nothing. */
 static unsigned long long rights = 3;
+static int rights_asked;
+int mock_rights_asked(void) { return rights_asked; }
 int mock_revoke(void) { return rights = 0; }
 int cuMemGetAccess(unsigned long long *flags, const int *location, size_t ptr) {
   ALIVE;
+  UNCAPTURED;
+  rights_asked++;
   *flags = rights;
   return location[0] == 1 && find(ptr) >= 0 ? 0 : INVALID_VALUE;
 }
@@ -84,6 +88,7 @@ static void *run(void *given) {
 
 int cuMemHostRegister_v2(void *ptr, size_t len, unsigned flags) {
   IN_CONTEXT;
+  UNCAPTURED;
   if ((size_t)ptr % 4096 || len != 4096 + LINES * 24576 || flags != 3) return INVALID_VALUE;
   registered = (size_t)ptr;
   return 0;
@@ -91,24 +96,28 @@ int cuMemHostRegister_v2(void *ptr, size_t len, unsigned flags) {
 
 int cuMemHostUnregister(void *ptr) {
   IN_CONTEXT;
+  UNCAPTURED;
   unregistered += (size_t)ptr == registered;
   return 0;
 }
 
 int cuMemHostGetDevicePointer_v2(size_t *device, void *host, unsigned flags) {
   IN_CONTEXT;
+  UNCAPTURED;
   *device = (size_t)host;
   return (size_t)host == registered ? 0 : INVALID_VALUE;
 }
 
 int cuModuleLoadData(size_t *module, const char *text) {
   IN_CONTEXT;
+  UNCAPTURED;
   *module = 0x70;
   return strstr(text, ".visible .entry carrack_copier(") ? jit_code : 218;
 }
 
 int cuModuleUnload(size_t module) {
   IN_CONTEXT;
+  UNCAPTURED;
   unloads++;
   return module == 0x70 ? 0 : INVALID_VALUE;
 }

@@ -122,6 +122,10 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
   capture_mode = *mode, *mode = before;
   return 0;
 }
+/* The stream that is captured: the one that a test has said. */
+static size_t captured_stream;
+int mock_capture_stream(size_t stream) { return captured_stream = stream, 0; }
+int cuStreamIsCapturing(size_t stream, int *status) { return *status = captures && stream == captured_stream, 0; }
 #define UNCAPTURED if (captures && capture_mode == 0) return spoilt = 1, 900
 
 #define ALIVE if (gone) return DEINITIALIZED
@@ -203,6 +207,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
   ALIVE;
+  UNCAPTURED;
   retained++;
   *context = (void *)0xc0;
   return 0;
@@ -301,6 +306,7 @@ int cuMemGetAllocationGranularity(size_t *bytes, const struct prop *prop, int op
 
 int cuMemCreate(unsigned long long *handle, size_t len, const struct prop *prop, unsigned long long flags) {
   ALIVE;
+  UNCAPTURED;
   /* There is no fabric. */
   if (prop->handle_types & 8) return NOT_PERMITTED;
   if (!len || len % UNIT || flags || prop->device) return forbidden();
@@ -391,6 +397,7 @@ int cuMemAddressFree(size_t ptr, size_t len) {
 
 int cuMemMap(size_t ptr, size_t len, size_t offset, unsigned long long handle, unsigned long long flags) {
   ALIVE;
+  UNCAPTURED;
   int of = handle - 1, inside = 0;
   if (of < 0 || of > 63 || !memories[of].handles || offset || flags || ptr % UNIT) return forbidden();
   if (len != memories[of].len) return INVALID_VALUE;
@@ -415,6 +422,7 @@ int cuMemMap(size_t ptr, size_t len, size_t offset, unsigned long long handle, u
 
 int cuMemUnmap(size_t ptr, size_t len) {
   ALIVE;
+  UNCAPTURED;
   int at = find(ptr);
   if (at < 0 || !allocations[at].mapped || (size_t)allocations[at].ptr != ptr || allocations[at].len != len) return forbidden();
   mmap((void *)ptr, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -429,6 +437,7 @@ struct access { int location, device, flags; };
 
 int cuMemSetAccess(size_t ptr, size_t len, const struct access *access, size_t count) {
   ALIVE;
+  UNCAPTURED;
   int at = find(ptr);
   if (at < 0 || (size_t)allocations[at].ptr != ptr || allocations[at].len != len || !count) return forbidden();
   for (size_t which = 0; which < count; which++)
@@ -448,6 +457,7 @@ struct handle { unsigned char bytes[64]; };
 
 int cuIpcOpenMemHandle_v2(size_t *ptr, struct handle handle, unsigned flags) {
   IN_CONTEXT;
+  UNCAPTURED;
   if (handle.bytes[0]) return handle.bytes[0];
   ipc_opens++;
   ipc_open++;
@@ -456,6 +466,7 @@ int cuIpcOpenMemHandle_v2(size_t *ptr, struct handle handle, unsigned flags) {
 
 int cuIpcCloseMemHandle(size_t ptr) {
   IN_CONTEXT;
+  UNCAPTURED;
   ipc_open--;
   return cuMemFree_v2(ptr);
 }
@@ -497,6 +508,7 @@ int cuFlushGPUDirectRDMAWrites(int target, int scope) {
 
 int cuMemHostAlloc(void **ptr, size_t len, unsigned flags) {
   IN_CONTEXT;
+  UNCAPTURED;
   int refused = cuMemAlloc_v2((size_t *)ptr, len);
   if (!refused) allocations[find((size_t)*ptr)].pinned = 1;
   return refused;
@@ -504,12 +516,14 @@ int cuMemHostAlloc(void **ptr, size_t len, unsigned flags) {
 
 int cuIpcGetMemHandle(void *handle, size_t ptr) {
   IN_CONTEXT;
+  UNCAPTURED;
   memset(handle, 0, 64);
   return is_device(ptr, 1) ? 0 : INVALID_VALUE;
 }
 
 int cuPointerSetAttribute(const void *value, int attribute, size_t ptr) {
   ALIVE;
+  UNCAPTURED;
   return is_device(ptr, 1) ? 0 : INVALID_VALUE;
 }
 
@@ -555,6 +569,7 @@ int cuMemcpyDtoDAsync_v2(size_t dst, size_t src, size_t len, size_t stream) {
   if (!is_device(src, len) || !is_device(dst, len)) return INVALID_VALUE;
 #ifdef READERS
   if (READERS == 5 && !is_written(dst, len)) abort();
+  if (READERS == 8 && !is_written(dst, len)) return 2;
   if (READERS != 2 && !is_written(dst, len)) return INVALID_VALUE;
 #endif
   memmove((void *)dst, (void *)src, len);
@@ -652,6 +667,7 @@ int cuMemcpy3DAsync_v2(const struct copy3 *copy, size_t stream) {
 
 int cuStreamCreate(size_t *stream, unsigned flags) {
   IN_CONTEXT;
+  UNCAPTURED;
   /* Non-blocking ones only. */
   if (flags != 1) return INVALID_VALUE;
   *stream = 0x1000 + ++live_streams;
@@ -661,6 +677,7 @@ int cuStreamCreate(size_t *stream, unsigned flags) {
 #if defined NEW && !defined READERS
 int cuStreamSynchronize(size_t stream) {
   IN_CONTEXT;
+  UNCAPTURED;
   questions[stream & 0xff] = 0;
   return 0;
 }

@@ -5,7 +5,9 @@
      READERS 3  kernels do
      READERS 4  it has no such access
      READERS 5  the process dies of a copy
-     READERS 6  kernels write nowhere */
+     READERS 6  kernels write nowhere
+     READERS 7  kernels write all the same, and fault
+     READERS 8  copies fail for want of memory */
 
 static int faulted;
 
@@ -33,8 +35,8 @@ int cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, unsig
   size_t place = arguments[0][0];
   if (!is_device(place, 8)) return INVALID_VALUE;
   if (READERS == 6) return 0;
-  if (READERS == 3 || is_written(place, 8)) *(unsigned long long *)place = arguments[1][0];
-  else faulted = 700;
+  if (READERS == 3 || READERS == 7 || is_written(place, 8)) *(unsigned long long *)place = arguments[1][0];
+  if (READERS != 3 && !is_written(place, 8)) faulted = 700;
   return 0;
 }
 

@@ -42,8 +42,9 @@ impl<'a> GrowableBuilder<'a> {
     /// that has the memory, wherever it comes from. Other processes that map the buffer have rights of their own.
     ///
     /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is found out by
-    /// [`build`](Self::build), the first time in a process, by attempts in processes of their own: that takes seconds, and a program that
-    /// answers for them ([`trial`](crate::trial)).
+    /// [`build`](Self::build), the first time in a process, by attempts in processes of their own: that takes seconds for each pair of
+    /// GPUs, and a program that answers for them ([`trial`](crate::trial)). An attempt leaves a fault of its kernel in the system's log
+    /// (Xid 31). Under MPS it goes round the server, or is not made; there a fault of a reader is that of all clients.
     pub fn readers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
         self.readers = gpus;
         self

@@ -7,7 +7,9 @@
 use super::calls::Calls;
 use super::device::CudaGpu;
 use super::driver::CudaDriver;
-use super::error::{INVALID_VALUE, NOT_SUPPORTED, because};
+use super::error::{
+    ILLEGAL_ADDRESS, INVALID_ADDRESS_SPACE, INVALID_VALUE, LAUNCH_FAILED, NOT_SUPPORTED, because,
+};
 use super::home::{Home, lock};
 use super::sys::{AccessDesc, FunctionHandle, ModuleHandle, StreamHandle};
 use super::vmm;
@@ -30,6 +32,11 @@ const BEFORE: u64 = 0x1111_2222_3333_4444;
 
 /// What is written there.
 const AFTER: u64 = !BEFORE;
+
+/// The attempt is nobody else's: under MPS a kernel's fault would be that of all processes on the device, so it goes round the server, or
+/// has no context. And it leaves no picture of the device's memory behind.
+const ENVIRONMENT: [(&str, &str); 2] =
+    [("CUDA_MPS_PIPE_DIRECTORY", "/dev/null"), ("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "0")];
 
 /// What was found out: of a device that would read, and one whose memory it would be.
 pub(super) type Verdicts = Mutex<HashMap<(GpuUuid, GpuUuid), Result<(), GpuError>>>;
@@ -68,14 +75,15 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
         let question = format!("writing {} {} {owner} {}", way.name(), both.0, reader.shared.calls.path);
         // Only what an attempt has shown is remembered.
         let failed = |why| because(CALL, NOT_SUPPORTED, why);
-        match &*trial::ask(&question).map_err(failed)? {
+        match &*trial::ask(&question, &ENVIRONMENT).map_err(failed)? {
             "kept" => {}
             "written" => {
                 let why = format!(
                     "a {} of its writes there all the same: tried in a process of its own",
                     way.name()
                 );
-                verdict = verdict.and(Err(because(CALL, NOT_SUPPORTED, why)));
+                verdict = Err(because(CALL, NOT_SUPPORTED, why));
+                break;
             }
             other => return Err(failed(format!("the attempt by a {} {other}", way.name()))),
         }
@@ -128,11 +136,19 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
             "a kernel has not written to memory of its own",
         ));
     }
-    match hand.write(way, memory.addr(), own.addr(), AFTER) {
-        // Refused, or over with the context.
-        Err(_) => Ok(false),
-        Ok(()) => Ok(word(&memory)? != BEFORE),
+    let refused = hand.write(way, memory.addr(), own.addr(), AFTER).err();
+    match (refused, word(&memory)) {
+        // Whatever was said of it.
+        (_, Ok(found)) if found != BEFORE => Ok(true),
+        (None, found) => found.map(|_| false),
+        (Some(why), _) if keeps_out(&why) => Ok(false),
+        (Some(why), _) => Err(why),
     }
+}
+
+/// Whether it says that there is no access: at the call, or by a fault, which the context does not survive.
+fn keeps_out(why: &GpuError) -> bool {
+    matches!(why.code, INVALID_VALUE | ILLEGAL_ADDRESS | INVALID_ADDRESS_SPACE | LAUNCH_FAILED)
 }
 
 /// The first word of memory.

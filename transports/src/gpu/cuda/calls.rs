@@ -185,6 +185,7 @@ calls! {
     thread_exchange_stream_capture_mode(mode: *mut c_int) = "cuThreadExchangeStreamCaptureMode";
     stream_create(stream: *mut StreamHandle, flags: c_uint) = "cuStreamCreate";
     stream_destroy(stream: StreamHandle) = "cuStreamDestroy_v2";
+    stream_is_capturing(stream: StreamHandle, status: *mut c_int) = "cuStreamIsCapturing";
     stream_get_ctx(stream: StreamHandle, context: *mut ContextHandle) = "cuStreamGetCtx";
     stream_wait_event(stream: StreamHandle, event: EventHandle, flags: c_uint) = "cuStreamWaitEvent";
     stream_synchronize(stream: StreamHandle) = "cuStreamSynchronize";

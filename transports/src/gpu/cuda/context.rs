@@ -58,7 +58,7 @@ impl Context {
 
     /// The device's primary context, made if nobody has made it.
     pub(super) fn primary(calls: &'static Calls, device: Device) -> Result<Self, GpuError> {
-        let mut raw = ContextHandle::NULL;
+        let (mut raw, _relaxed) = (ContextHandle::NULL, Relaxed::enter(calls));
         // SAFETY: the place for the answer is ours; the count taken is given back by `Drop`.
         unsafe { calls.device_primary_ctx_retain(&raw mut raw, device) }?;
         Ok(Self { calls, raw, device, hold: Hold::Count, sync_memops: false }.with_sync_memops())
@@ -143,6 +143,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         match self.hold {
             Hold::Count => {
+                let _relaxed = Relaxed::enter(self.calls);
                 // SAFETY: gives back the count that `primary` took.
                 let given_back = unsafe { self.calls.device_primary_ctx_release(self.device) };
                 released("primary context", given_back);

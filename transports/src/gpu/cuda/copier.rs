@@ -324,6 +324,8 @@ struct Known {
     allocations: Vec<Allocation>,
     /// Which is forgotten next.
     oldest: usize,
+    /// How often it was said that something is to be forgotten.
+    generation: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -346,26 +348,37 @@ impl Ends {
             return Some(kept);
         }
         let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
-        let known = lock(&self.0).allocations.iter().find(holds).copied();
+        let (known, generation) = {
+            let all = lock(&self.0);
+            (all.allocations.iter().find(holds).copied(), all.generation)
+        };
         if let Some(known) = known
             && gpu.shared.buffer_id(addr) == Ok(Some(known.id))
         {
             return known.is_reached.then_some(known.start..known.end);
         }
         let found = look(gpu, home, addr)?;
-        lock(&self.0).note(found);
+        lock(&self.0).note(found, generation);
         (end <= found.end && found.is_reached).then_some(found.start..found.end)
     }
 }
 
 impl Known {
     fn forget(&mut self, range: &Range<usize>) {
+        self.generation += 1;
+        self.take_out(range);
+    }
+
+    fn take_out(&mut self, range: &Range<usize>) {
         self.allocations.retain(|one| one.end <= range.start || range.end <= one.start);
     }
 
-    /// Remembers an allocation, in the place of those whose addresses it has.
-    fn note(&mut self, found: Allocation) {
-        self.forget(&(found.start..found.end));
+    /// Remembers an allocation, in the place of those whose addresses it has; unless something was forgotten since it was looked at.
+    fn note(&mut self, found: Allocation, generation: u64) {
+        if generation != self.generation {
+            return;
+        }
+        self.take_out(&(found.start..found.end));
         if self.allocations.len() < REMEMBERED {
             return self.allocations.push(found);
         }

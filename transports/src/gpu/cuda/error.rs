@@ -22,9 +22,13 @@ pub(super) const PEER_ACCESS_UNSUPPORTED: i32 = 217;
 pub(super) const OPERATING_SYSTEM: i32 = 304;
 pub(super) const INVALID_HANDLE: i32 = 400;
 pub(super) const NOT_READY: i32 = 600;
+pub(super) const ILLEGAL_ADDRESS: i32 = 700;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: i32 = 704;
 pub(super) const CONTEXT_IS_DESTROYED: i32 = 709;
+pub(super) const INVALID_ADDRESS_SPACE: i32 = 717;
+pub(super) const LAUNCH_FAILED: i32 = 719;
 pub(super) const NOT_SUPPORTED: i32 = 801;
+pub(super) const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
 
 /// An error with the code's name, and the standing hint where there is one.
 pub(super) fn error(call: &'static str, code: i32) -> GpuError {
@@ -122,9 +126,9 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
             "COMPAT_NOT_SUPPORTED_ON_DEVICE",
             "the cuda-compat package in the library path does not suit the device",
         ),
-        900 => (
+        STREAM_CAPTURE_UNSUPPORTED => (
             "STREAM_CAPTURE_UNSUPPORTED",
-            "the stream is being captured into a graph, or a thread captures one in the global mode: capture in the thread-local mode",
+            "the stream is being captured into a graph, to which none of the library's work belongs: post before the capture, or after it",
         ),
         999 => ("UNKNOWN", ""),
         _ => return None,

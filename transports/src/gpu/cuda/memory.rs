@@ -1,6 +1,7 @@
 //! Allocating memory of each flavour, and giving it back in the context that it came from.
 
 use super::calls::Calls;
+use super::capture::Relaxed;
 use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, because, released};
 use super::home::Home;
@@ -165,6 +166,7 @@ pub(super) struct Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        let _relaxed = Relaxed::enter(self.calls);
         // SAFETY: made or imported here; memory that is still out keeps it.
         released("pool", unsafe { self.calls.mem_pool_destroy(self.raw) });
     }

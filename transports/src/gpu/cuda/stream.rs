@@ -1,9 +1,10 @@
 //! Streams of the user's own.
 
+use super::capture::Relaxed;
 use super::course::{Course, Past, Wait};
 use super::device::CudaGpu;
 use super::driver::CudaDriver;
-use super::error::{INVALID_HANDLE, NOT_SUPPORTED, because, released};
+use super::error::{INVALID_HANDLE, NOT_SUPPORTED, STREAM_CAPTURE_UNSUPPORTED, because, error, released};
 use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle};
@@ -46,8 +47,10 @@ impl CudaStream {
         let shared = driver.ready("cuStreamGetCtx")?;
         let (calls, raw) = (shared.calls, StreamHandle(raw));
         let mut context = ContextHandle::NULL;
+        let relaxed = Relaxed::enter(calls);
         // SAFETY: the caller's promise; the place for the answer is ours.
         unsafe { calls.stream_get_ctx(raw, &raw mut context) }?;
+        drop(relaxed);
         let gpu = shared.gpu_in(context)?;
         Ok(Self { home: Arc::clone(gpu.home()?), gpu, raw, owned: false, course: OnceLock::new() })
     }
@@ -65,6 +68,7 @@ impl CudaStream {
         }
         let mut at: DevicePtr = word as usize;
         if !self.home.has_same_addresses() {
+            let _relaxed = Relaxed::enter(self.home.calls());
             // SAFETY: the place for the answer is ours; what is no registered memory is refused, and then taken for device
             // memory.
             let _ = unsafe { self.home.calls().mem_host_get_device_pointer(&raw mut at, word.cast(), 0) };
@@ -72,8 +76,22 @@ impl CudaStream {
         Ok(at)
     }
 
+    /// None of the library's work belongs to a graph, where it would be done again, or never, and be over at no time.
+    fn check_not_captured(&self) -> Result<(), GpuError> {
+        let mut status = 0;
+        // SAFETY: the stream is alive; the place for the answer is ours.
+        let asked = unsafe { self.home.calls().stream_is_capturing(self.raw, &raw mut status) };
+        // Who lacks the call has no such thing.
+        if asked.is_ok() && status != 0 {
+            Err(error("cuStreamIsCapturing", STREAM_CAPTURE_UNSUPPORTED))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Has the stream wait; the event fires when it is past it. The word is one that the caller may have it wait for.
     fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
+        self.check_not_captured()?;
         let _current = self.home.context.enter()?;
         self.home.waits.arm(self.raw.0, || {
             let course = self.course.get_or_init(|| Course::new(&self.home).ok());
@@ -105,11 +123,13 @@ impl Stream for CudaStream {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
+        self.check_not_captured()?;
         // SAFETY: passed on from the caller; the stream is of this device's context.
         unsafe { self.gpu.copy_on(Some(self.raw), dst, src, len) }
     }
 
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        self.check_not_captured()?;
         // SAFETY: as in `copy`.
         unsafe { self.gpu.copy_pieces_on(Some(self.raw), pieces) }
     }
@@ -120,11 +140,13 @@ impl Stream for CudaStream {
         src: (*const u8, MemKind),
         grid: &Grid,
     ) -> Result<Event, GpuError> {
+        self.check_not_captured()?;
         // SAFETY: as in `copy`.
         unsafe { self.gpu.copy_grid_on(Some(self.raw), dst, src, grid) }
     }
 
     fn record(&self) -> Result<Event, GpuError> {
+        self.check_not_captured()?;
         let _current = self.home.context.enter()?;
         self.home.record(self.raw)
     }
@@ -134,6 +156,7 @@ impl Stream for CudaStream {
         if let Some(past) = state.and_then(|state| state.downcast_ref::<Past>()) {
             return if past.query()? { Ok(()) } else { self.hold(past.as_wait()).map(drop) };
         }
+        self.check_not_captured()?;
         with_raw(event, |event| {
             let _current = self.home.context.enter()?;
             // SAFETY: both are alive, being held. The driver notes what the event stands for now, so that it may be used
@@ -149,6 +172,7 @@ impl Stream for CudaStream {
     }
 
     unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
+        self.check_not_captured()?;
         let (calls, at) = (self.home.calls(), self.word("cuStreamWriteValue64", word)?);
         let _current = self.home.context.enter()?;
         // SAFETY: the caller's promise.

@@ -1,6 +1,7 @@
 //! VMM: memory that is made by itself, and mapped at addresses that are reserved by themselves.
 
 use super::calls::Calls;
+use super::capture::Relaxed;
 use super::device::{CudaGpu, unseen};
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because, error, released};
 use super::home::Home;
@@ -9,6 +10,7 @@ use super::peer::can_access;
 use super::sys::{
     self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, Location, device, handle_type,
 };
+use crate::gpu::access::of_each;
 use crate::gpu::{Access, Gpu, GpuError, Reservation, Rights};
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::c_int;
@@ -195,13 +197,15 @@ pub(super) fn allocate_at(
         return Err(because("cuMemMap", INVALID_VALUE, hint));
     }
     let ptr = place_at((reservation, offset), len)?;
-    let mut allowed = vec![AccessDesc::read_write(gpu.device)];
-    for &Access { gpu: uuid, rights } in access {
+    let each =
+        of_each(gpu.info().uuid, access).map_err(|why| because("cuMemSetAccess", INVALID_VALUE, why))?;
+    let mut allowed = Vec::with_capacity(each.len());
+    for Access { gpu: uuid, rights } in each {
         let device = device_of(gpu, uuid)?;
         if device != gpu.device {
             can_access(gpu.shared.calls, device, gpu.device)?;
-            allowed.push(AccessDesc::of(device, rights));
         }
+        allowed.push(AccessDesc::of(device, rights));
     }
     let home = gpu.home()?;
     let current = home.context.enter()?;
@@ -255,6 +259,7 @@ pub(super) fn map_at(
 /// What a device may do with memory at an address.
 pub(super) fn rights_at(gpu: &CudaGpu, addr: usize) -> Result<Option<Rights>, GpuError> {
     let (mut flags, location) = (0, Location::device(gpu.device));
+    let _relaxed = Relaxed::enter(gpu.shared.calls);
     // SAFETY: the place for the answer is ours; any address may be asked about.
     unsafe { gpu.shared.calls.mem_get_access(&raw mut flags, &raw const location, addr) }?;
     Ok(match c_int::try_from(flags) {

@@ -210,8 +210,8 @@ impl Faults {
         self.no_reservations.load(Ordering::SeqCst)
     }
 
-    /// Devices turn out to write where they were given access for reading only, as an attempt would show; or they are kept from it
-    /// again, as they always are by this driver's copies.
+    /// Devices turn out to write where they were given access for reading only, as an attempt would show; or they are said to be kept from
+    /// it again. Rights are noted here, and keep nobody from anything: kernels are closures, and copies name the owner.
     pub fn let_readers_write(&self, on: bool) {
         self.readers_write.store(on, Ordering::SeqCst);
     }

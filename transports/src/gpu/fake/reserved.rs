@@ -9,7 +9,8 @@ use super::lock;
 use super::memory::{Alias, GRANULE, create};
 use super::shared::Shared;
 use super::table::{Entry, Origin, Table};
-use crate::gpu::{Access, GpuError, Reservation, Rights};
+use crate::gpu::access::of_each;
+use crate::gpu::{Access, GpuError, Reservation};
 use crate::mem::{MemKind, Region};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -80,13 +81,12 @@ impl Shared {
         const CALL: &str = "allocate_at";
         let device = self.device(CALL, ordinal)?;
         let (window, base) = self.place_at(CALL, (reservation, offset), len)?;
-        let mut allowed = vec![(ordinal, Rights::ReadWrite)];
-        for &Access { gpu, rights } in access {
+        let each = of_each(device.info.uuid, access).map_err(|why| error(CALL, INVALID_VALUE, why))?;
+        let mut allowed = Vec::with_capacity(each.len());
+        for Access { gpu, rights } in each {
             let other = self.ordinal(CALL, gpu)?;
             self.reaches(CALL, other, device.info.uuid)?;
-            if other != ordinal {
-                allowed.push((other, rights));
-            }
+            allowed.push((other, rights));
         }
         let access = Some(allowed);
         device.waits.catch_up();
