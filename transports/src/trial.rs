@@ -187,7 +187,7 @@ mod tests {
         assert!(why.contains("exit status: 3") && why.contains("trial::answer()"), "{why}");
         assert_eq!(asked("printf '\\377\\n'; echo \"carrack trial: $TRIED\"").unwrap(), "here");
         // Not waited for, nor for what they have started.
-        let why = asked("sleep 1000 & exec >&-; exec sleep 1000").unwrap_err();
+        let why = asked("sleep 1000 >/dev/null & exec >&-; exec sleep 1000").unwrap_err();
         assert!(why.contains("signal: 9") && why.contains("CARRACK_TRIAL='something' /bin/sh"), "{why}");
         let why = asked("kill -9 $$").unwrap_err();
         assert!(why.contains("signal: 9"), "{why}");
