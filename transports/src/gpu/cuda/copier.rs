@@ -96,34 +96,26 @@ impl Copier {
 impl Copier {
     /// The same of many copies between two kinds of memory, which it takes all or none of.
     pub(super) fn offer_many(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> Offered {
-        let fits =
-            |(to, from, len): (*mut u8, *const u8, usize)| fits_among_others(to as usize, from as usize, len);
-        if pieces.count() > PIECES || !pieces.iter().all(fits) {
+        if pieces.count() > PIECES || !fit(pieces) {
             return Offered::Not;
         }
         let runs = self.resident.runs();
         if runs && !matches!(home.are_lanes_idle(), Ok(true)) {
             return Offered::Not;
         }
-        // Most lie in the allocation that the one before lies in.
-        let (mut to_reach, mut from_reach) = (0..0, 0..0);
-        let is_reached = |known: &mut Range<usize>, addr: usize, len: usize| {
-            let lies_in = |all: &Range<usize>| all.start <= addr && addr < all.end && len <= all.end - addr;
-            if !lies_in(known) {
-                *known = self.ends.reached_around(gpu, home, addr, len).unwrap_or(0..0);
-            }
-            lies_in(known)
-        };
-        let all_reached = pieces.iter().all(|(to, from, len)| {
-            is_reached(&mut to_reach, to as usize, len) && is_reached(&mut from_reach, from as usize, len)
-        });
-        if !all_reached {
+        if !self.ends.are_all_reached(gpu, home, pieces) {
             return Offered::Not;
         }
-        let places = pieces.iter().map(|(to, from, len)| (to as usize, from as usize, len));
-        let given = if runs { self.resident.give_many(places) } else { None };
+        let given = if runs { self.resident.give_many(pieces.numbers()) } else { None };
         given.map_or(Offered::NoKernel, Offered::Taken)
     }
+}
+
+/// Whether each is one of those that it takes. Mostly what is known of all of them says so.
+fn fit(pieces: &Pieces) -> bool {
+    let all = pieces.all();
+    fits_among_others(all.bits, all.bits, all.longest)
+        || pieces.numbers().all(|(to, from, len)| fits_among_others(to, from, len))
 }
 
 impl fmt::Debug for Copier {
@@ -332,6 +324,27 @@ struct Allocation {
 impl Ends {
     fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
         self.reached_around(gpu, home, addr, len).is_some()
+    }
+
+    /// Whether both ends of all of these are. Most lie in the allocation that the one before lies in, and often all in one.
+    fn are_all_reached(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> bool {
+        let Some((to, from, len)) = pieces.numbers().next() else { return true };
+        let reached = |addr: usize, len: usize| self.reached_around(gpu, home, addr, len).unwrap_or(0..0);
+        let (mut to_reach, mut from_reach) = (reached(to, len), reached(from, len));
+        let has = |reach: &Range<usize>, all: &Range<usize>| reach.start <= all.start && all.end <= reach.end;
+        if has(&to_reach, &pieces.all().to) && has(&from_reach, &pieces.all().from) {
+            return true;
+        }
+        let is_reached = |known: &mut Range<usize>, addr: usize, len: usize| {
+            let lies_in = |all: &Range<usize>| all.start <= addr && addr < all.end && len <= all.end - addr;
+            if !lies_in(known) {
+                *known = reached(addr, len);
+            }
+            lies_in(known)
+        };
+        pieces.numbers().all(|(to, from, len)| {
+            is_reached(&mut to_reach, to, len) && is_reached(&mut from_reach, from, len)
+        })
     }
 
     /// The memory that has these bytes, if it is reached.
