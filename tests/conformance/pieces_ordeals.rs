@@ -16,7 +16,6 @@ crate::over_each_transport_and!(
     a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal,
     what_makes_no_sense_is_refused_by_name_and_moves_nothing,
     pieces_that_overlap_are_refused_and_both_are_named,
-    one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved,
     a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it,
     a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does,
     a_batch_after_an_event_is_written_when_it_has_fired,
@@ -178,64 +177,6 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
             }
             other => panic!("{other:?}"),
         }
-    }
-}
-
-/// They are looked at in blocks, in which nothing is decided for one.
-fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Job>() {
-    const COUNT: usize = 200;
-    const ROOM: usize = COUNT * 16;
-    let ground = Ground::new::<J>();
-    let zero = &ground.ranks[0];
-    for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
-        let (local, remote) = (ground.local(memory, ROOM), ground.remote(memory, mapped, ROOM));
-        local.whole().write(&[1; ROOM]).unwrap();
-        remote.region.whole().write(&[0; ROOM]).unwrap();
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: 16 * at..16 * at + 8,
-            rmr: &remote.rmr,
-            offset: 16 * at as u64,
-        };
-        // In the order of their targets, against it, and in none.
-        for order in [|at| at, |at| COUNT - 1 - at, |at| at * 77 % COUNT] {
-            let pieces: Vec<_> = (0..COUNT).map(|at| piece(order(at))).collect();
-            for wrong in [0, 1, 63, 64, 65, 127, 128, 191, 192, COUNT - 1] {
-                let refused = |bad: Piece<'_>| {
-                    let mut pieces = pieces.clone();
-                    pieces[wrong] = bad;
-                    zero.post_put_batch(Rank(1), &pieces).call().unwrap_err()
-                };
-                let good = pieces[wrong].clone();
-                let room = ROOM as u64;
-                for offset in [room - 7, room + 1, u64::MAX, u64::MAX - 7, 1 << 63] {
-                    let why = refused(Piece { offset, ..good.clone() });
-                    let PostError::Piece { at, cause } = why else { panic!("{why}") };
-                    let is_named =
-                        matches!(*cause, PostError::Outside { offset: named, .. } if named == offset);
-                    assert!(at == wrong && is_named, "{memory:?}, {wrong}, {offset}: {at}, {cause}");
-                }
-                #[allow(clippy::reversed_empty_ranges, reason = "that is what is refused")]
-                for range in [ROOM - 7..ROOM + 1, 9..8, usize::MAX - 7..1, 0..usize::MAX, 1 << 63..ROOM] {
-                    let why = refused(Piece { range: range.clone(), ..good.clone() });
-                    let PostError::Piece { at, cause } = why else { panic!("{why}") };
-                    let is_named =
-                        matches!(&*cause, PostError::OutsideLocal { range: named, .. } if *named == range);
-                    assert!(at == wrong && is_named, "{memory:?}, {wrong}, {range:?}: {at}, {cause}");
-                }
-                for other in [(wrong + 1) % COUNT, (wrong + 64) % COUNT] {
-                    let offset = pieces[other].offset + 7;
-                    let why = refused(Piece { offset, ..good.clone() });
-                    let pair = (wrong.min(other), wrong.max(other));
-                    assert!(
-                        matches!(why, PostError::Overlap { first, second } if (first, second) == pair),
-                        "{memory:?}, {pair:?}: {why}"
-                    );
-                }
-            }
-        }
-        settle(&ground.ranks);
-        assert_eq!(remote.region.whole().to_vec().unwrap(), [0; ROOM], "{memory:?}: nothing was moved");
     }
 }
 

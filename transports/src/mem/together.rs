@@ -30,7 +30,8 @@ impl Between<'_> {
     }
 }
 
-/// The regions of one side. Pieces of one region mostly come one after the other, so only the last is looked at.
+/// The regions of one side. Pieces of one region mostly come one after the other, or those of a few in turns, so only the last few are
+/// looked at.
 struct Side {
     kind: MemKind,
     regions: Vec<Region>,
@@ -43,7 +44,7 @@ impl Side {
 
     #[inline]
     fn hold(&mut self, region: &Region) {
-        if !self.regions.last().is_some_and(|last| last.is(region)) {
+        if !self.regions.iter().rev().take(8).any(|last| last.is(region)) {
             self.regions.push(region.clone());
         }
     }

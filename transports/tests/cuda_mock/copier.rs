@@ -159,6 +159,34 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
     }
 }
 
+/// More than are remembered.
+#[test]
+fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
+    let ground = Ground::new("copier-turns", None);
+    let sides = |_| [0, 1].map(|_| ground.gpu.allocate(1000, Flavour::Plain).unwrap());
+    let pairs: Vec<_> = (0..20).map(sides).collect();
+    let bytes = |pair: usize| (0..1000).map(|at| (at * 7 + pair * 13) as u8).collect::<Vec<_>>();
+    for (at, [dst, src]) in pairs.iter().enumerate() {
+        dst.whole().write(&[0; 1000]).unwrap();
+        src.whole().write(&bytes(at)).unwrap();
+    }
+    ground.until_by_copier();
+    let before = ground.count("mock_lists");
+    let mut together = Together::between(&pairs[0][0], &pairs[0][1], 400).unwrap();
+    for at in 0..400 {
+        let ([dst, src], row) = (&pairs[at * 7 % 20], at / 20);
+        assert!(together.push((dst, 40 * row), (src, 40 * row), 24));
+    }
+    ended(together.start().unwrap()).unwrap();
+    assert_eq!(ground.count("mock_lists"), before + 1);
+    for (at, [dst, _]) in pairs.iter().enumerate() {
+        let is_copied = |place: usize| place < 800 && place % 40 < 24;
+        let sent = bytes(at).into_iter().enumerate();
+        let wanted: Vec<_> = sent.map(|(place, byte)| if is_copied(place) { byte } else { 0 }).collect();
+        assert!(dst.whole().to_vec().unwrap() == wanted, "allocation {at}");
+    }
+}
+
 /// It would take the context along.
 #[test]
 fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {

@@ -124,18 +124,22 @@ impl<'a> Post<'_, Batch<'a>> {
     ) -> Result<Plan<'a>, PostError> {
         let mut plan = Plan::default();
         let mut apart = Apart::new();
-        let (mut at, mut known) = (0, None);
+        let mut known = [None; PAIRS];
+        let (mut at, mut found) = (0, 0);
         while let Some(first) = pieces.get(at) {
             let &Piece { local, rmr, .. } = first;
-            // Most pieces are between the same two regions as the one before: what there is to know of these is found out once.
-            let way = match known {
-                Some((before, way)) if first.is_between(before) => way,
-                _ => {
+            // Most pieces are between the same two regions as some just before: what there is to know of these is found out once.
+            let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
+            let way = match before {
+                Some(&(_, way)) => way,
+                None => {
                     let way = self.way(&mut plan, (local, rmr), near, pieces.len() - at);
-                    way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?
+                    let way = way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
+                    known[found % PAIRS] = Some(((local, rmr), way));
+                    found += 1;
+                    way
                 }
             };
-            known = Some(((local, rmr), way));
             let block = pieces.get(at..pieces.len().min(at + BLOCK)).unwrap_or_default();
             let other = block.iter().position(|piece| !piece.is_between((local, rmr)));
             let run = block.get(..other.unwrap_or(block.len())).unwrap_or_default();
@@ -194,6 +198,9 @@ impl<'a> Post<'_, Batch<'a>> {
         Ok(plan)
     }
 }
+
+/// Pairs of regions of which it is remembered how pieces between them go: as many fields as a program may put in turns.
+const PAIRS: usize = 8;
 
 /// Pieces that are looked at for who is alike, and then for what they are: so many are near the second time.
 const BLOCK: usize = 64;

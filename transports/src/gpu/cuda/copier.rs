@@ -1,24 +1,20 @@
-//! Small copies by a resident kernel: loading and launching it, and which addresses it reaches.
+//! Small copies by a resident kernel: loading and launching it, and which copies it is given.
 
 use super::calls::Calls;
 use super::device::CudaGpu;
-use super::driver::Shared;
+use super::ends::Ends;
 use super::error::released;
-use super::home::{Home, lock};
-use super::peer;
-use super::sys::{self, ContextHandle, DevicePtr, FunctionHandle, Location, ModuleHandle, StreamHandle};
+use super::home::Home;
+use super::sys::{self, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::gpu::copier::{
     Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits, fits_among_others,
 };
 use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
-use crate::mem::AllocId;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
-use std::ops::Range;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 pub(super) const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
@@ -271,141 +267,4 @@ impl Launcher for Launch {
     fn are_over(&self) -> Result<bool, GpuError> {
         self.home()?.is_idle(self.stream)
     }
-}
-
-/// Memory that the library keeps until its last region is dropped, by address: where each piece ends. Of this the driver need not be
-/// asked.
-#[derive(Debug, Default)]
-pub(super) struct Kept(RwLock<BTreeMap<usize, usize>>);
-
-impl Kept {
-    /// Memory that is there.
-    pub(super) fn note(&self, start: usize, len: usize) {
-        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        kept.insert(start, start.saturating_add(len));
-    }
-
-    /// It is about to be given back.
-    pub(super) fn forget(&self, start: usize) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
-    }
-
-    /// The memory that has these bytes.
-    fn around(&self, addr: usize, end: usize) -> Option<Range<usize>> {
-        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let (&start, &last) = kept.range(..=addr).next_back()?;
-        (end <= last).then_some(start..last)
-    }
-}
-
-/// Allocations remembered.
-const REMEMBERED: usize = 16;
-
-/// Where the kernel may go in memory of the program's own, and of other devices. An engine is refused by the driver where it may not; a kernel that goes there takes the context along.
-/// So the driver is asked about each allocation once, and about its identity each time: one that was freed is nobody's.
-#[derive(Default)]
-struct Ends(Mutex<Known>);
-
-#[derive(Default)]
-struct Known {
-    allocations: Vec<Allocation>,
-    /// Which is forgotten next.
-    oldest: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Allocation {
-    start: usize,
-    end: usize,
-    id: AllocId,
-    is_reached: bool,
-}
-
-impl Ends {
-    fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
-        self.reached_around(gpu, home, addr, len).is_some()
-    }
-
-    /// Whether both ends of all of these are. Most lie in the allocation that the one before lies in, and often all in one.
-    fn are_all_reached(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> bool {
-        let Some((to, from, len)) = pieces.numbers().next() else { return true };
-        let reached = |addr: usize, len: usize| self.reached_around(gpu, home, addr, len).unwrap_or(0..0);
-        let (mut to_reach, mut from_reach) = (reached(to, len), reached(from, len));
-        let has = |reach: &Range<usize>, all: &Range<usize>| reach.start <= all.start && all.end <= reach.end;
-        if has(&to_reach, &pieces.all().to) && has(&from_reach, &pieces.all().from) {
-            return true;
-        }
-        let is_reached = |known: &mut Range<usize>, addr: usize, len: usize| {
-            let lies_in = |all: &Range<usize>| all.start <= addr && addr < all.end && len <= all.end - addr;
-            if !lies_in(known) {
-                *known = reached(addr, len);
-            }
-            lies_in(known)
-        };
-        pieces.numbers().all(|(to, from, len)| {
-            is_reached(&mut to_reach, to, len) && is_reached(&mut from_reach, from, len)
-        })
-    }
-
-    /// The memory that has these bytes, if it is reached.
-    fn reached_around(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> Option<Range<usize>> {
-        let end = addr.checked_add(len)?;
-        if let Some(kept) = home.kept.around(addr, end) {
-            return Some(kept);
-        }
-        let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
-        let known = lock(&self.0).allocations.iter().find(holds).copied();
-        if let Some(known) = known
-            && gpu.shared.buffer_id(addr) == Ok(Some(known.id))
-        {
-            return known.is_reached.then_some(known.start..known.end);
-        }
-        let found = look(gpu, home, addr)?;
-        lock(&self.0).note(found);
-        (end <= found.end && found.is_reached).then_some(found.start..found.end)
-    }
-}
-
-impl Known {
-    /// Remembers an allocation, in the place of those whose addresses it has.
-    fn note(&mut self, found: Allocation) {
-        self.allocations.retain(|one| one.end <= found.start || found.end <= one.start);
-        if self.allocations.len() < REMEMBERED {
-            return self.allocations.push(found);
-        }
-        self.oldest = (self.oldest + 1) % REMEMBERED;
-        if let Some(oldest) = self.allocations.get_mut(self.oldest) {
-            *oldest = found;
-        }
-    }
-}
-
-/// What lies at an address, and whether kernels of this device's context reach it.
-#[cold]
-fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
-    let facts = gpu.shared.facts(addr).ok()??;
-    let is_reached = match facts.context {
-        // Memory of VMM and of pools: reached by whom it was told to be.
-        ContextHandle::NULL => may_write(gpu.shared, gpu.device, addr),
-        // Its own, and what was opened in it from another process.
-        context if context == home.context.raw => true,
-        // A peer's.
-        context => usize::try_from(facts.ordinal).ok().is_some_and(|at| {
-            let is_primary = || gpu.shared.gpus().ok()?.get(at)?.is_primary(context).ok();
-            peer::is_enabled(home, at) && is_primary() == Some(true)
-        }),
-    };
-    Some(Allocation {
-        start: facts.start,
-        end: facts.start.checked_add(facts.size)?,
-        id: facts.id,
-        is_reached,
-    })
-}
-
-fn may_write(shared: &Shared, device: sys::Device, addr: usize) -> bool {
-    let (mut flags, location) = (0, Location::device(device));
-    // SAFETY: the place for the answer is ours; any address may be asked about.
-    let asked = unsafe { shared.calls.mem_get_access(&raw mut flags, &raw const location, addr) };
-    asked.is_ok() && flags == sys::ACCESS_READ_WRITE
 }

@@ -2,8 +2,9 @@
 
 use super::calls::Calls;
 use super::context::Context;
-use super::copier::{Copier, Kept};
+use super::copier::Copier;
 use super::course::CourseWords;
+use super::ends::Kept;
 use super::error::{INVALID_CONTEXT, STREAM_CAPTURE_UNSUPPORTED, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;
