@@ -7,7 +7,7 @@
 //! | `allowed` | which outcomes callers allow × operation × completion × room, in all combinations |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
-//! | `pieces`, `pieces_ordeals`, `pieces_endings` | many puts or gets as one, batches and faces: what arrives, what is refused, waits or fails, and what ends under them |
+//! | `pieces`, `pieces_refused`, `pieces_ordeals`, `pieces_endings` | many puts or gets as one, batches and faces: what arrives, what is refused, waits or fails, and what ends under them |
 //! | `nic_words` | atomic operations on words whose agent is a NIC |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `buffers` | lists, packets filled in place, bytes on loan |
@@ -64,6 +64,8 @@ mod pieces;
 mod pieces_endings;
 #[path = "conformance/pieces_ordeals.rs"]
 mod pieces_ordeals;
+#[path = "conformance/pieces_refused.rs"]
+mod pieces_refused;
 #[path = "conformance/pressure.rs"]
 mod pressure;
 #[path = "conformance/resources.rs"]

@@ -261,8 +261,11 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     for remote in &remotes {
         remote.region.whole().write(&[0xee; 3 * EACH]).unwrap();
         for (at, local) in locals.iter().enumerate() {
-            let (range, offset) = (1..EACH - 1, (at * EACH) as u64);
-            pieces.push(Piece { local, range, rmr: &remote.rmr, offset });
+            // Some of each pair stand far apart.
+            for range in [1..9, 9..100, 100..300, 300..EACH - 1] {
+                let offset = (at * EACH + range.start - 1) as u64;
+                pieces.push(Piece { local, range, rmr: &remote.rmr, offset });
+            }
         }
     }
     pieces.shuffle(&mut rng);
@@ -271,7 +274,7 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     let status = ground.ended(&sink, || put.call());
     assert!(status.error.is_none(), "{status:?}");
     until(&ground.ranks, || ground.told.count() == 1);
-    assert_eq!(ground.told.take().remove(0).size, pieces.len() * (EACH - 2));
+    assert_eq!(ground.told.take().remove(0).size, remotes.len() * locals.len() * (EACH - 2));
     let mut wanted = vec![0xee; 3 * EACH];
     for (at, bytes) in bytes.iter().enumerate() {
         wanted[at * EACH..(at + 1) * EACH - 2].copy_from_slice(&bytes[1..EACH - 1]);

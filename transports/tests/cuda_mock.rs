@@ -14,14 +14,26 @@ mod readers;
 mod vmm;
 
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{Driver, Flavour, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until};
+use carrack_transports::gpu::{
+    Driver, Flavour, Gpu, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until,
+};
 use carrack_transports::mem::{
     AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError, Region,
 };
 use mock::{library as mock, word};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that is said to be a GPU's, and of which its driver knows nothing.
+fn unknown_to_the_driver(gpu: &Arc<dyn Gpu>, len: usize) -> Region {
+    let mut bytes = Box::new(vec![0_u8; len]);
+    let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
+    let kind = MemKind::Device(gpu.info().uuid);
+    // SAFETY: the owner keeps the bytes, and nobody uses them through it.
+    unsafe { Region::from_parts(base, len, kind, AllocId(1), Some(Arc::clone(gpu)), bytes) }
+}
 
 #[test]
 fn without_a_library_every_address_is_host_memory_and_the_reason_is_told() {

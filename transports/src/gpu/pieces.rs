@@ -3,6 +3,9 @@
 use super::GpuError;
 use crate::mem::MemKind;
 use std::fmt;
+use std::iter::repeat_n;
+use std::ops::Range;
+use std::ptr::{null, null_mut};
 
 /// Copies between memory of two kinds, given to an engine in one call ([`Gpu::copy_pieces`](super::Gpu::copy_pieces)). In what order
 /// they are done nobody says, so no two may write the same byte, and none may read what another writes.
@@ -12,12 +15,40 @@ pub struct Pieces {
     dst: MemKind,
     src: MemKind,
     list: Vec<(*mut u8, *const u8, usize)>,
+    all: All,
+}
+
+/// What can be said of all the copies without a look at each.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct All {
+    /// A power of two that this is a multiple of, all targets, sources and lengths are multiples of, too.
+    pub(super) bits: usize,
+    /// Bytes of the longest.
+    pub(super) longest: usize,
+    /// Addresses between which all targets lie, from the first byte to behind the last, and all sources. Not all that lies between
+    /// need be memory.
+    pub(super) to: Range<usize>,
+    pub(super) from: Range<usize>,
+}
+
+impl All {
+    fn note(&mut self, bits: usize, longest: usize, to: Range<usize>, from: Range<usize>) {
+        self.bits |= bits;
+        self.longest = self.longest.max(longest);
+        self.to = around(&self.to, to);
+        self.from = around(&self.from, from);
+    }
+}
+
+/// The shortest range that has both.
+fn around(one: &Range<usize>, other: Range<usize>) -> Range<usize> {
+    if one.is_empty() { other } else { one.start.min(other.start)..one.end.max(other.end) }
 }
 
 impl Pieces {
     /// None so far, with room for `count`.
     pub fn new(dst: MemKind, src: MemKind, count: usize) -> Self {
-        Self { dst, src, list: Vec::with_capacity(count) }
+        Self { dst, src, list: Vec::with_capacity(count), all: All::default() }
     }
 
     /// One more copy, of `len` bytes. None of no bytes is kept: some drivers refuse them.
@@ -25,7 +56,59 @@ impl Pieces {
     pub fn push(&mut self, to: *mut u8, from: *const u8, len: usize) {
         if len > 0 {
             self.list.push((to, from, len));
+            let (target, source) = (to as usize, from as usize);
+            let ends = (target.wrapping_add(len), source.wrapping_add(len));
+            self.all.note(target | source | len, len, target..ends.0, source..ends.1);
         }
+    }
+
+    /// Many more, between two places of so many bytes: `place` says of each of `what` from where in the one, to where in the other,
+    /// and how many bytes. Whether all lie within; else none is kept.
+    ///
+    /// Nothing is decided for one piece: what is wrong with any of them leaves its mark, and that is looked at in the end.
+    #[inline(always)]
+    pub(crate) fn extend<T>(
+        &mut self,
+        (to, to_room): (*mut u8, usize),
+        (from, from_room): (*const u8, usize),
+        what: &[T],
+        mut place: impl FnMut(&T) -> (usize, usize, usize),
+    ) -> bool {
+        // Out of here: if the closure panics nothing is left that was not looked at.
+        let mut list = std::mem::take(&mut self.list);
+        let before = list.len();
+        list.extend(repeat_n((null_mut(), null(), 0), what.len()));
+        let (mut bits, mut most) = (0, 0);
+        let (mut to_end, mut from_end) = (0, 0);
+        for (slot, one) in list.iter_mut().skip(before).zip(what) {
+            let (there, here, len) = place(one);
+            *slot = (to.wrapping_add(there), from.wrapping_add(here), len);
+            bits |= there | here | len;
+            // Of no bytes it is more than any.
+            most = most.max(len.wrapping_sub(1));
+            // As long as the highest bit of none is set these are the sums.
+            to_end = to_end.max(there.wrapping_add(len));
+            from_end = from_end.max(here.wrapping_add(len));
+        }
+        // No place has half of all addresses.
+        let are_within = bits.cast_signed() >= 0 && to_end <= to_room && from_end <= from_room;
+        if !are_within {
+            list.truncate(before);
+        } else if most == usize::MAX {
+            most = keep_those_with_bytes(&mut list, before);
+        }
+        if list.len() > before {
+            let (to, from) = (to as usize, from as usize);
+            let (all_to, all_from) = (to..to.wrapping_add(to_end), from..from.wrapping_add(from_end));
+            self.all.note(bits | to | from, most + 1, all_to, all_from);
+        }
+        self.list = list;
+        are_within
+    }
+
+    /// What can be said of all of them.
+    pub(super) fn all(&self) -> &All {
+        &self.all
     }
 
     /// How many there are.
@@ -46,6 +129,11 @@ impl Pieces {
     /// Each copy: to where, from where, how many bytes.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (*mut u8, *const u8, usize)> + '_ {
         self.list.iter().copied()
+    }
+
+    /// The same as numbers: two addresses, and how many bytes.
+    pub(super) fn numbers(&self) -> impl ExactSizeIterator<Item = (usize, usize, usize)> + '_ {
+        self.list.iter().map(|&(to, from, len)| (to as usize, from as usize, len))
     }
 
     /// The copies as rows at equal distances, as few as there are: what is left of the lists is taken from the front.
@@ -74,6 +162,17 @@ impl Pieces {
         let more = (at + 2..self.count()).take_while(|&next| steps(next) == Some((dst_pitch, src_pitch)));
         Some(Run { to, from, len, rows: 2 + more.count(), dst_pitch, src_pitch })
     }
+}
+
+/// Leaves out those of no bytes from one on; one less than the bytes of the longest of the others.
+#[cold]
+fn keep_those_with_bytes(list: &mut Vec<(*mut u8, *const u8, usize)>, first: usize) -> usize {
+    let mut at = 0;
+    list.retain(|&(.., len)| {
+        at += 1;
+        at <= first || len > 0
+    });
+    list.iter().skip(first).map(|(.., len)| len - 1).max().unwrap_or_default()
 }
 
 impl fmt::Debug for Pieces {
@@ -128,11 +227,12 @@ pub(super) fn none_of(call: &'static str, what: impl fmt::Display) -> GpuError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ptr::{without_provenance, without_provenance_mut};
 
     fn pieces(list: &[(usize, usize, usize)]) -> Pieces {
         let mut pieces = Pieces::new(MemKind::Pinned, MemKind::Pinned, list.len());
         for &(to, from, len) in list {
-            pieces.push(std::ptr::without_provenance_mut(to), std::ptr::without_provenance(from), len);
+            pieces.push(without_provenance_mut(to), without_provenance(from), len);
         }
         pieces
     }
@@ -160,6 +260,74 @@ mod tests {
         let pieces = pieces(&[(100, 900, 0), (200, 300, 4)]);
         assert_eq!((pieces.count(), pieces.is_empty()), (1, false));
         assert_eq!(pieces.iter().map(|(_, _, len)| len).collect::<Vec<_>>(), [4]);
+    }
+
+    /// Places in memory of which nothing is touched.
+    fn extend(pieces: &mut Pieces, rooms: (usize, usize), what: &[(usize, usize, usize)]) -> bool {
+        let (to, from) = (without_provenance_mut(0x1000), without_provenance(0x9008));
+        pieces.extend((to, rooms.0), (from, rooms.1), what, |&place| place)
+    }
+
+    #[test]
+    fn many_are_kept_if_all_lie_within_and_else_none() {
+        let before = [(1_usize, 2, 3)];
+        let good = [(0, 90, 10), (92, 0, 8), (100, 100, 0), (50, 50, 1)];
+        let kept = [(0x1000, 0x9062, 10), (0x105c, 0x9008, 8), (0x1032, 0x903a, 1)];
+        let list = |pieces: &Pieces| pieces.numbers().collect::<Vec<_>>();
+        let mut pieces = pieces(&before);
+        assert!(extend(&mut pieces, (100, 100), &good));
+        assert_eq!(list(&pieces), [&before[..], &kept].concat());
+        let wrong = [
+            (91, 0, 10),
+            (0, 91, 10),
+            (101, 0, 0),
+            (0, 101, 0),
+            (usize::MAX, 0, 2),
+            (0, usize::MAX, 2),
+            (5, 5, usize::MAX - 3),
+            (1 << 63, 1 << 63, 1 << 63),
+        ];
+        for wrong in wrong {
+            for at in 0..=good.len() {
+                let mut what = good.to_vec();
+                what.insert(at, wrong);
+                let all = pieces.all().clone();
+                assert!(!extend(&mut pieces, (100, 100), &what), "{wrong:?} at {at}");
+                assert_eq!((list(&pieces), pieces.all()), ([&before[..], &kept].concat(), &all));
+            }
+        }
+        assert!(extend(&mut pieces, (0, 0), &[]) && extend(&mut pieces, (0, 0), &[(0, 0, 0); 3]));
+        assert_eq!(pieces.count(), 4);
+    }
+
+    #[test]
+    fn what_is_said_of_all_is_true_of_each() {
+        let none = pieces(&[]);
+        assert_eq!((none.all().bits, none.all().longest), (0, 0));
+        let mut aligned = pieces(&[(0x2000, 0xa008, 16)]);
+        assert!(extend(&mut aligned, (0x800, 0x800), &[(0x10, 0x18, 24), (0x40, 0x20, 0), (0x7d8, 0, 8)]));
+        let all = aligned.all();
+        assert_eq!((all.bits % 8, all.longest), (0, 24), "multiples of 8");
+        assert_eq!((all.to.clone(), all.from.clone()), (0x1000..0x2010, 0x9008..0xa018));
+        assert!(extend(&mut aligned, (0x800, 0x800), &[(4, 0, 4)]));
+        assert_eq!(aligned.all().bits % 8, 4);
+        let odd = pieces(&[(0x10, 0x20, 3)]);
+        assert_eq!((odd.all().bits % 4, odd.all().longest), (3, 3));
+    }
+
+    #[test]
+    fn a_closure_that_panics_leaves_nothing_that_was_not_looked_at() {
+        let mut pieces = pieces(&[(1, 2, 3)]);
+        let what = [(usize::MAX, 0, 8), (0, 0, 0)];
+        let panics = std::panic::AssertUnwindSafe(|| {
+            let to = (without_provenance_mut(0x1000), 100);
+            pieces.extend(to, (without_provenance(0x9000), 100), &what, |&place| {
+                assert!(place.2 > 0, "on purpose");
+                place
+            })
+        });
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert!(pieces.is_empty());
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! | [`loan`] | bytes that lie with their sender: [`Loan`] |
 //! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
 //! | [`face`] | rows at regular distances in a region: [`Face`] |
+//! | [`hosts`] | many copies between two regions of host memory: [`Hosts`] |
 //! | [`together`] | copies between regions that an engine is given together: [`Together`] |
 //! | [`allocator`] | where memory for packets comes from: [`PacketAllocator`], a program's own if it likes |
 //! | `block` | what an allocator gave, looked at before any of it is used |
@@ -31,6 +32,7 @@ pub mod copy;
 mod extents;
 pub mod face;
 pub mod hint;
+pub mod hosts;
 pub mod kind;
 pub mod known;
 mod lent;
@@ -49,6 +51,7 @@ pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use copy::{Copied, CopyError, copy};
 pub use face::{Face, FaceError};
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
+pub use hosts::Hosts;
 pub use kind::{GpuUuid, MemKind};
 pub use known::{KnownMemory, RawError};
 pub use lent::Freed;

@@ -2,6 +2,7 @@
 
 use super::{Buffer, CopyError, Face, FaceError, MemKind, Region, Transfer, copy::check_kinds};
 use crate::gpu::{Event, Gpu, GpuError, Pieces, Stream};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Copies between parts of regions, of one kind of memory on each side, that are begun together. What is begun is one
@@ -13,7 +14,7 @@ pub struct Together {
     pieces: Pieces,
 }
 
-/// Two regions of a [`Together`], for many copies between parts of them.
+/// Parts of two regions of a [`Together`], for many copies between them.
 pub struct Between<'t> {
     pieces: &'t mut Pieces,
     to: (*mut u8, usize),
@@ -21,19 +22,16 @@ pub struct Between<'t> {
 }
 
 impl Between<'_> {
-    /// One more: `len` bytes from a place in the one to a place in the other. Whether both lie within: else it is left out.
-    #[inline]
-    pub fn push(&mut self, to: usize, from: usize, len: usize) -> bool {
-        let is_within = |at: usize, room: usize| at <= room && len <= room - at;
-        if !is_within(to, self.to.1) || !is_within(from, self.from.1) {
-            return false;
-        }
-        self.pieces.push(self.to.0.wrapping_add(to), self.from.0.wrapping_add(from), len);
-        true
+    /// One more for each of `what`: `place` says to where in the one, from where in the other, how many bytes. Whether all lie
+    /// within: else all are left out.
+    #[inline(always)]
+    pub fn extend<T>(&mut self, what: &[T], place: impl FnMut(&T) -> (usize, usize, usize)) -> bool {
+        self.pieces.extend(self.to, (self.from.0.cast_const(), self.from.1), what, place)
     }
 }
 
-/// The regions of one side. Pieces of one region mostly come one after the other, so only the last is looked at.
+/// The regions of one side. Pieces of one region mostly come one after the other, or those of a few in turns, so only the last few are
+/// looked at.
 struct Side {
     kind: MemKind,
     regions: Vec<Region>,
@@ -46,7 +44,7 @@ impl Side {
 
     #[inline]
     fn hold(&mut self, region: &Region) {
-        if !self.regions.last().is_some_and(|last| last.is(region)) {
+        if !self.regions.iter().rev().take(8).any(|last| last.is(region)) {
             self.regions.push(region.clone());
         }
     }
@@ -97,12 +95,22 @@ impl Together {
         true
     }
 
-    /// For many between these two regions, which it [`takes`](Self::takes).
+    /// For many between parts of two regions, which it [`takes`](Self::takes): places are counted from where the parts begin.
+    /// `None` when a part is not inside its region.
     #[inline]
-    pub fn between_these(&mut self, dst: &Region, src: &Region) -> Between<'_> {
-        self.dst.hold(dst);
-        self.src.hold(src);
-        Between { pieces: &mut self.pieces, to: (dst.base(), dst.len()), from: (src.base(), src.len()) }
+    pub fn between_parts(
+        &mut self,
+        dst: (&Region, Range<usize>),
+        src: (&Region, Range<usize>),
+    ) -> Option<Between<'_>> {
+        let part = |(region, range): (&Region, Range<usize>)| {
+            let len = range.end.checked_sub(range.start)?;
+            Some((region.pointer(range.start, len)?, len))
+        };
+        let (to, from) = (part((dst.0, dst.1))?, part((src.0, src.1))?);
+        self.dst.hold(dst.0);
+        self.src.hold(src.0);
+        Some(Between { pieces: &mut self.pieces, to, from })
     }
 
     /// How many there are.

@@ -1,6 +1,7 @@
 //! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and what becomes of its refusals.
 
 use crate::mock::{library, word};
+use crate::unknown_to_the_driver;
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu};
 use carrack_transports::mem::{CopyError, Region, Together, Transfer};
@@ -120,6 +121,96 @@ fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
     assert_eq!((ground.copies(), ground.count("mock_lists")), (copies + 50, 50));
     // What was read back to be looked at, and nothing else.
     assert_eq!(ground.count("mock_copies"), before + 50);
+}
+
+/// What can be said of all pieces at once says neither where they lie nor that they fit: each is looked at.
+#[test]
+fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well() {
+    let ground = Ground::new("copier-mixed", None);
+    let [dst, src] = [0, 1].map(|_| ground.gpu.allocate(50_000, Flavour::Plain).unwrap());
+    let bytes: Vec<u8> = (0..50_000_u32).map(|at| (at % 247) as u8).collect();
+    src.whole().write(&bytes).unwrap();
+    ground.src.slice(0, 50_000).unwrap().write(&bytes.iter().map(|byte| !byte).collect::<Vec<_>>()).unwrap();
+    ground.until_by_copier();
+    // In units of 16, 4 and 1 bytes, each as long as may be.
+    let good = [(1024, 4096, 1024), (4100, 8, 256), (8001, 7003, 64)];
+    let begin = |places: &[(usize, usize, usize)]| {
+        let mut together = Together::between(&dst, &src, 0).unwrap();
+        for (dst, src) in [(&dst, &src), (&ground.dst, &ground.src)] {
+            let all = (0..dst.len(), 0..src.len());
+            let mut between = together.between_parts((dst, all.0), (src, all.1)).unwrap();
+            assert!(between.extend(places, |&place| place));
+        }
+        ended(together.start().unwrap()).unwrap();
+        let got = [dst.whole().to_vec().unwrap(), ground.dst.whole().to_vec().unwrap()];
+        for &(to, from, len) in places {
+            assert!(got[0][to..to + len] == bytes[from..from + len], "{len} bytes from {from} to {to}");
+            let other = bytes[from..from + len].iter().map(|byte| !byte);
+            assert!(got[1][to..to + len].iter().copied().eq(other), "{len} bytes, the other allocation");
+        }
+    };
+    let before = ground.count("mock_lists");
+    begin(&good);
+    assert_eq!(ground.count("mock_lists"), before + 1);
+    // What has read it back is an engine's, and the kernel may have left meanwhile.
+    for longer in [(1024, 4096, 1040), (4100, 8, 260), (8001, 7003, 65)] {
+        ground.until_by_copier();
+        let before = ground.count("mock_lists");
+        begin(&[good[0], longer, good[2]]);
+        assert_eq!(ground.count("mock_lists"), before, "{longer:?} is an engine's, and all with it");
+    }
+}
+
+/// More than are remembered.
+#[test]
+fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
+    let ground = Ground::new("copier-turns", None);
+    let sides = |_| [0, 1].map(|_| ground.gpu.allocate(1000, Flavour::Plain).unwrap());
+    let pairs: Vec<_> = (0..20).map(sides).collect();
+    let bytes = |pair: usize| (0..1000).map(|at| (at * 7 + pair * 13) as u8).collect::<Vec<_>>();
+    for (at, [dst, src]) in pairs.iter().enumerate() {
+        dst.whole().write(&[0; 1000]).unwrap();
+        src.whole().write(&bytes(at)).unwrap();
+    }
+    ground.until_by_copier();
+    let before = ground.count("mock_lists");
+    let mut together = Together::between(&pairs[0][0], &pairs[0][1], 400).unwrap();
+    for at in 0..400 {
+        let ([dst, src], row) = (&pairs[at * 7 % 20], at / 20);
+        assert!(together.push((dst, 40 * row), (src, 40 * row), 24));
+    }
+    ended(together.start().unwrap()).unwrap();
+    assert_eq!(ground.count("mock_lists"), before + 1);
+    for (at, [dst, _]) in pairs.iter().enumerate() {
+        let is_copied = |place: usize| place < 800 && place % 40 < 24;
+        let sent = bytes(at).into_iter().enumerate();
+        let wanted: Vec<_> = sent.map(|(place, byte)| if is_copied(place) { byte } else { 0 }).collect();
+        assert!(dst.whole().to_vec().unwrap() == wanted, "allocation {at}");
+    }
+}
+
+/// It would take the context along.
+#[test]
+fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
+    let ground = Ground::new("copier-beyond", None);
+    let beyond = unknown_to_the_driver(&ground.gpu, 4096);
+    let known = (&ground.dst, &ground.src);
+    let lists_of = |pairs: [(&Region, &Region); 2]| {
+        ground.until_by_copier();
+        let before = ground.count("mock_lists");
+        let mut together = Together::between(known.0, known.1, 2).unwrap();
+        for (at, (dst, src)) in pairs.into_iter().enumerate() {
+            assert!(together.push((dst, 64 * at), (src, 64 * at), 64));
+        }
+        // An engine may refuse it.
+        drop(together.start().map(ended));
+        ground.count("mock_lists") - before
+    };
+    assert_eq!(lists_of([known, known]), 1);
+    for unknown in [(&beyond, known.1), (known.0, &beyond)] {
+        assert_eq!((lists_of([known, unknown]), lists_of([unknown, known])), (0, 0));
+    }
+    assert_eq!(lists_of([known, known]), 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How a batch is begun.
 
-use super::check::{HostCopy, Plan};
+use super::check::{HostRun, Plan};
 use super::join::Join;
 use super::rest::Rest;
 use super::{Batch, Faces, Many, Owned};
@@ -13,9 +13,9 @@ use crate::post::ordered::What;
 use crate::post::recv::defer_if_full;
 use crate::post::rma::{Begun, tell};
 use crate::progress::{Landing, signal};
+use crate::region::Region;
 use carrack_transports::gpu::Stream;
-use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Transfer, start_face};
+use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, Transfer, start_face};
 use std::sync::{Arc, Mutex};
 
 /// How far a batch has come.
@@ -118,9 +118,9 @@ impl Post<'_, Batch<'_>> {
         let (Some((region, base)), Many::Face(faces)) = (plan.host_face, self.kind.many) else {
             return Ok(());
         };
-        let (local, len) = (faces.local, faces.ours.count[0]);
-        let row = |(here, there)| HostCopy { remote: (region, base + there), local: (local, here), len };
-        faces.rows().try_for_each(|at| row(at).copy(is_put))
+        let len = faces.ours.count[0];
+        let rows = faces.rows().map(|(here, there)| (here, base + there, len));
+        copy_each((faces.local, region), rows, is_put)
     }
 
     /// Gives copies to engines, or to a stream. An error, if none was begun.
@@ -167,7 +167,7 @@ impl Post<'_, Batch<'_>> {
 
     fn start_face(
         &self,
-        (region, base): (&crate::region::Region, usize),
+        (region, base): (&Region, usize),
         stream: Option<&dyn Stream>,
     ) -> Result<Transfer, CopyError> {
         let Many::Face(Faces { local, ours, theirs, .. }) = self.kind.many else {
@@ -238,14 +238,28 @@ impl Post<'_, Batch<'_>> {
     }
 }
 
-impl HostCopy<'_> {
+impl HostRun<'_> {
     fn copy(&self, is_put: bool) -> Result<(), CopyError> {
-        let Self { remote, local, len } = self;
-        let (dst, src) = if is_put { (remote, local) } else { (local, remote) };
-        // Both were found to be within their regions.
-        match (dst.0.part_mut(dst.1, *len), src.0.part(src.1, *len)) {
-            (Some(to), Some(from)) => copy_now(to, from),
-            _ => Ok(()),
-        }
+        let (region, base) = self.remote;
+        let places = self.pieces.iter().filter(|piece| piece.len() > 0).map(|piece| {
+            let there = usize::try_from(piece.offset).unwrap_or(usize::MAX);
+            (piece.range.start, there.saturating_add(base), piece.len())
+        });
+        copy_each((self.local, region), places, is_put)
+    }
+}
+
+/// Has the CPU copy between places here and there, so many bytes each, which were found to be within their regions.
+fn copy_each(
+    (local, remote): (&Region, &Region),
+    mut places: impl Iterator<Item = (usize, usize, usize)>,
+    is_put: bool,
+) -> Result<(), CopyError> {
+    if is_put {
+        let hosts = Hosts::between(remote, local)?;
+        places.try_for_each(|(here, there, len)| hosts.copy(there, here, len))
+    } else {
+        let hosts = Hosts::between(local, remote)?;
+        places.try_for_each(|(here, there, len)| hosts.copy(here, there, len))
     }
 }

@@ -1,5 +1,6 @@
 //! Nothing of a batch is moved before all of its pieces are known to be possible.
 
+use super::apart::{Apart, overlap};
 use super::{Batch, Faces, Many, Piece};
 use crate::error::PostError;
 use crate::post::options::Post;
@@ -19,7 +20,7 @@ pub(super) struct Plan<'p> {
     /// A face that an engine takes.
     pub(super) face: Option<(&'p Region, usize)>,
     /// What the CPU copies.
-    pub(super) host: Vec<HostCopy<'p>>,
+    pub(super) host: Vec<HostRun<'p>>,
     /// A face that it copies, however many rows that has.
     pub(super) host_face: Option<(&'p Region, usize)>,
     /// What goes piece by piece.
@@ -30,11 +31,12 @@ pub(super) struct Plan<'p> {
     pub(super) size: usize,
 }
 
-/// A piece that the CPU copies, whichever way.
-pub(super) struct HostCopy<'p> {
+/// Pieces that the CPU copies, whichever way: all between one region here and one there.
+pub(super) struct HostRun<'p> {
+    pub(super) local: &'p Region,
+    /// The mapped region, and where in it the remote one begins.
     pub(super) remote: (&'p Region, usize),
-    pub(super) local: (&'p Region, usize),
-    pub(super) len: usize,
+    pub(super) pieces: &'p [Piece<'p>],
 }
 
 /// How pieces between two regions go.
@@ -122,15 +124,30 @@ impl<'a> Post<'_, Batch<'a>> {
     ) -> Result<Plan<'a>, PostError> {
         let mut plan = Plan::default();
         let mut apart = Apart::new();
-        let mut at = 0;
-        while let Some(Piece { local, rmr, .. }) = pieces.get(at) {
-            // Most pieces are between the same two regions as the one before: what there is to know of these is found out once.
-            let alike = |piece: &&Piece<'_>| std::ptr::eq(piece.rmr, *rmr) && piece.local.is(local);
-            let run = pieces.iter().skip(at).take_while(alike).count();
-            let way = self.way(&mut plan, (local, rmr), near, pieces.len() - at);
-            let way = way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
-            let run = pieces.get(at..at + run).unwrap_or_default();
-            let planned = self.plan_run(&mut plan, &mut apart, way, (local, rmr), run);
+        let mut known = [None; PAIRS];
+        let (mut at, mut found) = (0, 0);
+        while let Some(first) = pieces.get(at) {
+            let &Piece { local, rmr, .. } = first;
+            // Most pieces are between the same two regions as some just before: what there is to know of these is found out once.
+            let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
+            let way = match before {
+                Some(&(_, way)) => way,
+                None => {
+                    let way = self.way(&mut plan, (local, rmr), near, pieces.len() - at);
+                    let way = way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
+                    known[found % PAIRS] = Some(((local, rmr), way));
+                    found += 1;
+                    way
+                }
+            };
+            let block = pieces.get(at..pieces.len().min(at + BLOCK)).unwrap_or_default();
+            let other = block.iter().position(|piece| !piece.is_between((local, rmr)));
+            let run = block.get(..other.unwrap_or(block.len())).unwrap_or_default();
+            let planned = if self.kind.is_put {
+                plan_run::<true>(&mut plan, &mut apart, way, (local, rmr), run)
+            } else {
+                plan_run::<false>(&mut plan, &mut apart, way, (local, rmr), run)
+            };
             planned
                 .map_err(|(behind, cause)| PostError::Piece { at: at + behind, cause: Box::new(cause) })?;
             at += run.len();
@@ -140,60 +157,6 @@ impl<'a> Post<'_, Batch<'a>> {
             overlap(pieces, self.kind.is_put)?;
         }
         Ok(plan)
-    }
-
-    /// Pieces between one region here and one there, by one way; the first that is wrong, with its number among them.
-    fn plan_run(
-        &self,
-        plan: &mut Plan<'a>,
-        apart: &mut Apart,
-        way: Way<'a>,
-        (local, rmr): (&'a Region, &'a Rmr),
-        run: &'a [Piece<'a>],
-    ) -> Result<(), (usize, PostError)> {
-        let is_put = self.kind.is_put;
-        apart.enter(if is_put { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });
-        let size = &mut plan.size;
-        let mut checked = |piece: &Piece<'_>, limit: Limit| {
-            let (start, len) = limit.check(piece)?;
-            *size = size.saturating_add(len);
-            apart.note(if is_put { piece.offset } else { start as u64 }, len);
-            Ok((start, len))
-        };
-        let named = Limit { here: local.len(), there: rmr.len(), base: 0 };
-        let of = |at: usize| move |cause| (at, cause);
-        match way {
-            Way::Alone => {
-                for (at, piece) in run.iter().enumerate() {
-                    if checked(piece, named).map_err(of(at))?.1 > 0 {
-                        plan.rest.push(piece.clone());
-                    }
-                }
-            }
-            Way::Together(number, region, base) => {
-                let limit = named.and_mapped(region, base);
-                let (dst, src) = if is_put { (region, local) } else { (local, region) };
-                let Some(together) = plan.together.get_mut(number) else { return Ok(()) };
-                let mut between = together.between_these(dst, src);
-                for (at, piece) in run.iter().enumerate() {
-                    let (here, len) = checked(piece, limit).map_err(of(at))?;
-                    let there = limit.there(piece);
-                    let (to, from) = if is_put { (there, here) } else { (here, there) };
-                    between.push(to, from, len);
-                }
-            }
-            Way::Host(region, base) => {
-                let limit = named.and_mapped(region, base);
-                for (at, piece) in run.iter().enumerate() {
-                    let (here, len) = checked(piece, limit).map_err(of(at))?;
-                    if len > 0 {
-                        let remote = (region, limit.there(piece));
-                        plan.host.push(HostCopy { remote, local: (local, here), len });
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     fn plan_face(&self, faces: &Faces<'a>, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
@@ -236,24 +199,131 @@ impl<'a> Post<'_, Batch<'a>> {
     }
 }
 
+/// Pairs of regions of which it is remembered how pieces between them go: as many fields as a program may put in turns.
+const PAIRS: usize = 8;
+
+/// Pieces that are looked at for who is alike, and then for what they are: so many are near the second time.
+const BLOCK: usize = 64;
+
+/// Pieces between one region here and one there, by one way; the first that is wrong, with its number among them.
+fn plan_run<'a, const IS_PUT: bool>(
+    plan: &mut Plan<'a>,
+    apart: &mut Apart,
+    way: Way<'a>,
+    (local, rmr): (&'a Region, &'a Rmr),
+    run: &'a [Piece<'a>],
+) -> Result<(), (usize, PostError)> {
+    apart.enter(if IS_PUT { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });
+    let named = Limit { here: local.len(), there: rmr.len() };
+    match way {
+        Way::Alone => {
+            for (at, piece) in run.iter().enumerate() {
+                let (start, len) = named.check(piece).map_err(|cause| (at, cause))?;
+                apart.note(if IS_PUT { piece.offset } else { start as u64 }, len);
+                plan.size = plan.size.saturating_add(len);
+                if len > 0 {
+                    plan.rest.push(piece.clone());
+                }
+            }
+        }
+        Way::Together(number, region, base) => {
+            let limit = named.and_mapped(region, base);
+            let Some(together) = plan.together.get_mut(number) else { return Ok(()) };
+            let base = base.min(region.len());
+            let (here, there) = (0..limit.here, base..base + limit.mapped());
+            let (dst, src) =
+                if IS_PUT { ((region, there), (local, here)) } else { ((local, here), (region, there)) };
+            let mut places = Places::behind(apart);
+            let taken = together.between_parts(dst, src).is_some_and(|mut between| {
+                between.extend(run, |piece| {
+                    let (here, there, len) = places.note::<IS_PUT>(piece);
+                    if IS_PUT { (there, here, len) } else { (here, there, len) }
+                })
+            });
+            if !taken {
+                return Err(limit.first_outside(run));
+            }
+            places.are_all_of(plan, apart);
+        }
+        Way::Host(region, base) => {
+            let limit = named.and_mapped(region, base);
+            let mut places = Places::behind(apart);
+            let (mut bits, mut ends) = (0, (0, 0));
+            for piece in run {
+                let (here, there, len) = places.note::<IS_PUT>(piece);
+                // As long as the highest bit of none is set these are the sums.
+                bits |= here | there | len;
+                ends = (ends.0.max(here.wrapping_add(len)), ends.1.max(there.wrapping_add(len)));
+            }
+            if bits.cast_signed() < 0 || ends.0 > limit.here || ends.1 > limit.mapped() {
+                return Err(limit.first_outside(run));
+            }
+            if places.size > 0 {
+                plan.host.push(HostRun { local, remote: (region, base), pieces: run });
+            }
+            places.are_all_of(plan, apart);
+        }
+    }
+    Ok(())
+}
+
+/// Where the pieces of a run lie, and what can be said of all of them. Nothing is decided for one piece, so that a thousand are a loop
+/// without branches.
+struct Places {
+    size: usize,
+    /// Where the last target ended.
+    end: u64,
+    /// Whether a target begins before the end of the one before.
+    is_back: bool,
+}
+
+impl Places {
+    fn behind(apart: &Apart) -> Self {
+        Self { size: 0, end: apart.end, is_back: false }
+    }
+
+    /// Where one begins here and there, and its length: whatever that is, where its end lies before its start.
+    #[inline(always)]
+    fn note<const IS_PUT: bool>(&mut self, piece: &Piece<'_>) -> (usize, usize, usize) {
+        let Range { start, end } = piece.range;
+        let len = end.wrapping_sub(start);
+        let target = if IS_PUT { piece.offset } else { start as u64 };
+        self.is_back |= target < self.end;
+        self.end = target.wrapping_add(len as u64);
+        self.size = self.size.wrapping_add(len);
+        (start, usize::try_from(piece.offset).unwrap_or(usize::MAX), len)
+    }
+
+    /// They were found to lie within memory.
+    fn are_all_of(self, plan: &mut Plan<'_>, apart: &mut Apart) {
+        plan.size = plan.size.saturating_add(self.size);
+        apart.is_known &= !self.is_back;
+        apart.end = self.end;
+    }
+}
+
 #[cold]
 fn outside(offset: u64, len: usize, room: u64) -> PostError {
     PostError::Outside { offset, len: len as u64, room }
 }
 
-/// Within what a piece has to lie: in bytes, here and there. Where the memory is mapped its name may say more than there is.
+/// Within what a piece has to lie: in bytes, here and there.
 #[derive(Clone, Copy)]
 struct Limit {
     here: usize,
     there: u64,
-    /// Where in the mapped region that begins which the name names.
-    base: usize,
 }
 
 impl Limit {
+    /// Where the memory is mapped its name may say more than there is.
     fn and_mapped(self, region: &Region, base: usize) -> Self {
         let room = region.len().saturating_sub(base) as u64;
-        Self { there: self.there.min(room), base, ..self }
+        Self { there: self.there.min(room), ..self }
+    }
+
+    /// What of mapped memory is named.
+    fn mapped(self) -> usize {
+        usize::try_from(self.there).unwrap_or(usize::MAX)
     }
 
     /// Where a piece begins here, and its length.
@@ -270,140 +340,16 @@ impl Limit {
         Ok((start, len))
     }
 
-    /// Where in the mapped region a piece begins that was checked.
-    #[inline]
-    fn there(self, piece: &Piece<'_>) -> usize {
-        usize::try_from(piece.offset).unwrap_or(usize::MAX).saturating_add(self.base)
+    /// The first of them that does not lie within: one does not.
+    #[cold]
+    fn first_outside(self, run: &[Piece<'_>]) -> (usize, PostError) {
+        let wrong = |(at, piece)| self.check(piece).err().map(|cause| (at, cause));
+        let found = run.iter().enumerate().find_map(wrong);
+        found.unwrap_or_else(|| (0, outside(0, 0, self.there)))
     }
 }
 
 #[cold]
 fn outside_local(piece: &Piece<'_>, room: usize) -> PostError {
     PostError::OutsideLocal { range: piece.range.clone(), room }
-}
-
-/// Where a piece writes: in which memory, from where to where.
-#[inline]
-fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
-    let (memory, start) = if is_put {
-        (piece.rmr.number(), piece.rmr.offset() + piece.offset)
-    } else {
-        (0, (piece.local.addr() + piece.range.start) as u64)
-    };
-    (memory, start, start + len as u64)
-}
-
-/// Whether pieces come in the order of their targets: then a look at each is enough to know that none overlap.
-struct Apart {
-    is_known: bool,
-    /// What the last ones wrote to, and where it begins.
-    memory: Option<(u64, u64)>,
-    /// Where the last one ended in it.
-    end: u64,
-}
-
-impl Apart {
-    fn new() -> Self {
-        Self { is_known: true, memory: None, end: 0 }
-    }
-
-    /// The next pieces write to this memory: its number, and where in it their places begin.
-    fn enter(&mut self, memory: (u64, u64)) {
-        if self.memory != Some(memory) {
-            // Parts of one memory may lie in one another.
-            self.is_known &= self.memory.is_none_or(|(last, _)| last < memory.0);
-            (self.memory, self.end) = (Some(memory), 0);
-        }
-    }
-
-    #[inline]
-    fn note(&mut self, start: u64, len: usize) {
-        if len > 0 {
-            self.is_known &= start >= self.end;
-            self.end = start + len as u64;
-        }
-    }
-}
-
-/// Finds two pieces that write the same byte: of pieces in the order of their targets, two neighbours do if any do.
-#[cold]
-fn overlap(pieces: &[Piece<'_>], is_put: bool) -> Result<(), PostError> {
-    let ends = pieces.iter().enumerate().filter(|(_, piece)| piece.len() > 0);
-    let mut targets: Vec<_> = ends.map(|(at, piece)| (target(piece, is_put, piece.len()), at)).collect();
-    targets.sort_unstable();
-    for pair in targets.windows(2) {
-        if let [((memory, _, end), one), ((same, start, _), other)] = pair
-            && memory == same
-            && start < end
-        {
-            let (first, second) = (*one.min(other), *one.max(other));
-            return Err(PostError::Overlap { first, second });
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// The name of so many bytes of some rank's.
-    fn rmr(len: u64) -> Rmr {
-        let words = [7, 0, len].map(u64::to_le_bytes);
-        Rmr::from_bytes(&[&1_u32.to_le_bytes()[..], &words.concat()].concat()).unwrap()
-    }
-
-    proptest! {
-        #[test]
-        fn two_pieces_that_write_the_same_byte_are_found_and_none_else(
-            places in proptest::collection::vec((0_u64..200, 0_usize..8), 0..24), is_put: bool,
-        ) {
-            let local = Region::host(256);
-            let rmr = rmr(256);
-            let piece = |&(at, len): &(u64, usize)| {
-                let start = if is_put { 0 } else { at as usize };
-                Piece { local: &local, range: start..start + len, rmr: &rmr, offset: at }
-            };
-            let pieces: Vec<_> = places.iter().map(piece).collect();
-            let share = |a: &(u64, usize), b: &(u64, usize)| {
-                a.0.max(b.0) < (a.0 + a.1 as u64).min(b.0 + b.1 as u64)
-            };
-            let any = (0..places.len()).any(|at| places[at + 1..].iter().any(|other| share(&places[at], other)));
-            let found = overlap(&pieces, is_put);
-            match &found {
-                Ok(()) => prop_assert!(!any),
-                Err(PostError::Overlap { first, second }) => {
-                    prop_assert!(first < second && share(&places[*first], &places[*second]));
-                }
-                Err(other) => panic!("{other}"),
-            }
-            // The short look never says that pieces are apart which are not.
-            let mut apart = Apart::new();
-            for piece in &pieces {
-                apart.enter((0, 0));
-                apart.note(target(piece, is_put, 0).1, piece.len());
-            }
-            prop_assert!(!(any && apart.is_known));
-        }
-    }
-
-    #[test]
-    fn pieces_in_the_order_of_their_targets_need_no_sorting() {
-        let mut apart = Apart::new();
-        let mut look = |memory, start| {
-            apart.enter(memory);
-            apart.note(start, 10);
-            apart.is_known
-        };
-        assert!((0..10).all(|at| look((7, 0), at * 10)));
-        assert!(look((8, 50), 0), "another memory, of a higher number");
-        assert!(!look((8, 50), 9));
-        for memory in [(8, 40), (7, 0)] {
-            let mut apart = Apart::new();
-            apart.enter((8, 50));
-            apart.enter(memory);
-            assert!(!apart.is_known, "{memory:?} may be the same bytes");
-        }
-    }
 }

@@ -3,6 +3,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | `check` | nothing is moved before all pieces are known to be possible |
+//! | `apart` | whether two pieces write the same byte |
 //! | `begin` | what is begun together, what the CPU copies, and what goes piece by piece |
 //! | `join` | one end for all of it |
 //! | `rest` | pieces that are operations of their own, as many at a time as there is room for |
@@ -12,6 +13,7 @@
 //! them in a loop. Everything else (memory of a GPU beside host memory that is not pinned, memory that its owner or a NIC has to reach)
 //! goes as a put or get for each piece, or row of a face. The signal goes when all of them are over.
 
+mod apart;
 mod begin;
 mod check;
 mod join;
@@ -43,6 +45,12 @@ pub struct Piece<'a> {
 }
 
 impl Piece<'_> {
+    /// Whether it is between these two regions, the other one by this very name.
+    #[inline]
+    fn is_between(&self, (local, rmr): (&Region, &Rmr)) -> bool {
+        std::ptr::eq(self.rmr, rmr) && (std::ptr::eq(self.local, local) || self.local.is(local))
+    }
+
     #[inline]
     fn len(&self) -> usize {
         self.range.end.saturating_sub(self.range.start)

@@ -43,14 +43,16 @@ impl Board {
 
     /// Writes the list of the command of that number, and makes the command. The one that had the line before is answered.
     /// `board`: where the kernel finds this. Pieces beyond [`PIECES`] have no place: nobody gives them.
+    #[inline]
     pub(crate) fn write(&self, board: u64, number: u64, places: impl Iterator<Item = Place>) -> Command {
         let line = number % LINES;
         let mut count = 0;
         for (words, (dst, src, len)) in self.list(line).0.iter().zip(places) {
             // The command, which is written behind them, has release order.
-            for (word, value) in words.iter().zip([dst, src, len]) {
-                word.store(value as u64, Ordering::Relaxed);
-            }
+            let [to, from, bytes] = words;
+            to.store(dst as u64, Ordering::Relaxed);
+            from.store(src as u64, Ordering::Relaxed);
+            bytes.store(len as u64, Ordering::Relaxed);
             count += 1;
         }
         let lists = board + std::mem::offset_of!(Self, lists) as u64;

@@ -1,24 +1,21 @@
-//! Small copies by a resident kernel: loading and launching it, and which addresses it reaches.
+//! Small copies by a resident kernel: loading and launching it, and which copies it is given.
 
 use super::calls::Calls;
 use super::device::CudaGpu;
+use super::ends::Ends;
 use super::error::released;
-use super::home::{Home, lock};
-use super::peer;
-use super::sys::{self, ContextHandle, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
-use super::vmm;
+use super::home::Home;
+use super::sys::{self, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::gpu::copier::{
     Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits, fits_among_others,
 };
-use crate::gpu::{Event, GpuError, GpuInfo, Pieces, Rights};
-use crate::mem::AllocId;
+use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 pub(super) const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
@@ -96,39 +93,31 @@ impl Copier {
 impl Copier {
     /// Memory of the program's there is looked at anew.
     pub(super) fn forget(&self, range: &Range<usize>) {
-        lock(&self.ends.0).forget(range);
+        self.ends.forget(range);
     }
 
     /// The same of many copies between two kinds of memory, which it takes all or none of.
     pub(super) fn offer_many(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> Offered {
-        let fits =
-            |(to, from, len): (*mut u8, *const u8, usize)| fits_among_others(to as usize, from as usize, len);
-        if pieces.count() > PIECES || !pieces.iter().all(fits) {
+        if pieces.count() > PIECES || !fit(pieces) {
             return Offered::Not;
         }
         let runs = self.resident.runs();
         if runs && !matches!(home.are_lanes_idle(), Ok(true)) {
             return Offered::Not;
         }
-        // Most lie in the allocation that the one before lies in.
-        let (mut to_reach, mut from_reach) = (0..0, 0..0);
-        let is_reached = |known: &mut Range<usize>, addr: usize, len: usize| {
-            let lies_in = |all: &Range<usize>| all.start <= addr && addr < all.end && len <= all.end - addr;
-            if !lies_in(known) {
-                *known = self.ends.reached_around(gpu, home, addr, len).unwrap_or(0..0);
-            }
-            lies_in(known)
-        };
-        let all_reached = pieces.iter().all(|(to, from, len)| {
-            is_reached(&mut to_reach, to as usize, len) && is_reached(&mut from_reach, from as usize, len)
-        });
-        if !all_reached {
+        if !self.ends.are_all_reached(gpu, home, pieces) {
             return Offered::Not;
         }
-        let places = pieces.iter().map(|(to, from, len)| (to as usize, from as usize, len));
-        let given = if runs { self.resident.give_many(places) } else { None };
+        let given = if runs { self.resident.give_many(pieces.numbers()) } else { None };
         given.map_or(Offered::NoKernel, Offered::Taken)
     }
+}
+
+/// Whether each is one of those that it takes. Mostly what is known of all of them says so.
+fn fit(pieces: &Pieces) -> bool {
+    let all = pieces.all();
+    fits_among_others(all.bits, all.bits, all.longest)
+        || pieces.numbers().all(|(to, from, len)| fits_among_others(to, from, len))
 }
 
 impl fmt::Debug for Copier {
@@ -284,130 +273,4 @@ impl Launcher for Launch {
     fn are_over(&self) -> Result<bool, GpuError> {
         self.home()?.is_idle(self.stream)
     }
-}
-
-/// Memory that the library keeps until its last region is dropped, by address: where each piece ends. Of this the driver need not be
-/// asked.
-#[derive(Debug, Default)]
-pub(super) struct Kept(RwLock<BTreeMap<usize, usize>>);
-
-impl Kept {
-    /// Memory that is there.
-    pub(super) fn note(&self, start: usize, len: usize) {
-        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        kept.insert(start, start.saturating_add(len));
-    }
-
-    /// It is about to be given back.
-    pub(super) fn forget(&self, start: usize) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
-    }
-
-    /// The memory that has these bytes.
-    fn around(&self, addr: usize, end: usize) -> Option<Range<usize>> {
-        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let (&start, &last) = kept.range(..=addr).next_back()?;
-        (end <= last).then_some(start..last)
-    }
-}
-
-/// Allocations remembered.
-const REMEMBERED: usize = 16;
-
-/// Where the kernel may go in memory of the program's own, and of other devices. An engine is refused by the driver where it may not; a kernel that goes there takes the context along.
-/// So the driver is asked about each allocation once, and about its identity each time: one that was freed is nobody's.
-#[derive(Default)]
-struct Ends(Mutex<Known>);
-
-#[derive(Default)]
-struct Known {
-    allocations: Vec<Allocation>,
-    /// Which is forgotten next.
-    oldest: usize,
-    /// How often it was said that something is to be forgotten.
-    generation: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Allocation {
-    start: usize,
-    end: usize,
-    id: AllocId,
-    is_reached: bool,
-}
-
-impl Ends {
-    fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
-        self.reached_around(gpu, home, addr, len).is_some()
-    }
-
-    /// The memory that has these bytes, if it is reached.
-    fn reached_around(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> Option<Range<usize>> {
-        let end = addr.checked_add(len)?;
-        if let Some(kept) = home.kept.around(addr, end) {
-            return Some(kept);
-        }
-        let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
-        let (known, generation) = {
-            let all = lock(&self.0);
-            (all.allocations.iter().find(holds).copied(), all.generation)
-        };
-        if let Some(known) = known
-            && gpu.shared.buffer_id(addr) == Ok(Some(known.id))
-        {
-            return known.is_reached.then_some(known.start..known.end);
-        }
-        let found = look(gpu, home, addr)?;
-        lock(&self.0).note(found, generation);
-        (end <= found.end && found.is_reached).then_some(found.start..found.end)
-    }
-}
-
-impl Known {
-    fn forget(&mut self, range: &Range<usize>) {
-        self.generation += 1;
-        self.take_out(range);
-    }
-
-    fn take_out(&mut self, range: &Range<usize>) {
-        self.allocations.retain(|one| one.end <= range.start || range.end <= one.start);
-    }
-
-    /// Remembers an allocation, in the place of those whose addresses it has; unless something was forgotten since it was looked at.
-    fn note(&mut self, found: Allocation, generation: u64) {
-        if generation != self.generation {
-            return;
-        }
-        self.take_out(&(found.start..found.end));
-        if self.allocations.len() < REMEMBERED {
-            return self.allocations.push(found);
-        }
-        self.oldest = (self.oldest + 1) % REMEMBERED;
-        if let Some(oldest) = self.allocations.get_mut(self.oldest) {
-            *oldest = found;
-        }
-    }
-}
-
-/// What lies at an address, and whether kernels of this device's context reach it.
-#[cold]
-fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
-    let facts = gpu.shared.facts(addr).ok()??;
-    let is_reached = match facts.context {
-        // Memory of VMM and of pools: reached by whom it was told to be.
-        ContextHandle::NULL => vmm::rights_at(gpu, addr) == Ok(Some(Rights::ReadWrite)),
-        // Its own, and what was opened in it from another process.
-        context if context == home.context.raw => true,
-        // A peer's.
-        context => usize::try_from(facts.ordinal).ok().is_some_and(|at| {
-            let is_primary = || gpu.shared.gpus().ok()?.get(at)?.is_primary(context).ok();
-            peer::is_enabled(home, at) && is_primary() == Some(true)
-        }),
-    };
-    Some(Allocation {
-        start: facts.start,
-        end: facts.start.checked_add(facts.size)?,
-        id: facts.id,
-        is_reached,
-    })
 }

@@ -3,8 +3,9 @@
 use super::calls::Calls;
 use super::capture::Relaxed;
 use super::context::Context;
-use super::copier::{Copier, Kept};
+use super::copier::Copier;
 use super::course::CourseWords;
+use super::ends::Kept;
 use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
 use super::lane::Lane;

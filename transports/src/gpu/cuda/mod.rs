@@ -14,6 +14,7 @@
 //! | `lane` | the library's own streams, and how far each has come |
 //! | `pieces` | many copies in one call, and rows at regular distances |
 //! | `copier` | small copies by a resident kernel |
+//! | `ends` | where that may go |
 //! | `memory` | allocating and giving back |
 //! | `vmm` | memory that is made and mapped by itself, at addresses that are reserved by themselves |
 //! | `peer` | access to other devices |
@@ -49,6 +50,7 @@ mod course;
 mod device;
 mod direct;
 mod driver;
+mod ends;
 mod error;
 mod event;
 mod giving;
