@@ -55,7 +55,8 @@ pub(crate) fn play(body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()
         say(&gpus);
     }
     if runtime.size() > 1 {
-        return body(&runtime, gpu(&runtime));
+        // Told while the runtime is there: once it has closed another rank may fail of that first, and the launcher end this one.
+        return body(&runtime, gpu(&runtime)).inspect_err(|why| eprintln!("{}: {why}", runtime.rank()));
     }
     let ranks = Runtime::in_process_with(2, &settings)?;
     let play = |rank: Runtime| {

@@ -93,7 +93,7 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
         sent(ranks, || ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call());
         let status = sink.one(ranks);
         assert!(status.error.is_none(), "{status:?}");
-        assert_eq!(status.buffer.kind().gpu(), Some(ground.gpu(1).info().uuid));
+        assert_eq!(status.buffer.kind().gpu(), Some(ground.gpus.last().info().uuid));
         assert!(status.bytes().is_none(), "the CPU is shown no bytes on a GPU");
         assert_eq!((status.rank, status.size, status.buffer.len()), (Rank(0), message.len(), message.len()));
         kept.push((status, message));

@@ -255,10 +255,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("allocate_at", hint))
     }
 
-    /// What this device may do with shareable memory at an address, of this process's or opened; `None`: nothing.
+    /// What this device may do with shareable memory at an address, of this process's or opened; `None`: nothing. Of other memory
+    /// drivers may say what they like.
     ///
     /// # Errors
-    /// The driver's: no such memory lies there.
+    /// The driver's: it knows of no such memory there.
     fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
         Err(GpuError::unsupported("rights_at", format!("this driver knows of no rights at {addr:#x}")))
     }
