@@ -54,6 +54,7 @@ fn a_reader_is_given_every_stripe_for_reading_and_those_that_come_later() {
     assert!(gpus.all[0].rights_at(buffer.addr() + 3 * STRIPE).is_err(), "nothing is there");
 }
 
+/// Real drivers refuse what is written in the reader's context; a simulated one keeps nobody out.
 #[test]
 fn what_the_runtime_writes_there_is_written_by_the_owner_wherever_it_comes_from() {
     let _watchdog = Watchdog::over("by the owner");
