@@ -83,7 +83,6 @@ fn has_rights_of_its_own() -> bool {
 }
 
 fn said_of(question: &str) -> String {
-    #[cfg(not(loom))]
     if let Some(said) = crate::gpu::cuda::try_in_this_process(question) {
         return said;
     }
