@@ -8,8 +8,8 @@ use super::profile::{counted, why_not};
 use super::support::{Job, OverShm, built, connect, unstarted};
 use super::{Ground, put};
 use carrack::region::Region;
-use carrack::transports::gpu::Flavour;
 use carrack::transports::gpu::cuda::CudaDriver;
+use carrack::transports::gpu::{CopierState, Flavour};
 use carrack::{Counter, Piece, Rank, Rmr, Runtime, Tag};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
 
 /// What is counted, how often it is done, and the most that it may take each time: what it takes, and a little more.
-const MOST: [(&str, &str, u64, u64); 9] = [
-    ("puts_in_their_role", "measured_puts", PUTS, 1250),
+const MOST: [(&str, &str, u64, u64); 10] = [
+    ("puts_in_their_role", "measured_puts", PUTS, 1270),
     ("puts_in_their_role", "measured_ends", PUTS, 610),
     // Two copies are under way: the first one's event is asked for.
     ("puts_in_their_role", "measured_fruitless", PASSES, 720),
@@ -38,7 +38,9 @@ const MOST: [(&str, &str, u64, u64); 9] = [
     ("messages_in_their_role", "measured_arrival", MESSAGES, 3100),
     // The receiver asks for the copy three times, of which the last finds it over; and its sender hears of it.
     ("messages_in_their_role", "measured_message", MESSAGES, 5480),
-    // Each piece of a batch that the resident copier takes.
+    // One that the resident copier takes: until its command is written.
+    ("copier_puts_in_their_role", "measured_copier_put", MESSAGES, 1760),
+    // Each piece of a batch that it takes.
     ("batches_in_their_role", "measured_batch", BATCHES * PIECES, 68),
     // The same where they do not come in the order of their targets.
     ("batches_in_their_role", "measured_shuffled", BATCHES * PIECES, 160),
@@ -108,6 +110,38 @@ fn puts_in_their_role() {
     measured_fruitless(&ground.runtime);
     ground.word("mock_release");
     ground.until(|| over.get() == wanted);
+}
+
+#[inline(never)]
+fn measured_copier_put(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
+    put(ground, from.slice(0, 8).unwrap(), to, over);
+}
+
+#[test]
+fn copier_puts_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = black_box(Ground::with_copier("copier-put-instructions"));
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let copies = || match ground.gpu.copier() {
+        CopierState::On { copies, .. } => copies,
+        _ => 0,
+    };
+    let mut ended = 0;
+    while copies() < WARM_UP {
+        put(&ground, from.whole(), &to, &over);
+        ended += 1;
+        ground.until(|| over.get() == ended);
+    }
+    let before = copies();
+    for message in 1..=MESSAGES {
+        measured_copier_put(&ground, &from, &to, &over);
+        ground.until(|| over.get() == ended + message);
+    }
+    assert_eq!(copies() - before, MESSAGES, "the copier had all of them");
 }
 
 /// Between two ranks of a process: the copy's way is that of memory that another process has mapped.
