@@ -4,9 +4,13 @@
 //! A kernel that leaves says so, and then looks once more. A host that gives a command writes it, and then reads whether the
 //! kernel is leaving. Both are in one order for everybody, so either the kernel finds the command, or the host finds that it
 //! leaves; where both do, the host waits for the kernel's last word, and then reads whether the command was done.
+//!
+//! What those who watch find, each on a sheet of its own, is found together. The last look is at one sheet: what the host wrote before
+//! it read is on all of them.
 
-use super::page::{Command, Page};
+use super::page::{Command, Page, SHEETS};
 use crate::sync::primitives::{Ordering, fence};
+use std::ops::RangeTo;
 
 /// A kernel that runs.
 #[derive(Debug)]
@@ -25,9 +29,13 @@ impl<'a> Kernel<'a> {
     }
 
     /// Carries out all that is there, in order, and answers. Whether there was anything.
-    pub(crate) fn look(&mut self, mut copy: impl FnMut(Command)) -> bool {
+    pub(crate) fn look(&mut self, copy: impl FnMut(Command)) -> bool {
+        self.look_at(..SHEETS, copy)
+    }
+
+    fn look_at(&mut self, sheets: RangeTo<usize>, mut copy: impl FnMut(Command)) -> bool {
         let first = self.next;
-        while let Some(command) = self.page.read(self.next) {
+        while let Some(command) = self.page.read(sheets, self.next) {
             copy(command);
             self.next += 1;
         }
@@ -46,7 +54,7 @@ impl<'a> Kernel<'a> {
     pub(crate) fn leave(mut self, copy: impl FnMut(Command)) {
         self.page.leave(self.generation);
         fence(Ordering::SeqCst);
-        self.look(copy);
+        self.look_at(..1, copy);
         self.page.go(self.generation);
     }
 }

@@ -28,6 +28,8 @@ pub(super) use host::{Launcher, Resident};
 pub(super) use lease::Kernel;
 pub(super) use list::{Board, PIECES, Place};
 pub(super) use page::Command;
+#[cfg(all(test, not(loom)))]
+pub(super) use page::SHEETS;
 
 use std::time::Duration;
 

@@ -1,11 +1,18 @@
 //! The page between a host and its copier: commands one way, answers the other.
 //!
 //! It lies in host memory that a GPU reads and writes. `cuda/copier.ptx` has the same offsets.
+//!
+//! Commands stand on several sheets that are all alike, one for each of those who watch: two looks at one line come one behind the
+//! other, each as long as the way to the host and back; of two lines, both at once (docs/measurements.md).
 
 use crate::sync::primitives::{AtomicU64, Ordering, fence};
+use std::ops::RangeTo;
 
 /// Commands that can be under way at a time.
 pub(crate) const LINES: u64 = 4;
+
+/// Sheets: as many warps watch. A model has no more than it needs.
+pub(crate) const SHEETS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// A copy, by addresses that the kernel can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +34,11 @@ const STOP: usize = 7;
 #[derive(Debug)]
 struct Line([AtomicU64; 8]);
 
+/// As many lines as [`LINES`].
+#[repr(C)]
+#[derive(Debug)]
+struct Sheet([Line; 4]);
+
 /// What the kernel says. Written by nobody else, but for `answered` while there is no kernel.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -45,33 +57,24 @@ struct Told {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// As many as [`LINES`].
-    lines: [Line; 4],
+    sheets: [Sheet; SHEETS],
     told: Told,
 }
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Page>() == 4096);
-    assert!(std::mem::offset_of!(Page, told) == 256);
+    assert!(size_of::<Sheet>() == 256);
+    assert!(std::mem::offset_of!(Page, told) == 1024);
 };
 
 impl Page {
     pub(crate) fn new() -> Self {
         let word = || AtomicU64::new(0);
+        let line = |_| Line(std::array::from_fn(|_| word()));
         Self {
-            lines: std::array::from_fn(|_| Line(std::array::from_fn(|_| word()))),
+            sheets: std::array::from_fn(|_| Sheet(std::array::from_fn(line))),
             told: Told { answered: word(), begun: word(), leaving: word(), gone: word() },
-        }
-    }
-
-    fn line(&self, number: u64) -> &[AtomicU64; 8] {
-        let [first, second, third, fourth] = &self.lines;
-        match number % LINES {
-            0 => &first.0,
-            1 => &second.0,
-            2 => &third.0,
-            _ => &fourth.0,
         }
     }
 
@@ -79,15 +82,13 @@ impl Page {
 
     /// Writes a command. The one that had the line before is answered.
     pub(crate) fn write(&self, number: u64, command: Command) {
-        for (word, piece) in self.line(number).iter().zip(pieces(command)) {
-            // Release: what the command is to copy, if the CPU has written it.
-            word.store(tagged(number, piece), Ordering::Release);
-        }
+        let words = pieces(command).map(|piece| tagged(number, piece));
+        self.sheets.iter().for_each(|sheet| sheet.write(number, words));
     }
 
     /// Asks a generation to leave.
     pub(crate) fn stop(&self, generation: u64) {
-        self.line(0)[STOP].store(generation, Ordering::Release);
+        self.sheets.iter().for_each(|sheet| sheet.line(0)[STOP].store(generation, Ordering::Release));
     }
 
     /// The last command that is done, with all that came before it. Its bytes are there.
@@ -116,13 +117,21 @@ impl Page {
         self.told.gone.load(Ordering::Acquire)
     }
 
+    /// Writes a command on one sheet only, as it stands while the host is writing it.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn write_on(&self, sheet: usize, number: u64, command: Command) {
+        self.sheets[sheet].write(number, pieces(command).map(|piece| tagged(number, piece)));
+    }
+
     // ---- the kernel ----------------------------------------------------------------------------------
 
-    /// A command, if it is there whole.
-    pub(super) fn read(&self, number: u64) -> Option<Command> {
+    /// A command, if it is there whole: each of its words on any of these sheets.
+    pub(super) fn read(&self, sheets: RangeTo<usize>, number: u64) -> Option<Command> {
+        let sheets = self.sheets.get(sheets)?;
         let mut pieces = [0; WORDS];
-        for (piece, word) in pieces.iter_mut().zip(self.line(number)) {
-            *piece = piece_of(word.load(Ordering::Relaxed), number)?;
+        for (at, piece) in pieces.iter_mut().enumerate() {
+            let on = |sheet: &Sheet| piece_of(sheet.line(number).get(at)?.load(Ordering::Relaxed), number);
+            *piece = sheets.iter().find_map(on)?;
         }
         fence(Ordering::Acquire);
         let [dst_low, dst_high, src_low, src_high, len] = pieces;
@@ -131,7 +140,7 @@ impl Page {
     }
 
     pub(super) fn is_stopped(&self, generation: u64) -> bool {
-        self.line(0)[STOP].load(Ordering::Acquire) == generation
+        self.sheets.iter().any(|sheet| sheet.line(0)[STOP].load(Ordering::Acquire) == generation)
     }
 
     pub(super) fn answer(&self, number: u64) {
@@ -148,6 +157,25 @@ impl Page {
 
     pub(super) fn go(&self, generation: u64) {
         self.told.gone.store(generation, Ordering::Release);
+    }
+}
+
+impl Sheet {
+    fn write(&self, number: u64, words: [u64; WORDS]) {
+        for (place, word) in self.line(number).iter().zip(words) {
+            // Release: what the command is to copy, if the CPU has written it.
+            place.store(word, Ordering::Release);
+        }
+    }
+
+    fn line(&self, number: u64) -> &[AtomicU64; 8] {
+        let [first, second, third, fourth] = &self.0;
+        match number % LINES {
+            0 => &first.0,
+            1 => &second.0,
+            2 => &third.0,
+            _ => &fourth.0,
+        }
     }
 }
 
@@ -174,28 +202,39 @@ mod tests {
         Command { dst: 0x7fff_1234_5678_9abc, src: 0xffff_fffe_0000_0001, len: u32::MAX };
 
     #[test]
-    fn a_command_is_read_as_it_was_written_and_by_its_number_only() {
+    fn a_command_is_read_as_it_was_written_on_every_sheet_and_by_its_number_only() {
         let page = Page::new();
         for number in [1, 2, 3, 4, 5, 1 << 32, (1 << 32) + 1] {
-            assert_eq!(page.read(number), None, "{number}");
+            assert_eq!(page.read(..SHEETS, number), None, "{number}");
             page.write(number, COMMAND);
-            assert_eq!(page.read(number), Some(COMMAND), "{number}");
-            assert_eq!(page.read(number + LINES), None, "{number}: the next command of that line");
+            for sheets in 1..=SHEETS {
+                assert_eq!(page.read(..sheets, number), Some(COMMAND), "{number}");
+            }
+            for sheet in &page.sheets {
+                let words = sheet.line(number)[..WORDS].iter().map(|word| word.load(Ordering::Relaxed));
+                assert!(words.eq(pieces(COMMAND).map(|piece| tagged(number, piece))), "{number}");
+            }
+            assert_eq!(page.read(..SHEETS, number + LINES), None, "{number}: the next command of that line");
         }
     }
 
+    /// Which words have come to which of two sheets, in every way.
     #[test]
-    fn a_line_that_is_half_written_is_no_command_whichever_words_have_come() {
-        for come in 0_u32..(1 << WORDS) - 1 {
+    fn a_command_is_there_when_each_of_its_words_has_come_to_some_sheet() {
+        for come in 0_u32..1 << (2 * WORDS) {
             let page = Page::new();
             page.write(1, Command { dst: 1, src: 2, len: 3 });
-            let words = page.line(5).iter().zip(pieces(COMMAND));
-            for (at, (word, piece)) in words.enumerate() {
-                if come >> at & 1 == 1 {
-                    word.store(tagged(5, piece), Ordering::Relaxed);
+            let has = |sheet: usize, at: usize| come >> (sheet * WORDS + at) & 1 == 1;
+            for (at, piece) in pieces(COMMAND).into_iter().enumerate() {
+                for sheet in [0, 1].into_iter().filter(|sheet| has(*sheet, at)) {
+                    page.sheets[sheet].line(5)[at].store(tagged(5, piece), Ordering::Relaxed);
                 }
             }
-            assert_eq!(page.read(5), None, "{come:#b}");
+            let is_there = |sheets: usize| (0..WORDS).all(|at| (0..sheets).any(|sheet| has(sheet, at)));
+            for sheets in [1, 2] {
+                let wanted = is_there(sheets).then_some(COMMAND);
+                assert_eq!(page.read(..sheets, 5), wanted, "{come:#b}, {sheets}");
+            }
         }
     }
 
@@ -205,6 +244,6 @@ mod tests {
         page.write(4, COMMAND);
         page.stop(7);
         assert!(page.is_stopped(7) && !page.is_stopped(6) && !page.is_stopped(8));
-        assert_eq!(page.read(4), Some(COMMAND));
+        assert_eq!(page.read(..1, 4), Some(COMMAND));
     }
 }

@@ -20,8 +20,8 @@ use std::sync::{Arc, Weak};
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 pub(super) const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
 
-/// Its threads: those of one warp look, the others sleep until there are many copies at once.
-const THREADS: u32 = 512;
+/// Its threads: one warp copies, fifteen sleep until there are many copies at once, and four watch.
+pub(super) const THREADS: u32 = 640;
 
 /// What a copier of a device is made of.
 pub(super) struct Copier {

@@ -8,7 +8,7 @@ use super::course::CourseWords;
 use super::ends::Kept;
 use super::error::{INVALID_CONTEXT, released};
 use super::event::{CudaEvent, Raw};
-use super::lane::Lane;
+use super::lane::{AllCopies, Lane};
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::waits::Waits;
@@ -26,6 +26,7 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) lanes: [Lane; 4],
+    pub(super) copies: AllCopies,
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
@@ -50,6 +51,7 @@ impl Home {
     pub(super) fn new(context: Context, devices: usize, waits: Arc<Waits>) -> Self {
         Self {
             lanes: std::array::from_fn(|_| Lane::new()),
+            copies: AllCopies::default(),
             events: Mutex::default(),
             pool: OnceLock::new(),
             peers: Peers::new(devices),

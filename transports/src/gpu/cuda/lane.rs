@@ -38,6 +38,15 @@ pub(super) struct Lane {
     mark: TryLock<Option<Mark>>,
 }
 
+/// The copies of all lanes.
+#[derive(Debug, Default)]
+pub(super) struct AllCopies {
+    /// How many lanes were given. Counted behind its lane's.
+    given: AtomicU64,
+    /// So many were given when all were last known to be over.
+    over: AtomicU64,
+}
+
 #[derive(Debug)]
 struct Mark {
     event: EventHandle,
@@ -109,12 +118,18 @@ impl Home {
     }
 
     /// Whether no copy of the library's own is under way. Never blocks.
+    #[inline]
     pub(super) fn are_lanes_idle(&self) -> Result<bool, GpuError> {
+        let given = self.copies.given.load(Ordering::Acquire);
+        if self.copies.over.load(Ordering::Acquire) == given {
+            return Ok(true);
+        }
         for lane in &self.lanes {
             if !lane.is_over(self, lane.given.load(Ordering::Acquire))? {
                 return Ok(false);
             }
         }
+        self.copies.over.store(given, Ordering::Release);
         Ok(true)
     }
 
@@ -144,6 +159,7 @@ impl Copies {
     #[inline]
     pub(super) fn given(self: &Arc<Self>) -> Event {
         let number = self.lane().given.fetch_add(1, Ordering::AcqRel) + 1;
+        self.home.copies.given.fetch_add(1, Ordering::AcqRel);
         Event::numbered(Arc::clone(self) as Arc<dyn Sequence>, number)
     }
 

@@ -31,8 +31,8 @@ struct Thread {
 enum Stop {
     /// At what its warp does together: `vote`, `shfl`, `bar.warp.sync`.
     Warp,
-    /// At `bar.sync`.
-    Block,
+    /// At this barrier of the block, which opens for so many threads.
+    Block(u64, usize),
     Over,
 }
 
@@ -56,12 +56,16 @@ impl<'p> Block<'p> {
             for (warp, stop) in stops.iter_mut().enumerate().filter(|(_, stop)| stop.is_none()) {
                 *stop = self.run_warp(warp);
             }
-            // Who is over waits for nobody, and nobody for it.
-            if stops.iter().all(|stop| matches!(stop, Some(Stop::Block | Stop::Over))) {
-                for thread in self.threads.iter_mut().filter(|thread| !thread.is_over) {
-                    thread.at += 1;
+            for barrier in stops.clone().into_iter().flatten().filter(|stop| *stop != Stop::Over) {
+                let Stop::Block(_, wanted) = barrier else { panic!("a warp that stays at {barrier:?}") };
+                let waiting: Vec<usize> = (0..warps).filter(|warp| stops[*warp] == Some(barrier)).collect();
+                assert!(waiting.len() * WARP <= wanted, "more threads than a barrier is for");
+                if waiting.len() * WARP == wanted {
+                    waiting.into_iter().for_each(|warp| {
+                        lanes_of(warp).for_each(|lane| self.threads[lane].at += 1);
+                        stops[warp] = None;
+                    });
                 }
-                stops.iter_mut().filter(|stop| **stop == Some(Stop::Block)).for_each(|stop| *stop = None);
             }
             std::thread::yield_now();
         }
@@ -69,8 +73,8 @@ impl<'p> Block<'p> {
 
     /// Until the warp has looked around once, or all of it waits for the block.
     fn run_warp(&mut self, warp: usize) -> Option<Stop> {
-        for _ in 0..64 {
-            let lanes = WARP * warp..WARP * (warp + 1);
+        for _ in 0..16 {
+            let lanes = lanes_of(warp);
             let stops: Vec<Stop> = lanes.clone().map(|thread| self.run_thread(thread)).collect();
             match stops[0] {
                 Stop::Warp => {
@@ -102,7 +106,11 @@ impl<'p> Block<'p> {
             }
             match &instruction.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
                 ["vote" | "shfl", ..] | ["bar", "warp", "sync"] => return Stop::Warp,
-                ["bar", "sync"] => return Stop::Block,
+                ["bar", "sync"] => {
+                    let number = |at: usize| instruction.operands.get(at).map(|one| self.value(thread, one));
+                    let threads = number(1).map_or(self.threads.len(), |count| count as usize);
+                    return Stop::Block(number(0).expect("which barrier"), threads);
+                }
                 ["ret"] => self.threads[thread].is_over = true,
                 ["bra", ..] => {
                     let Operand::Label(label) = instruction.operands[0] else { panic!("{instruction:?}") };
@@ -118,7 +126,7 @@ impl<'p> Block<'p> {
 
     /// What a warp does together.
     fn together(&mut self, warp: usize, instruction: &Instruction) {
-        let lanes = WARP * warp..WARP * (warp + 1);
+        let lanes = lanes_of(warp);
         let Instruction { words, operands, .. } = instruction;
         let read = |lane: usize, operand: usize| self.value(lane, &operands[operand]);
         let results: Vec<Option<u64>> = match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -292,6 +300,10 @@ impl<'p> Block<'p> {
             }
         }
     }
+}
+
+fn lanes_of(warp: usize) -> std::ops::Range<usize> {
+    WARP * warp..WARP * (warp + 1)
 }
 
 fn width(sort: &str) -> usize {

@@ -9,8 +9,8 @@
 mod block;
 mod text;
 
-use super::copier::KERNEL;
-use crate::gpu::copier::{Board, Command, Launcher, PIECES, Place, Resident};
+use super::copier::{KERNEL, THREADS};
+use crate::gpu::copier::{Board, Command, Launcher, PIECES, Place, Resident, SHEETS};
 use crate::gpu::{CopierState, GpuError};
 use block::Block;
 use std::sync::{Arc, Mutex};
@@ -43,7 +43,7 @@ impl Launcher for Launch {
             // As on one stream.
             before.into_iter().for_each(|kernel| kernel.join().unwrap());
             let _board = board;
-            Block::new(&program, 512, &parameters).run();
+            Block::new(&program, THREADS.into(), &parameters).run();
         }));
         Ok(())
     }
@@ -140,6 +140,28 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them
             assert_eq!(wrong, None, "{count} pieces at multiples of {unit}");
         }
     }
+}
+
+#[test]
+fn each_of_those_who_watch_has_a_sheet_and_finds_what_is_on_it() {
+    let resident = resident(Duration::from_secs(3600));
+    let page = &resident.launcher.board.page;
+    let (mut dst, src) =
+        ([0_u64; 2 * SHEETS], std::array::from_fn::<u64, { 2 * SHEETS }, _>(|at| !(at as u64)));
+    let (to, from) = (dst.as_mut_ptr() as u64, src.as_ptr() as u64);
+    for (at, number) in (0..2 * SHEETS).zip(1..) {
+        let offset = 8 * at as u64;
+        page.write_on(at % SHEETS, number, Command { dst: to + offset, src: from + offset, len: 8 });
+        while page.answered() < number {
+            std::thread::yield_now();
+        }
+        assert_eq!(dst[at], src[at], "{number}");
+    }
+    page.stop(1);
+    while page.gone() < 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(dst, src);
 }
 
 /// Singles and lists in turn, while kernels leave and come again all the time.
