@@ -88,13 +88,6 @@ impl Copier {
         };
         given.map_or(Offered::NoKernel, Offered::Taken)
     }
-}
-
-impl Copier {
-    /// Memory of the program's there is looked at anew.
-    pub(super) fn forget(&self, range: &Range<usize>) {
-        self.ends.forget(range);
-    }
 
     /// The same of many copies between two kinds of memory, which it takes all or none of.
     pub(super) fn offer_many(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> Offered {
@@ -110,6 +103,11 @@ impl Copier {
         }
         let given = if runs { self.resident.give_many(pieces.numbers()) } else { None };
         given.map_or(Offered::NoKernel, Offered::Taken)
+    }
+
+    /// Memory of the program's there is looked at anew.
+    pub(super) fn forget(&self, range: &Range<usize>) {
+        self.ends.forget(range);
     }
 }
 
