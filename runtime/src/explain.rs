@@ -11,7 +11,7 @@ use crate::runtime::Runtime;
 use carrack_transports::contract::Caps;
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{CopierState, Gpu, copier};
-use carrack_transports::mem::{MemKind, PacketSource};
+use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
 use std::time::Duration;
 
 /// The paths to one peer from one device.
@@ -39,6 +39,18 @@ pub struct KindPath {
     pub way: String,
     /// Why not otherwise, when the way is not the direct one.
     pub why: Option<String>,
+    /// The GPU whose memory it is.
+    pub gpu: Option<GpuUuid>,
+    /// What there is of that GPU's resident copier, where messages to this peer may go by one. Whether there can be one
+    /// ([`CopierState::Wanted`]) is not found out here, as nothing is copied.
+    pub copier: Option<CopierState>,
+}
+
+impl KindPath {
+    /// Of memory that is no GPU's, or of which no more is known.
+    fn of_no_gpu(memory: &str, way: String, why: Option<String>) -> Self {
+        Self { memory: memory.into(), way, why, gpu: None, copier: None }
+    }
 }
 
 impl PeerPaths {
@@ -160,19 +172,16 @@ impl Runtime {
         let large = self.explain_large(device, rank);
         let inline = caps.am_inline.min(packet);
         let host = format!("in place up to {inline} B, through one packet up to {packet} B, {large}");
-        let mut kinds = vec![
-            KindPath { memory: "host".into(), way: host.clone(), why: None },
-            KindPath { memory: "pinned".into(), way: host, why: None },
-        ];
+        let mut kinds =
+            vec![KindPath::of_no_gpu("host", host.clone(), None), KindPath::of_no_gpu("pinned", host, None)];
         let route = device.known_route(rank);
         let maps = route.and_then(|route| route.linked()).is_some_and(|linked| self.0.may_map(linked));
         for driver in self.gpu_drivers() {
             match driver.devices() {
-                Err(error) => kinds.push(KindPath {
-                    memory: "device".into(),
-                    way: "none".into(),
-                    why: Some(format!("{}: {error}", driver.name())),
-                }),
+                Err(error) => {
+                    let why = format!("{}: {error}", driver.name());
+                    kinds.push(KindPath::of_no_gpu("device", "none".into(), Some(why)));
+                }
                 Ok(gpus) => {
                     for gpu in gpus {
                         let info = gpu.info();
@@ -206,12 +215,15 @@ impl Runtime {
                         } else {
                             staged
                         };
-                        let way = if maps { way + &by_copier(&*gpu) } else { way };
+                        let copier = maps.then(|| gpu.copier()).filter(|state| *state != CopierState::Off);
+                        let way = way + &copier.as_ref().map(by_copier).unwrap_or_default();
                         let why = self.why_not_direct((rank, transport), direct, maps, &*gpu, nic.as_ref());
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,
                             why,
+                            gpu: Some(info.uuid),
+                            copier,
                         });
                     }
                 }
@@ -222,9 +234,9 @@ impl Runtime {
 }
 
 /// What of that goes to a kernel instead of the copy engine.
-fn by_copier(gpu: &dyn Gpu) -> String {
+fn by_copier(state: &CopierState) -> String {
     let most = copier::MOST >> 10;
-    match gpu.copier() {
+    match state {
         CopierState::Off => String::new(),
         CopierState::Wanted => {
             format!(
