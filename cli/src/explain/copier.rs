@@ -1,9 +1,9 @@
 //! Whether there can be a resident copier on this rank's GPU, found out by having one: no driver tells beforehand, and that other ranks
 //! want one on the same GPU, too, shows only when they do.
 //!
-//! Each rank makes small copies within the GPU of its turn, until a kernel has had one or is refused. So the GPU is claimed, or its owner
-//! is told that it is shared. When all ranks have come so far, those that have a copier have a kernel launched once more, before which the
-//! claim is looked at.
+//! Each rank makes a small copy within the GPU of its turn, at which a copier is set up or refused: the rank claims the GPU, or tells who has
+//! that it is shared. When all ranks have come so far, those that have a copier go on until it has had a copy, and a kernel was launched once
+//! more, before which the claim is looked at.
 
 use super::meeting::Meeting;
 use crate::gpus;
@@ -50,13 +50,11 @@ pub(super) fn try_out(runtime: &Runtime, meeting: &Meeting<'_>) -> Option<Tried>
     }
     let gpu = own_gpu(runtime)?;
     let trouble = Trial::of(runtime, &gpu, PATIENCE).and_then(|trial| {
-        trial.until_there_is_one()?;
-        if trial.has_one() {
-            let unknown = "the other ranks, which may want one on this GPU, too";
-            meeting.wait(runtime, OTHERS).map_err(failed(unknown))?;
-            trial.until_launched_anew()?;
-        }
-        Ok(())
+        trial.until_set_up()?;
+        let CopierState::On { launches, .. } = gpu.copier() else { return Ok(()) };
+        let unknown = "the other ranks, which may want one on this GPU, too";
+        meeting.wait(runtime, OTHERS).map_err(failed(unknown))?;
+        trial.until_had_and_launched_anew(launches)
     });
     Some(Tried { gpu: gpu.info().uuid, trouble: trouble.err() })
 }
@@ -87,23 +85,18 @@ impl<'r> Trial<'r> {
         Ok(Self { runtime, gpu, patience, region, rmr: runtime.get_rmr(&mr), _mr: mr })
     }
 
-    /// Copies until a kernel has had one, or there can be none.
-    fn until_there_is_one(&self) -> Result<(), String> {
+    /// Copies until there is a copier, or can be none: once, as a rule.
+    fn until_set_up(&self) -> Result<(), String> {
+        self.until(|state| *state != CopierState::Wanted)
+    }
+
+    /// Copies until the copier has had one, and more kernels than these were launched for it, of which each ends after some milliseconds;
+    /// or there is none any more.
+    fn until_had_and_launched_anew(&self, before: u64) -> Result<(), String> {
         self.until(|state| match state {
-            CopierState::Wanted => false,
-            CopierState::On { copies, .. } => *copies > 0,
-            CopierState::Off | CopierState::Refused(_) => true,
+            CopierState::On { launches, copies } => *launches > before && *copies > 0,
+            _ => true,
         })
-    }
-
-    fn has_one(&self) -> bool {
-        matches!(self.gpu.copier(), CopierState::On { .. })
-    }
-
-    /// Copies until a kernel more was launched, or was refused. Each ends after some milliseconds, whatever there is to do.
-    fn until_launched_anew(&self) -> Result<(), String> {
-        let CopierState::On { launches: before, .. } = self.gpu.copier() else { return Ok(()) };
-        self.until(|state| !matches!(state, CopierState::On { launches, .. } if *launches == before))
     }
 
     fn until(&self, is_so: impl Fn(&CopierState) -> bool) -> Result<(), String> {

@@ -97,7 +97,8 @@ fn a_kernel_that_does_not_begin_is_not_waited_for_for_ever() {
     driver.faults().stall_copiers(true);
     let gpu = own_gpu(&runtime).unwrap();
     let trial = Trial::of(&runtime, &gpu, Duration::from_millis(20)).unwrap();
-    let why = trial.until_there_is_one().unwrap_err();
+    trial.until_set_up().unwrap();
+    let why = trial.until_had_and_launched_anew(1).unwrap_err();
     // Memory is freed when it has ended.
     driver.faults().stall_copiers(false);
     assert_eq!(why, "no kernel has taken a copy for 20ms");
