@@ -42,7 +42,7 @@ With --json each pair of ranks is an object on a line of its own:
 
 With CARRACK_GPU_COPIER=1 each rank first copies 64 bytes within its GPU, some times over: whether there can be a
 resident copier shows only then. Its GPU is that of its turn: its number among the ranks of its node, modulo the
-GPUs that it sees. Of others it says \"when the first one finds ...\" (wanted). A program that has a copier on the
+GPUs that it sees. Of other GPUs it says \"when the first one finds ...\" (wanted). A program that has a copier on the
 same GPU meanwhile loses it, as to any other that wants one there.")]
 pub(crate) struct ExplainOptions {
     /// Print every rank's view, in order; rank 0's alone if not given.

@@ -2,7 +2,7 @@
 
 use crate::bulk::{BLOCK, WRITTEN};
 use crate::device::DeviceInner;
-use crate::error::PostError;
+use crate::error::{PostError, WaitError};
 use crate::names::Rank;
 use crate::peer::route::candidates;
 use crate::protocol::select::choose;
@@ -12,7 +12,10 @@ use carrack_transports::contract::Caps;
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// An address that is not there is looked for again after so long: who sleeps is not woken when it comes.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// The paths to one peer from one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +81,15 @@ impl Runtime {
             *found.borrow_mut() = Some(looked);
             there
         };
-        let waited = self.wait_for(patience, look);
+        let begun = Instant::now();
+        let waited = loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            match self.wait_for(left.min(AGAIN), look) {
+                Err(WaitError::TimedOut(_)) if left > AGAIN => {}
+                Err(WaitError::TimedOut(_)) => break Err(WaitError::TimedOut(patience)),
+                other => break other,
+            }
+        };
         match found.into_inner() {
             Some(Ok(Some((reaches, _)))) => {
                 let (chosen, paths) = choose(&reaches);
