@@ -1,12 +1,23 @@
 //! `carrack explain`: the path to each peer, and why each other was refused (design.md §6.5).
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`copier`] | whether there can be a resident copier, found out by having one |
+//! | [`meeting`] | a barrier that is given some time |
+
+mod copier;
+mod meeting;
 
 use crate::launch::LaunchError;
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, print};
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
-use carrack::{CollectiveError, Rank, Runtime, StartError};
+use carrack::transports::gpu::CopierState;
+use carrack::{CollectiveError, Rank, Runtime, StartError, WaitError};
 use clap::Args;
+use copier::Tried;
+use meeting::Meeting;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -25,8 +36,14 @@ With --json each pair of ranks is an object on a line of its own:
   rank, peer, device  whose view it is, of whom, from which device
   chosen              the transport that messages take, or null
   paths               [{transport, verdict: \"chosen\", \"passed\" or \"refused\", why}]
-  kinds               [{memory, way, why}]: how messages from each kind of memory get onto the path
-  trouble             why nothing is known, when nothing is")]
+  kinds               [{memory, way, why, copier}]: how messages from each kind of memory get onto the path;
+                      copier: null, or {state: \"on\", \"refused\" or \"wanted\", why} where it was asked for
+  trouble             why nothing is known, when nothing is
+
+With CARRACK_GPU_COPIER=1 each rank first copies 64 bytes within its GPU, some times over: whether there can be a
+resident copier shows only then. Its GPU is that of its turn: its number among the ranks of its node, modulo the
+GPUs that it sees. Of other GPUs it says \"when the first one finds ...\" (wanted). A program that has a copier on the
+same GPU meanwhile loses it, as to any other that wants one there.")]
 pub(crate) struct ExplainOptions {
     /// Print every rank's view, in order; rank 0's alone if not given.
     #[arg(long)]
@@ -45,6 +62,8 @@ enum ExplainError {
     Start(#[from] StartError),
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Wait(#[from] WaitError),
     #[error(transparent)]
     Collective(Box<CollectiveError>),
 }
@@ -74,16 +93,24 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
         return Ok(ExitCode::from(run_ranks(2, Vec::new())?));
     }
     let runtime = Runtime::builder().settings(settings).start()?;
-    // Nobody leaves before all have looked.
-    let text = if options.all || runtime.rank() == Rank(0) { view(&runtime, options) } else { String::new() };
-    let printed = match (options.all, runtime.rank()) {
-        (true, rank) => {
-            let views = gather(&runtime, &text)?;
-            if rank == Rank(0) { print(&views.concat()) } else { ExitCode::SUCCESS }
+    let world = runtime.world();
+    let meeting = Meeting::of(&world);
+    let tried = copier::try_out(&runtime, &meeting);
+    let mut printed = ExitCode::SUCCESS;
+    let views = options.all || runtime.rank() == Rank(0);
+    let text = if views { view(&runtime, options, tried.as_ref()) } else { String::new() };
+    // Said before anything can fail for somebody else's sake.
+    if !options.all {
+        printed = print(&text);
+    }
+    meeting.end(&runtime)?;
+    if options.all {
+        let texts = gather(&runtime, &text)?;
+        if runtime.rank() == Rank(0) {
+            printed = print(&texts.concat());
         }
-        (false, Rank(0)) => print(&text),
-        (false, _) => ExitCode::SUCCESS,
-    };
+    }
+    // Nobody leaves before all have looked.
     runtime.barrier()?;
     Ok(printed)
 }
@@ -105,9 +132,12 @@ fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, ExplainError> {
         .collect())
 }
 
-fn view(runtime: &Runtime, options: &ExplainOptions) -> String {
+fn view(runtime: &Runtime, options: &ExplainOptions, tried: Option<&Tried>) -> String {
     let mut text = String::new();
-    for paths in runtime.explain(PATIENCE) {
+    for mut paths in runtime.explain(PATIENCE) {
+        if let Some(tried) = tried {
+            paths.kinds.iter_mut().for_each(|kind| tried.tell(kind));
+        }
         if options.json {
             // Plain data under names that are strings: it has a form in JSON.
             text.push_str(&serde_json::to_string(&PeerView::of(runtime.rank(), &paths)).unwrap_or_default());
@@ -139,7 +169,7 @@ fn write_peer(text: &mut String, me: Rank, paths: &PeerPaths) {
             Verdict::Refused(why) => writeln!(text, "  {transport:<10} refused: {why}"),
         };
     }
-    for KindPath { memory, way, why } in &paths.kinds {
+    for KindPath { memory, way, why, .. } in &paths.kinds {
         let why = why.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
         let _ = writeln!(text, "  from {memory} memory: {way}{why}");
     }
@@ -169,6 +199,25 @@ struct KindView<'a> {
     memory: &'a str,
     way: &'a str,
     why: Option<&'a str>,
+    copier: Option<CopierView<'a>>,
+}
+
+#[derive(Serialize)]
+struct CopierView<'a> {
+    state: &'static str,
+    why: Option<&'a str>,
+}
+
+impl<'a> CopierView<'a> {
+    fn of(state: &'a CopierState) -> Option<Self> {
+        let (state, why) = match state {
+            CopierState::Off => return None,
+            CopierState::Wanted => ("wanted", None),
+            CopierState::On { .. } => ("on", None),
+            CopierState::Refused(why) => ("refused", Some(why.as_str())),
+        };
+        Some(Self { state, why })
+    }
 }
 
 impl<'a> PeerView<'a> {
@@ -181,8 +230,12 @@ impl<'a> PeerView<'a> {
             };
             PathView { transport: path.transport, verdict, why }
         };
-        let kind =
-            |kind: &'a KindPath| KindView { memory: &kind.memory, way: &kind.way, why: kind.why.as_deref() };
+        let kind = |kind: &'a KindPath| KindView {
+            memory: &kind.memory,
+            way: &kind.way,
+            why: kind.why.as_deref(),
+            copier: kind.copier.as_ref().and_then(CopierView::of),
+        };
         Self {
             rank: me.0,
             peer: paths.rank.0,

@@ -7,9 +7,11 @@
 //! | [`info`] | `carrack info`: what this machine has, and the settings in force |
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
 //! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
+//! | [`gpus`] | which GPUs these work on |
 //! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
 mod explain;
+mod gpus;
 mod info;
 mod launch;
 mod own_ranks;

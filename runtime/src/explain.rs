@@ -2,7 +2,7 @@
 
 use crate::bulk::{BLOCK, WRITTEN};
 use crate::device::DeviceInner;
-use crate::error::PostError;
+use crate::error::{PostError, WaitError};
 use crate::names::Rank;
 use crate::peer::route::candidates;
 use crate::protocol::select::choose;
@@ -11,8 +11,11 @@ use crate::runtime::Runtime;
 use carrack_transports::contract::Caps;
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{CopierState, Gpu, copier};
-use carrack_transports::mem::{MemKind, PacketSource};
-use std::time::Duration;
+use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
+use std::time::{Duration, Instant};
+
+/// An address that is not there is looked for again after so long: who sleeps is not woken when it comes.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// The paths to one peer from one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +42,18 @@ pub struct KindPath {
     pub way: String,
     /// Why not otherwise, when the way is not the direct one.
     pub why: Option<String>,
+    /// The GPU whose memory it is.
+    pub gpu: Option<GpuUuid>,
+    /// What there is of that GPU's resident copier, where messages to this peer may go by one. Whether there can be one
+    /// ([`CopierState::Wanted`]) is not found out here, as nothing is copied.
+    pub copier: Option<CopierState>,
+}
+
+impl KindPath {
+    /// Of memory that is no GPU's, or of which no more is known.
+    fn of_no_gpu(memory: &str, way: String, why: Option<String>) -> Self {
+        Self { memory: memory.into(), way, why, gpu: None, copier: None }
+    }
 }
 
 impl PeerPaths {
@@ -66,7 +81,15 @@ impl Runtime {
             *found.borrow_mut() = Some(looked);
             there
         };
-        let waited = self.wait_for(patience, look);
+        let begun = Instant::now();
+        let waited = loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            match self.wait_for(left.min(AGAIN), look) {
+                Err(WaitError::TimedOut(_)) if left > AGAIN => {}
+                Err(WaitError::TimedOut(_)) => break Err(WaitError::TimedOut(patience)),
+                other => break other,
+            }
+        };
         match found.into_inner() {
             Some(Ok(Some((reaches, _)))) => {
                 let (chosen, paths) = choose(&reaches);
@@ -160,19 +183,16 @@ impl Runtime {
         let large = self.explain_large(device, rank);
         let inline = caps.am_inline.min(packet);
         let host = format!("in place up to {inline} B, through one packet up to {packet} B, {large}");
-        let mut kinds = vec![
-            KindPath { memory: "host".into(), way: host.clone(), why: None },
-            KindPath { memory: "pinned".into(), way: host, why: None },
-        ];
+        let mut kinds =
+            vec![KindPath::of_no_gpu("host", host.clone(), None), KindPath::of_no_gpu("pinned", host, None)];
         let route = device.known_route(rank);
         let maps = route.and_then(|route| route.linked()).is_some_and(|linked| self.0.may_map(linked));
         for driver in self.gpu_drivers() {
             match driver.devices() {
-                Err(error) => kinds.push(KindPath {
-                    memory: "device".into(),
-                    way: "none".into(),
-                    why: Some(format!("{}: {error}", driver.name())),
-                }),
+                Err(error) => {
+                    let why = format!("{}: {error}", driver.name());
+                    kinds.push(KindPath::of_no_gpu("device", "none".into(), Some(why)));
+                }
                 Ok(gpus) => {
                     for gpu in gpus {
                         let info = gpu.info();
@@ -206,12 +226,15 @@ impl Runtime {
                         } else {
                             staged
                         };
-                        let way = if maps { way + &by_copier(&*gpu) } else { way };
+                        let copier = maps.then(|| gpu.copier()).filter(|state| *state != CopierState::Off);
+                        let way = way + &copier.as_ref().map(by_copier).unwrap_or_default();
                         let why = self.why_not_direct((rank, transport), direct, maps, &*gpu, nic.as_ref());
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,
                             why,
+                            gpu: Some(info.uuid),
+                            copier,
                         });
                     }
                 }
@@ -222,9 +245,9 @@ impl Runtime {
 }
 
 /// What of that goes to a kernel instead of the copy engine.
-fn by_copier(gpu: &dyn Gpu) -> String {
+fn by_copier(state: &CopierState) -> String {
     let most = copier::MOST >> 10;
-    match gpu.copier() {
+    match state {
         CopierState::Off => String::new(),
         CopierState::Wanted => {
             format!(

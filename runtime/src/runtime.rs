@@ -356,6 +356,12 @@ impl Runtime {
         self.0.size
     }
 
+    /// The number of this rank among those of its node, from 0, by which they share out what the node has: see
+    /// [`Bootstrap::place_on_node`].
+    pub fn place_on_node(&self) -> u32 {
+        self.0.bootstrap.place_on_node()
+    }
+
     /// The settings in force.
     pub fn settings(&self) -> &Settings {
         &self.0.settings

@@ -162,12 +162,6 @@ impl Memory {
     }
 }
 
-/// How many GPUs the first driver has that has any.
-pub(super) fn devices(runtime: &Runtime) -> usize {
-    let counts = runtime.gpu_drivers().iter().filter_map(|driver| driver.devices().ok());
-    counts.map(|gpus| gpus.len()).find(|&count| count > 0).unwrap_or(0)
-}
-
 /// The GPU of this number of the first driver that has any.
 fn gpu(runtime: &Runtime, kind: Kind, number: usize) -> Result<Arc<dyn Gpu>, PerfError> {
     let mut reasons = Vec::new();

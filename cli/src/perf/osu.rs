@@ -5,12 +5,12 @@
 //! for each size: the size in ten columns, figures in eighteen each, with two decimals. Latencies are means in microseconds, as theirs;
 //! a MB is 10^6 bytes.
 
-use super::memory::devices;
 use super::options::{self, Op, PerfOptions, Wanted};
 use super::plan::Test;
 use super::record::Record;
 use super::sides::{Kind, Sides};
 use super::start;
+use crate::gpus;
 use crate::launch::Bind;
 use crate::own_ranks::is_rank;
 use crate::{USAGE, complain, is_closed_pipe};
@@ -250,7 +250,7 @@ fn count_devices() -> usize {
         let alone = Alone::new().map_err(StartError::from)?;
         Runtime::builder().bootstrap(Box::new(alone)).start()
     };
-    alone().map_or(0, |runtime: Runtime| devices(&runtime))
+    alone().map_or(0, |runtime: Runtime| gpus::of(&runtime).len())
 }
 
 /// A pair and a test after another, each as a job of its own. What cannot be measured on this machine is said, and left out.

@@ -50,6 +50,7 @@ const SUITES: &[Suite] = &[
     suite("gpu_ordeals", On::Any, true, 15),
     suite("gpu_copier", On::Any, true, 10),
     suite("gpu_copier_ranks", On::Any, true, 10),
+    suite("explain_copier", On::Any, true, 10),
     suite("fake_gpu", On::Nothing, true, 10),
     suite("simulated_nic", On::Nothing, true, 5),
     suite("verbs_calls", On::Nothing, true, 5),
@@ -74,9 +75,10 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
-/// it again, the mock library needs a C compiler and its source (two programs), the table of rules is read in the tree, and a guest is made
+/// it again, the mock library needs a C compiler and its source (three programs), the table of rules is read in the tree, and a guest is made
 /// from it. A bundle leaves them out; a test of xtask sees to that.
-const NO_PARTS: &[&str] = &["cli_selftest", "cuda_mock", "examples", "gpu_costs", "gpu_rules", "verbs_guest"];
+const NO_PARTS: &[&str] =
+    &["cli_selftest", "cuda_mock", "examples", "explain_claims", "gpu_costs", "gpu_rules", "verbs_guest"];
 
 /// Whether a test program of that name is one of the parts.
 pub(super) fn is_known(name: &str) -> bool {

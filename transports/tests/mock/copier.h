@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <time.h>
 
 enum { COPIER_STREAM = 0x2001, SHEETS = 4, LINES = 4 };
 
@@ -40,6 +41,14 @@ int cuMemGetAccess(unsigned long long *flags, const int *location, size_t ptr) {
   return location[0] == 1 && find(ptr) >= 0 ? 0 : INVALID_VALUE;
 }
 
+/* A kernel's clock, where no test is one. */
+static unsigned long long now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000000000ull + time.tv_nsec;
+}
+static int is_past(unsigned long long begun) { return COPIER > 2 && now() - begun > 3000000; }
+
 static int is_resident(void) { return resident; }
 
 struct launch { struct page *page; unsigned long long generation; };
@@ -76,7 +85,8 @@ static void *run(void *given) {
   struct page *page = launch.page;
   unsigned long long next = page->answered + 1;
   __atomic_store_n(&page->begun, launch.generation, __ATOMIC_RELEASE);
-  while (!times_out && page->sheets[SHEETS - 1][0][7] != launch.generation) {
+  unsigned long long begun = now();
+  while (!times_out && !is_past(begun) && page->sheets[SHEETS - 1][0][7] != launch.generation) {
     if (dies && page->sheets[0][next % LINES][0] >> 32 == (next & 0xffffffff)) return resident = 0, NULL;
     if (take(page, SHEETS, next)) next++;
     else sched_yield();

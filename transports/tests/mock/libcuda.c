@@ -10,7 +10,8 @@
      -DNO_ROWS   as -DNO_BATCH, and without the call for rows at equal distances, too
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
      -DVMM       as otherwise, with memory that is made and mapped by itself, 64 MiB of it
-     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread; -DCOPIER=2: on the same GPU
+     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread; -DCOPIER=2: on the same GPU;
+                 -DCOPIER=N, from 3 on: for processes that no test can reach into (alone.h)
      -DREADERS=1 as -DVMM, with access for reading only, which it keeps; others do not (readers.h)
      otherwise   one device; lacks many calls, answers with codes and types that no header has
 
@@ -128,6 +129,13 @@ int mock_capture_stream(size_t stream) { return captured_stream = stream, 0; }
 int cuStreamIsCapturing(size_t stream, int *status) { return *status = captures && stream == captured_stream, 0; }
 #define UNCAPTURED if (captures && capture_mode == 0) return spoilt = 1, 900
 
+#if COPIER > 2
+#include "alone.h"
+#else
+#define NO_MEMORY 0
+#define NO_COPIES 0
+#endif
+
 #define ALIVE if (gone) return DEINITIALIZED
 #define IN_CONTEXT ALIVE; if (!depth) return INVALID_CONTEXT
 
@@ -184,6 +192,8 @@ int cuDeviceGetUuid(char *uuid, int device) {
   static int own;
   int *place = &own;
   memcpy(uuid, &place, sizeof place);
+#elif COPIER > 2
+  name_gpu(uuid);
 #endif
   return 0;
 }
@@ -252,6 +262,7 @@ int cuMemAlloc_v2(size_t *ptr, size_t len) {
   IN_CONTEXT;
   UNCAPTURED;
   if (len > 1 << 30) return UNHEARD_OF;
+  if (NO_MEMORY) return 2;
   for (int at = 0; at < 64; at++) {
     if (allocations[at].ptr) continue;
     if (posix_memalign((void **)&allocations[at].ptr, 2 << 20, len)) return 2;
@@ -567,6 +578,7 @@ int cuMemcpyDtoDAsync_v2(size_t dst, size_t src, size_t len, size_t stream) {
   copies++;
   IN_CONTEXT;
   if (!is_device(src, len) || !is_device(dst, len)) return INVALID_VALUE;
+  if (NO_COPIES) return 700;
 #ifdef READERS
   if (READERS == 5 && !is_written(dst, len)) abort();
   if (READERS == 8 && !is_written(dst, len)) return 2;

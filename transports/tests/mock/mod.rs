@@ -9,8 +9,14 @@ pub(crate) fn library(test: &str, define: &str) -> PathBuf {
     std::fs::create_dir_all(&folder).unwrap();
     let (library, source) = (folder.join("libcuda.so"), folder.join("libcuda.c"));
     std::fs::write(&source, include_str!("libcuda.c")).unwrap();
-    std::fs::write(folder.join("copier.h"), include_str!("copier.h")).unwrap();
-    std::fs::write(folder.join("readers.h"), include_str!("readers.h")).unwrap();
+    let parts = [
+        ("alone.h", include_str!("alone.h")),
+        ("copier.h", include_str!("copier.h")),
+        ("readers.h", include_str!("readers.h")),
+    ];
+    for (name, text) in parts {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-w", define, "-o"]).arg(&library).arg(&source);
     assert!(compiler.status().unwrap().success(), "{compiler:?}");

@@ -8,6 +8,11 @@
 use crate::fd_channel::{Channel, Listener};
 use crate::mem::GpuUuid;
 use rustix::io::Errno;
+use std::time::Duration;
+
+/// Looks at a name that is taken and that nobody listens under, a millisecond apart: between the two calls of a claim there are
+/// microseconds, unless the other process does not get to run.
+const LOOKS: u32 = 1000;
 
 /// A process's claim on a GPU.
 #[derive(Debug)]
@@ -19,15 +24,26 @@ impl Claim {
     /// # Errors
     /// Another process has claimed it, which gives its claim up now; or the system has no socket.
     pub(crate) fn of(gpu: GpuUuid) -> Result<Self, String> {
-        let name = format!("carrack-copier/{}/{gpu}", rustix::process::getuid().as_raw());
-        match Listener::bind(name.as_bytes()) {
-            Ok(listener) => Ok(Self(listener)),
-            Err(Errno::ADDRINUSE) => {
-                let other = Channel::connect(name.as_bytes()).and_then(|channel| channel.peer());
-                Err(shared(other.map_or(0, |other| other.pid)))
+        Self::pausing(gpu, || std::thread::sleep(Duration::from_millis(1)))
+    }
+
+    /// As `of`; passes the time between two looks in its own way.
+    fn pausing(gpu: GpuUuid, mut pause: impl FnMut()) -> Result<Self, String> {
+        let name = name(gpu);
+        for _ in 0..LOOKS {
+            match Listener::bind(name.as_bytes()) {
+                Ok(listener) => return Ok(Self(listener)),
+                Err(Errno::ADDRINUSE) => {}
+                Err(why) => return Err(format!("whether the GPU is shared cannot be found out: {why}")),
             }
-            Err(why) => Err(format!("whether the GPU is shared cannot be found out: {why}")),
+            match Channel::connect(name.as_bytes()).and_then(|channel| channel.peer()) {
+                // It has the name, and is about to listen: it would not hear of this knock, and have a copier all the same. Or it
+                // gives the name up.
+                Err(Errno::CONNREFUSED) => pause(),
+                other => return Err(shared(other.map_or(0, |other| other.pid))),
+            }
         }
+        Err(shared(0))
     }
 
     /// Whether nobody else has wanted a copier on this GPU. A system call.
@@ -42,9 +58,15 @@ impl Claim {
     }
 }
 
+fn name(gpu: GpuUuid) -> String {
+    format!("carrack-copier/{}/{gpu}", rustix::process::getuid().as_raw())
+}
+
+/// `pid`: 0 where it is not known, as that of a process in another namespace.
 fn shared(pid: i32) -> String {
+    let who = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
     format!(
-        "process {pid} wants a copier on this GPU, too: a GPU that ranks share has none (give each rank a GPU of its own, by \
+        "{who} wants a copier on this GPU, too: a GPU that ranks share has none (give each rank a GPU of its own, by \
          CUDA_VISIBLE_DEVICES)"
     )
 }
@@ -52,6 +74,16 @@ fn shared(pid: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    use std::os::fd::OwnedFd;
+
+    /// A process's name that does not listen yet.
+    fn bound(gpu: GpuUuid) -> OwnedFd {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name(gpu).as_bytes()).unwrap()).unwrap();
+        socket
+    }
 
     fn gpu(number: u8) -> GpuUuid {
         let [a, b, c, d] = std::process::id().to_le_bytes();
@@ -75,5 +107,32 @@ mod tests {
         assert_eq!((first.check(), second.check()), (Ok(()), Ok(())));
         drop(first);
         assert_eq!(Claim::of(gpu(2)).unwrap().check(), Ok(()));
+    }
+    #[test]
+    fn who_has_the_name_and_does_not_listen_yet_is_knocked_for_when_it_does() {
+        let first = bound(gpu(4));
+        let mut pauses = 0;
+        let second = Claim::pausing(gpu(4), || {
+            pauses += 1;
+            listen(&first, 1).unwrap();
+        });
+        let own = format!("process {}", std::process::id());
+        assert!(second.unwrap_err().contains(&own));
+        assert_eq!(pauses, 1);
+        rustix::net::accept(&first).expect("the knock");
+    }
+
+    #[test]
+    fn who_gives_the_name_up_before_it_listens_leaves_it_to_the_next() {
+        let mut first = Some(bound(gpu(5)));
+        assert_eq!(Claim::pausing(gpu(5), || first = None).unwrap().check(), Ok(()));
+    }
+
+    #[test]
+    fn who_never_listens_has_the_name_and_is_not_waited_for_for_ever() {
+        let _first = bound(gpu(6));
+        let mut pauses = 0;
+        assert!(Claim::pausing(gpu(6), || pauses += 1).unwrap_err().contains("CUDA_VISIBLE_DEVICES"));
+        assert_eq!(pauses, LOOKS);
     }
 }

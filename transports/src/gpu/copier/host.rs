@@ -35,6 +35,9 @@ pub(crate) trait Launcher: Send + Sync + Sized + 'static {
     }
 }
 
+/// What a launch names in place of a call, before which it is found that the GPU is shared.
+pub(crate) const CLAIM: &str = "copier's claim";
+
 /// Looks at an answer that has not come, between two questions to the driver whether the kernel is still there.
 const LOOKS: u32 = 1024;
 
@@ -183,6 +186,8 @@ impl<L: Launcher> Resident<L> {
     pub(crate) fn state(&self) -> CopierState {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         match self.failed.get() {
+            // No call of the driver's, so its name and its code tell nothing.
+            Some(why) if why.call == CLAIM => CopierState::Refused(why.hint.clone()),
             Some(why) => CopierState::Refused(why.to_string()),
             None => CopierState::On { launches: count(&self.launches), copies: count(&self.copies) },
         }

@@ -7,7 +7,8 @@ use super::error::released;
 use super::home::Home;
 use super::sys::{self, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::gpu::copier::{
-    Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits, fits_among_others,
+    Board, CLAIM, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits,
+    fits_among_others,
 };
 use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -240,9 +241,7 @@ impl Launcher for Launch {
     }
 
     fn launch(&self, generation: u64) -> Result<(), GpuError> {
-        self.claim
-            .check()
-            .map_err(|why| super::error::because("copier", super::error::NOT_SUPPORTED, why))?;
+        self.claim.check().map_err(|why| super::error::because(CLAIM, super::error::NOT_SUPPORTED, why))?;
         let home = self.home()?;
         let _current = home.context.enter()?;
         let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

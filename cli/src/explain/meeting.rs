@@ -1,0 +1,103 @@
+//! A barrier that is given some time, and waited for at the end: what can be said without the others is said before.
+
+use super::ExplainError;
+use carrack::{CollectiveError, Group, Runtime};
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// All members of a group meet.
+pub(super) struct Meeting<'g>(RefCell<State<'g>>);
+
+enum State<'g> {
+    Begun(Pin<Box<dyn Future<Output = Result<(), CollectiveError>> + 'g>>),
+    Over(Result<(), CollectiveError>),
+}
+
+impl<'g> Meeting<'g> {
+    /// It is the group's next operation, in which the others hear of this member when it waits for them.
+    pub(super) fn of(group: &'g Group) -> Self {
+        Self(RefCell::new(State::Begun(Box::pin(group.barrier_async()))))
+    }
+
+    /// Waits until all others do, or have done, for so long at the most.
+    ///
+    /// # Errors
+    /// Why nothing is known of them.
+    pub(super) fn wait(&self, runtime: &Runtime, limit: Duration) -> Result<(), String> {
+        runtime.wait_for(limit, || self.is_over()).map_err(|why| why.to_string())?;
+        match &*self.0.borrow() {
+            State::Over(Err(why)) => Err(why.to_string()),
+            _ => Ok(()),
+        }
+    }
+
+    /// It is asked whenever progress has been made, so nothing has to wake it.
+    fn is_over(&self) -> bool {
+        let mut state = self.0.borrow_mut();
+        let State::Begun(barrier) = &mut *state else { return true };
+        let Poll::Ready(how) = barrier.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            return false;
+        };
+        *state = State::Over(how);
+        true
+    }
+
+    /// Waits for it to the end.
+    pub(super) fn end(self, runtime: &Runtime) -> Result<(), ExplainError> {
+        match self.0.into_inner() {
+            State::Begun(barrier) => Ok(runtime.block_on(barrier)??),
+            State::Over(how) => Ok(how?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack::settings::{GpuChoice, Settings};
+    use std::sync::Barrier;
+
+    fn ranks(size: u32) -> Vec<Runtime> {
+        let settings = Settings::builder().gpu(GpuChoice::None);
+        let settings = settings.build_from_vars(std::iter::empty::<(String, String)>()).unwrap();
+        Runtime::in_process_with(size, &settings).unwrap()
+    }
+
+    #[test]
+    fn who_does_not_come_is_waited_for_as_long_as_was_said_and_at_the_end() {
+        let ranks = ranks(3);
+        let have_waited = Barrier::new(3);
+        let waits = |rank: &Runtime| {
+            let world = rank.world();
+            let meeting = Meeting::of(&world);
+            let why = meeting.wait(rank, Duration::from_millis(10)).unwrap_err();
+            assert!(why.contains("not there after 10ms"), "{why}");
+            have_waited.wait();
+            meeting.end(rank).unwrap();
+        };
+        std::thread::scope(|scope| {
+            ranks[..2].iter().for_each(|rank| drop(scope.spawn(|| waits(rank))));
+            have_waited.wait();
+            // A meeting is a barrier.
+            ranks[2].barrier().unwrap();
+        });
+    }
+
+    #[test]
+    fn when_all_have_come_every_wait_is_over_and_the_next_operation_is_the_next() {
+        let come = |rank: &Runtime| {
+            let world = rank.world();
+            let meeting = Meeting::of(&world);
+            meeting.wait(rank, Duration::from_secs(600)).unwrap();
+            meeting.wait(rank, Duration::ZERO).unwrap();
+            meeting.end(rank).unwrap();
+            let heard = rank.allgather(&rank.rank().0.to_le_bytes()).unwrap();
+            assert_eq!(heard, [0_u32, 1].map(|rank| rank.to_le_bytes().to_vec()));
+        };
+        let ranks = ranks(2);
+        std::thread::scope(|scope| ranks.iter().for_each(|rank| drop(scope.spawn(|| come(rank)))));
+    }
+}
