@@ -245,6 +245,17 @@ fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
     assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
 }
 
+/// It has ended well, so the launcher ends nobody for it.
+#[test]
+fn ranks_that_meet_are_told_of_one_that_never_comes() {
+    let explain =
+        format!("[ $CARRACK_RANK = 1 ] && exit 0; exec env -u {MARK} '{}' explain", carrack().display());
+    let run = script(3, &[], &explain).run();
+    assert_eq!(run.code(), 1);
+    let told = "cannot be had: rank 1 exited with status 0 without ending its runtime";
+    assert!(run.stderr.contains(told), "{}", run.stderr);
+}
+
 #[test]
 fn a_rank_killed_by_a_signal_is_named_with_the_signal() {
     let run = script(2, &[], "[ $CARRACK_RANK = 1 ] && kill -KILL $$; sleep 1000").run();

@@ -158,7 +158,7 @@ impl<'a> Call<'a> {
                 None if self.has_ticked(step) => Poll::Ready(Ok(0)),
                 None => match (self.barrier_instead(), self.gone(from)) {
                     (Some(note), _) => Poll::Ready(Err(self.contradiction(&note))),
-                    (None, Some(cause)) => Poll::Ready(Err(self.down(from, cause))),
+                    (None, Some(error)) => Poll::Ready(Err(error)),
                     (None, None) => Poll::Pending,
                 },
             }
@@ -242,17 +242,23 @@ impl<'a> Call<'a> {
         Tag(u64::from(self.board.name) << 32 | (self.number & 0xff_ffff) << 8 | u64::from(step & 0xff))
     }
 
-    /// Whether a rank is known to be gone. Whoever is waited for has to be heard of when it goes.
-    fn gone(&self, rank: Rank) -> Option<DownCause> {
+    /// Why nothing will be heard of a rank any more, if that is known. Whoever is waited for has to be heard of when it goes, also if it
+    /// never came: then its address cannot be had.
+    fn gone(&self, rank: Rank) -> Option<CollectiveError> {
         let inner = &self.runtime.0;
         let device = &inner.default_device().0;
         if let Some(route) = device.route(rank)
             && route.linked().is_none()
-            && let Err(PostError::PeerDown { cause, .. }) = route.link(inner, device)
         {
-            return Some(cause);
+            match route.link(inner, device) {
+                Err(PostError::PeerDown { cause, .. }) => return Some(self.down(rank, cause)),
+                Err(cause @ PostError::Bootstrap { .. }) => {
+                    return Some(CollectiveError::Post { what: self.what(), cause });
+                }
+                Ok(_) | Err(_) => {}
+            }
         }
-        inner.down().get(&rank).cloned()
+        inner.down().get(&rank).cloned().map(|cause| self.down(rank, cause))
     }
 
     fn down(&self, rank: Rank, cause: DownCause) -> CollectiveError {

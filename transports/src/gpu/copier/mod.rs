@@ -1,4 +1,4 @@
-//! A resident copier: a kernel of one warp that waits for small copies, carries them out and answers, without a call of the
+//! A resident copier: a kernel of one block that waits for small copies, carries them out and answers, without a call of the
 //! driver for each.
 //!
 //! | module | one idea |
@@ -29,7 +29,7 @@ pub(super) use lease::Kernel;
 pub(super) use list::{Board, PIECES, Place};
 pub(super) use page::Command;
 #[cfg(all(test, not(loom)))]
-pub(super) use page::SHEETS;
+pub(super) use page::{SHEETS, WORDS};
 
 use std::time::Duration;
 

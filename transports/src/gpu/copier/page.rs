@@ -25,7 +25,7 @@ pub(crate) struct Command {
 /// Words of a command. Each is `number, cut to 32 bits | a piece of 32 bits`, so each tells by itself whether it belongs to a
 /// command: a reader that finds all five with one number has the command whole, in whatever order words are written and read.
 /// Nothing is relied on but that 8 bytes are written and read at once.
-const WORDS: usize = 5;
+pub(crate) const WORDS: usize = 5;
 
 /// Where the generation stands that is to leave: in the line that is looked at anyway.
 const STOP: usize = 7;
@@ -117,10 +117,10 @@ impl Page {
         self.told.gone.load(Ordering::Acquire)
     }
 
-    /// Writes a command on one sheet only, as it stands while the host is writing it.
+    /// Writes one word of a command on one sheet: a host may be seen to write them in any order.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn write_on(&self, sheet: usize, number: u64, command: Command) {
-        self.sheets[sheet].write(number, pieces(command).map(|piece| tagged(number, piece)));
+    pub(crate) fn write_word(&self, (sheet, at): (usize, usize), number: u64, command: Command) {
+        self.sheets[sheet].line(number)[at].store(tagged(number, pieces(command)[at]), Ordering::Release);
     }
 
     // ---- the kernel ----------------------------------------------------------------------------------
@@ -244,6 +244,7 @@ mod tests {
         page.write(4, COMMAND);
         page.stop(7);
         assert!(page.is_stopped(7) && !page.is_stopped(6) && !page.is_stopped(8));
+        assert!(page.sheets.iter().all(|sheet| sheet.line(0)[STOP].load(Ordering::Relaxed) == 7));
         assert_eq!(page.read(..1, 4), Some(COMMAND));
     }
 }

@@ -190,3 +190,36 @@ fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
         is_reached,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_kept_is_found_by_all_of_its_bytes_until_it_is_given_back() {
+        let kept = Kept::default();
+        assert_eq!(kept.around(0, 1), None);
+        for (start, len) in [(0x3000, 0x100), (0x1000, 0x1000), (0x2000, 0x10)] {
+            kept.note(start, len);
+        }
+        for (addr, end, wanted) in [
+            (0x0fff, 0x1001, None),
+            (0x1000, 0x2000, Some(0x1000..0x2000)),
+            (0x1fff, 0x2000, Some(0x1000..0x2000)),
+            (0x1fff, 0x2001, None),
+            (0x2008, 0x2010, Some(0x2000..0x2010)),
+            (0x2010, 0x2011, None),
+            (0x30ff, 0x3100, Some(0x3000..0x3100)),
+            (0x3100, 0x3101, None),
+        ] {
+            assert_eq!(kept.around(addr, end), wanted, "{addr:#x}");
+        }
+        // It is noted again, and is longer; what nobody has noted is forgotten in vain.
+        kept.note(0x2000, 0x20);
+        kept.forget(0x1800);
+        assert_eq!(kept.around(0x2010, 0x2020), Some(0x2000..0x2020));
+        kept.forget(0x2000);
+        assert_eq!(kept.around(0x2000, 0x2001), None);
+        assert_eq!(kept.around(0x1000, 0x1001), Some(0x1000..0x2000));
+    }
+}

@@ -10,12 +10,12 @@ mod block;
 mod text;
 
 use super::copier::{KERNEL, THREADS};
-use crate::gpu::copier::{Board, Command, Launcher, PIECES, Place, Resident, SHEETS};
+use crate::gpu::copier::{Board, Command, Launcher, PIECES, Place, Resident, SHEETS, WORDS};
 use crate::gpu::{CopierState, GpuError};
-use block::Block;
+use block::{Block, garbage};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use text::Program;
 
 /// Starts a thread for each kernel.
@@ -78,12 +78,21 @@ fn done(resident: &Arc<Resident<Launch>>, places: &[Place]) {
             _ => resident.give_many(places.iter().copied()),
         };
         if let Some(event) = given {
-            return event.wait().unwrap();
+            return until("a copy is done", || event.query().unwrap());
         }
         if let CopierState::Refused(why) = resident.state() {
             panic!("{why}");
         }
         resident.renew();
+        std::thread::yield_now();
+    }
+}
+
+/// Waits, and not for ever.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "in vain until {what}");
         std::thread::yield_now();
     }
 }
@@ -142,26 +151,84 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them
     }
 }
 
+/// Each pauses while a list is done, which takes the block some rounds; what is on one sheet only then, nobody else finds.
 #[test]
-fn each_of_those_who_watch_has_a_sheet_and_finds_what_is_on_it() {
+fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
     let resident = resident(Duration::from_secs(3600));
-    let page = &resident.launcher.board.page;
-    let (mut dst, src) =
-        ([0_u64; 2 * SHEETS], std::array::from_fn::<u64, { 2 * SHEETS }, _>(|at| !(at as u64)));
-    let (to, from) = (dst.as_mut_ptr() as u64, src.as_ptr() as u64);
-    for (at, number) in (0..2 * SHEETS).zip(1..) {
-        let offset = 8 * at as u64;
-        page.write_on(at % SHEETS, number, Command { dst: to + offset, src: from + offset, len: 8 });
-        while page.answered() < number {
-            std::thread::yield_now();
-        }
-        assert_eq!(dst[at], src[at], "{number}");
+    let Launch { board, .. } = &resident.launcher;
+    let page = &board.page;
+    let (mut dst, src) = (vec![0_u64; 8 + SHEETS], (1..).take(8 + SHEETS).collect::<Vec<u64>>());
+    let (to, from) = (dst.as_mut_ptr() as usize, src.as_ptr() as usize);
+    let place = |at: usize| (to + 8 * at, from + 8 * at, 8);
+    until("a kernel begins", || page.begun() == 1);
+    for (sheet, number) in (0..2 * SHEETS).map(|turn| turn % SHEETS).zip((1..).step_by(2)) {
+        page.write(number, board.write(resident.launcher.address_of_board(), number, (0..8).map(place)));
+        until("a list is done", || page.answered() == number);
+        let (dst, src, _) = place(8 + sheet);
+        let command = Command { dst: dst as u64, src: src as u64, len: 8 };
+        (0..WORDS).for_each(|at| page.write_word((sheet, at), number + 1, command));
+        until("what is on one sheet is done", || page.answered() == number + 1);
     }
     page.stop(1);
-    while page.gone() < 1 {
-        std::thread::yield_now();
-    }
+    until("the kernel ends", || page.gone() == 1);
     assert_eq!(dst, src);
+}
+
+/// Each copies what the one before has written, across the number that is 0 in the words.
+#[test]
+fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the_sheets() {
+    const COMMANDS: u64 = 100;
+    for seed in 1..12_u64 {
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = garbage(state);
+            state % below
+        };
+        let (board, program) = (Arc::new(Board::new()), Program::of(KERNEL.trim_end_matches('\0')));
+        let (page, address) = (&board.page, std::ptr::from_ref::<Board>(&board) as u64);
+        let before = (1 << 32) - 1 - random(COMMANDS / 2);
+        page.take_back(before);
+        // From each cell to the next; lists have a second piece, which goes elsewhere.
+        let mut cells = vec![0_u64; 2 * COMMANDS as usize + 1];
+        cells[0] = garbage(seed);
+        let at = cells.as_mut_ptr() as usize;
+        let mut give = |step: u64| {
+            let (number, here) = (before + 1 + step, at + 8 * step as usize);
+            let command = if random(5) == 0 {
+                let pieces = [(here + 8, here, 8), (here + 8 * (COMMANDS as usize + 1), at, 8)];
+                board.write(address, number, pieces.into_iter())
+            } else {
+                Command { dst: here as u64 + 8, src: here as u64, len: 8 }
+            };
+            let mut words: Vec<_> =
+                (0..SHEETS).flat_map(|sheet| (0..WORDS).map(move |at| (sheet, at))).collect();
+            while !words.is_empty() {
+                let word = words.swap_remove(random(words.len() as u64) as usize);
+                page.write_word(word, number, command);
+            }
+        };
+        // Four are there when it begins, so that one look finds them all.
+        (0..4).for_each(&mut give);
+        let parameters = [address, 1, 3_600_000_000_000, 3_600_000_000_000];
+        let kernel = {
+            let board = Arc::clone(&board);
+            std::thread::spawn(move || {
+                let _board = board;
+                Block::new(&program, THREADS.into(), &parameters).run();
+            })
+        };
+        for step in 4..COMMANDS {
+            until("a line is free", || page.answered() + 4 >= before + 1 + step);
+            give(step);
+        }
+        // What is there when it is asked to leave it does.
+        page.stop(1);
+        until("the kernel ends", || page.gone() == 1);
+        kernel.join().unwrap();
+        assert_eq!(page.answered(), before + COMMANDS, "{seed}");
+        let wrong = cells[..=COMMANDS as usize].iter().position(|cell| *cell != garbage(seed));
+        assert_eq!(wrong, None, "{seed}");
+    }
 }
 
 /// Singles and lists in turn, while kernels leave and come again all the time.
