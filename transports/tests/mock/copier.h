@@ -68,10 +68,10 @@ static int take(struct page *page, int sheets, unsigned long long number) {
   unsigned long long dst = piece[1] << 32 | piece[0], src = piece[3] << 32 | piece[2], len = piece[4];
   if (len >> 31) {
     /* Many: the source is their list, behind the page, one for each line. */
-    if (src != registered + 4096 + number % LINES * 24576 || dst) abort();
+    if (src != registered + 4096 + number % LINES * 16384 || dst) abort();
     lists++;
-    for (unsigned long long *one = (void *)src, *end = one + 3 * (len & 0x7fffffff); one < end; one += 3)
-      memmove((void *)one[0], (void *)one[1], one[2]);
+    for (unsigned long long *one = (void *)src, *end = one + 2 * (len & 0x7fffffff); one < end; one += 2)
+      memmove((void *)(one[0] & 0x1fffffffffffff), (void *)one[1], one[0] >> 53);
   } else {
     memmove((void *)dst, (void *)src, len);
   }
@@ -102,7 +102,7 @@ static void *run(void *given) {
 int cuMemHostRegister_v2(void *ptr, size_t len, unsigned flags) {
   IN_CONTEXT;
   UNCAPTURED;
-  if ((size_t)ptr % 4096 || len != 4096 + LINES * 24576 || flags != 3) return INVALID_VALUE;
+  if ((size_t)ptr % 4096 || len != 4096 + LINES * 16384 || flags != 3) return INVALID_VALUE;
   registered = (size_t)ptr;
   return 0;
 }

@@ -67,7 +67,7 @@ pub(super) fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
         all if all % 4 == 0 => 256,
         _ => 64,
     };
-    len <= most
+    len <= most && list::is_listed(dst, len)
 }
 
 /// What there is of a device's copier.

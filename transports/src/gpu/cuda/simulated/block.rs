@@ -230,8 +230,9 @@ impl<'p> Block<'p> {
         let values: Vec<u64> = match (&operands[1], &operands[0]) {
             (Operand::Parameter(which), _) => vec![self.parameters[*which]],
             (_, Operand::Registers(all)) => {
-                assert!(address % 16 == 0 && words.contains(&"v4"), "{words:?} at {address:#x}");
-                (0..all.len() as u64).map(|part| self.fetch(address + 4 * part, sort)).collect()
+                check_vector(address, words, all.len());
+                let part = width(sort) as u64;
+                (0..all.len() as u64).map(|at| self.fetch(address + part * at, sort)).collect()
             }
             _ => vec![self.fetch(address, sort)],
         };
@@ -247,10 +248,10 @@ impl<'p> Block<'p> {
         let (address, sort) = (self.address(thread, &operands[0]), *words.last().unwrap());
         match &operands[1] {
             Operand::Registers(all) => {
-                assert!(address % 16 == 0 && words.contains(&"v4"), "{words:?} at {address:#x}");
-                for (part, from) in all.iter().enumerate() {
+                check_vector(address, words, all.len());
+                for (at, from) in all.iter().enumerate() {
                     let value = self.threads[thread].registers[*from];
-                    self.put(address + 4 * part as u64, sort, value);
+                    self.put(address + (width(sort) * at) as u64, sort, value);
                 }
             }
             one => {
@@ -319,6 +320,16 @@ fn lanes_of(warp: usize) -> std::ops::Range<usize> {
 pub(super) fn garbage(of: u64) -> u64 {
     let mixed = (of ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ mixed >> 29).wrapping_mul(0x94d0_49bb_1331_11eb).rotate_right(31)
+}
+
+/// Of 16 bytes, which lie at a multiple of that.
+fn check_vector(address: u64, words: &[&str], count: usize) {
+    let is_one = match words {
+        [.., "v4", "u32"] => count == 4,
+        [.., "v2", "u64"] => count == 2,
+        _ => false,
+    };
+    assert!(is_one && address.is_multiple_of(16), "{words:?} of {count} at {address:#x}");
 }
 
 fn width(sort: &str) -> usize {
