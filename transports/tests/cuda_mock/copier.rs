@@ -310,12 +310,15 @@ fn two_that_want_a_copier_on_one_gpu_have_none() {
     let part = |at| region.slice(at, 8).unwrap();
     ended(Transfer::between(part(0), part(50)).unwrap()).unwrap();
     let own = format!("process {}", std::process::id());
-    assert!(matches!(gpu.copier(), CopierState::Refused(why) if why.contains(&own)));
+    assert!(
+        matches!(gpu.copier(), CopierState::Refused(why) if why.starts_with(&own)),
+        "no call of the driver is named"
+    );
     ground.count("mock_times_out");
     while matches!(ground.gpu.copier(), CopierState::On { .. }) {
         ground.copy(0, 8).unwrap();
     }
-    assert!(ground.refused().contains(&own), "{}", ground.refused());
+    assert!(ground.refused().starts_with(&own), "{}", ground.refused());
 }
 
 /// It would be the second on its GPU, and the first would be given up for it.

@@ -20,8 +20,8 @@ pub(crate) trait Launcher: Send + Sync + Sized + 'static {
     /// Launches the kernel of a generation, behind those that were launched before. Does not wait for it.
     ///
     /// # Errors
-    /// The driver's: there is no such kernel.
-    fn launch(&self, generation: u64) -> Result<(), GpuError>;
+    /// There is no such kernel.
+    fn launch(&self, generation: u64) -> Result<(), NoKernel>;
 
     /// Whether all kernels that were launched have ended, in whatever way.
     ///
@@ -35,8 +35,29 @@ pub(crate) trait Launcher: Send + Sync + Sized + 'static {
     }
 }
 
-/// What a launch names in place of a call, before which it is found that the GPU is shared.
-pub(crate) const CLAIM: &str = "copier's claim";
+/// Why there is no kernel, and will be none.
+#[derive(Clone, Debug)]
+pub(crate) enum NoKernel {
+    /// Another process wants one on this GPU, too: who, and what to do. No call of the driver was made.
+    Shared(String),
+    /// The driver's error.
+    Failed(GpuError),
+}
+
+impl From<GpuError> for NoKernel {
+    fn from(why: GpuError) -> Self {
+        Self::Failed(why)
+    }
+}
+
+impl fmt::Display for NoKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shared(why) => f.write_str(why),
+            Self::Failed(why) => why.fmt(f),
+        }
+    }
+}
 
 /// Looks at an answer that has not come, between two questions to the driver whether the kernel is still there.
 const LOOKS: u32 = 1024;
@@ -51,7 +72,7 @@ pub(crate) struct Resident<L: Launcher> {
     /// Questions for answers that had not come.
     asked: AtomicU32,
     /// Why nothing is given any more.
-    failed: OnceLock<GpuError>,
+    failed: OnceLock<NoKernel>,
     launches: AtomicU64,
     copies: AtomicU64,
 }
@@ -135,7 +156,7 @@ impl<L: Launcher> Resident<L> {
             }
             Given::TakenBack => None,
             Given::Lost => {
-                self.fail(lost());
+                self.fail(lost().into());
                 None
             }
         }
@@ -186,8 +207,6 @@ impl<L: Launcher> Resident<L> {
     pub(crate) fn state(&self) -> CopierState {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         match self.failed.get() {
-            // No call of the driver's, so its name and its code tell nothing.
-            Some(why) if why.call == CLAIM => CopierState::Refused(why.hint.clone()),
             Some(why) => CopierState::Refused(why.to_string()),
             None => CopierState::On { launches: count(&self.launches), copies: count(&self.copies) },
         }
@@ -213,19 +232,20 @@ impl<L: Launcher> Resident<L> {
             // It may have been its last act.
             _ if is_so(self.page()) => true,
             Ok(true) => {
-                self.fail(lost());
+                self.fail(lost().into());
                 false
             }
             Err(why) => {
-                self.fail(why);
+                self.fail(why.into());
                 false
             }
         }
     }
 
-    fn fail(&self, why: GpuError) {
-        tracing::warn!(%why, "the resident copier is given no more copies");
-        let _ = self.failed.set(why);
+    fn fail(&self, why: NoKernel) {
+        if self.failed.set(why.clone()).is_ok() {
+            tracing::warn!(%why, "the resident copier is given no more copies");
+        }
     }
 }
 
@@ -239,8 +259,11 @@ impl<L: Launcher> Sequence for Resident<L> {
         let is_over = |page: &Page| page.answered() >= number;
         if asked.is_multiple_of(LOOKS) && !self.is_alive(&is_over) || self.failed.get().is_some() {
             return match self.failed.get() {
-                Some(why) if !is_over(self.page()) => Err(why.clone()),
-                _ => Ok(is_over(self.page())),
+                _ if is_over(self.page()) => Ok(true),
+                None => Ok(false),
+                Some(NoKernel::Failed(why)) => Err(why.clone()),
+                // Not to be had: a launch is tried when all kernels are gone, and those answered what they took.
+                Some(NoKernel::Shared(_)) => Err(lost()),
             };
         }
         Ok(false)

@@ -24,7 +24,7 @@ mod list;
 mod page;
 
 pub(super) use claim::Claim;
-pub(super) use host::{CLAIM, Launcher, Resident};
+pub(super) use host::{Launcher, NoKernel, Resident};
 pub(super) use lease::Kernel;
 pub(super) use list::{Board, PIECES, Place};
 pub(super) use page::Command;

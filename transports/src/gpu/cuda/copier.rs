@@ -7,7 +7,7 @@ use super::error::released;
 use super::home::Home;
 use super::sys::{self, DevicePtr, FunctionHandle, ModuleHandle, StreamHandle};
 use crate::gpu::copier::{
-    Board, CLAIM, Claim, Command, CopierState, LEASE, LIFE, Launcher, PIECES, Resident, fits,
+    Board, Claim, Command, CopierState, LEASE, LIFE, Launcher, NoKernel, PIECES, Resident, fits,
     fits_among_others,
 };
 use crate::gpu::{Event, GpuError, GpuInfo, Pieces};
@@ -240,8 +240,8 @@ impl Launcher for Launch {
         self.board as u64
     }
 
-    fn launch(&self, generation: u64) -> Result<(), GpuError> {
-        self.claim.check().map_err(|why| super::error::because(CLAIM, super::error::NOT_SUPPORTED, why))?;
+    fn launch(&self, generation: u64) -> Result<(), NoKernel> {
+        self.claim.check().map_err(NoKernel::Shared)?;
         let home = self.home()?;
         let _current = home.context.enter()?;
         let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -263,8 +263,9 @@ impl Launcher for Launch {
                 self.stream,
                 arguments,
                 null_mut(),
-            )
+            )?;
         }
+        Ok(())
     }
 
     fn are_over(&self) -> Result<bool, GpuError> {

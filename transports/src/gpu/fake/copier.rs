@@ -7,7 +7,7 @@ use super::faults::{Faults, count};
 use super::lock;
 use super::standstill::Standstill;
 use crate::gpu::copier::{
-    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, PIECES, Place, Resident, fits,
+    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident, fits,
     fits_among_others,
 };
 use crate::gpu::{Event, GpuError};
@@ -165,7 +165,7 @@ impl Launcher for Launch {
         std::ptr::from_ref::<Board>(&self.board) as u64
     }
 
-    fn launch(&self, generation: u64) -> Result<(), GpuError> {
+    fn launch(&self, generation: u64) -> Result<(), NoKernel> {
         let (board, parts, faults) =
             (Arc::clone(&self.board), Arc::clone(&self.parts), Arc::clone(&self.faults));
         let at = self.address_of_board();

@@ -10,7 +10,7 @@ mod block;
 mod text;
 
 use super::copier::{KERNEL, THREADS};
-use crate::gpu::copier::{Board, Command, Launcher, PIECES, Place, Resident, SHEETS, WORDS};
+use crate::gpu::copier::{Board, Command, Launcher, NoKernel, PIECES, Place, Resident, SHEETS, WORDS};
 use crate::gpu::{CopierState, GpuError};
 use block::{Block, garbage};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ impl Launcher for Launch {
         std::ptr::from_ref::<Board>(&self.board) as u64
     }
 
-    fn launch(&self, generation: u64) -> Result<(), GpuError> {
+    fn launch(&self, generation: u64) -> Result<(), NoKernel> {
         let (program, board) = (Arc::clone(&self.program), Arc::clone(&self.board));
         let lease = u64::try_from(self.lease.as_nanos()).unwrap();
         let parameters = [self.address_of_board(), generation, lease, 4 * lease];
