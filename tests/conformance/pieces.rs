@@ -189,14 +189,14 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
     }
 }
 
-/// A face of that shape, and how long a region has to be for it.
+/// A face of that shape, and how long a region may be for it: a byte at the least, as no GPU gives memory of none.
 fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
     let offset = rng.random_range(0..100);
     let row = count[0] + rng.random_range(0..2) * rng.random_range(0..50);
     let plane = row * count[1] + rng.random_range(0..2) * rng.random_range(0..70);
     let face = Face { offset, count, pitch: [row, plane] };
     let end = face.check(usize::MAX).unwrap();
-    (face, end + rng.random_range(0..50))
+    (face, (end + rng.random_range(0..50)).max(1))
 }
 
 fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
