@@ -2,6 +2,9 @@
 
 #[path = "support/built.rs"]
 mod built;
+#[allow(dead_code, reason = "of the example's equation a part is tested here")]
+#[path = "../examples/halo_2d/heat.rs"]
+mod heat;
 
 use built::{carrack, examples};
 use std::process::Command;
@@ -75,7 +78,8 @@ fn processes_pass_blocks_round_a_ring_of_gpus_in_the_order_of_streams() {
 fn a_heat_equation_on_a_grid_of_gpus_is_what_one_cpu_computes() {
     let folder = std::env::temp_dir().join(format!("carrack-halo-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    for (ranks, grid) in [(2, "of 1 x 2"), (4, "of 2 x 2"), (3, "of 1 x 3")] {
+    for (ranks, grid) in [(1, "of 1 x 1"), (2, "of 1 x 2"), (4, "of 2 x 2"), (3, "of 1 x 3"), (5, "of 1 x 5")]
+    {
         let picture = folder.join(format!("{ranks}.svg"));
         let lines = run_with("halo_2d", ranks, &["24", "12", picture.to_str().unwrap()]);
         let right = lines.iter().filter(|line| {
@@ -96,6 +100,24 @@ fn a_heat_equation_on_a_grid_of_gpus_is_what_one_cpu_computes() {
         );
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_field_with_a_wrong_cell_one_that_is_no_number_or_one_too_few_is_far_from_what_is_wanted() {
+    let wanted = heat::alone([10..30, 0..40], [60, 80], 25);
+    assert_eq!(heat::distance(&wanted, &wanted), 0.0);
+    for (wrong, least) in
+        [(wanted[333] + 1e-9, 0.9e-9), (f64::NAN, f64::INFINITY), (f64::INFINITY, f64::INFINITY)]
+    {
+        let mut found = wanted.clone();
+        found[333] = wrong;
+        assert!(heat::distance(&found, &wanted) >= least, "{wrong}");
+    }
+    assert_eq!(heat::distance(&wanted[1..], &wanted), f64::INFINITY);
+    // A part is that part of the whole, whatever it is cut at.
+    let whole = heat::alone([0..60, 0..80], [60, 80], 25);
+    let part: Vec<f64> = (10..30).flat_map(|row| whole[row * 80..row * 80 + 40].to_vec()).collect();
+    assert!(part == wanted && whole.iter().any(|&cell| cell > 0.9) && wanted.iter().any(|&cell| cell > 0.1));
 }
 
 #[test]

@@ -15,12 +15,15 @@ use carrack::buffer::{Region, RegionSlice};
 use carrack::transports::gpu::{Event, Flavour, Gpu, Stream};
 use carrack::{Counter, Mr, Rank, RemoteComp, Rmr, Runtime, StreamCounter};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Steps that the streams are given in advance: each has room for some hundred operations, and then blocks whoever gives it more.
 const AHEAD: usize = 16;
+/// A number that differs by less is the same, relative to the field's hottest: nothing but the order of sums may differ.
+const SAME: f64 = 1e-12;
 
 /// Where everything lies in a rank's memory, in cells of 8 bytes: two fields with a row of the neighbour's above and below, and
 /// columns, which lie one cell behind another there: two that come on each side, and one that goes.
@@ -97,6 +100,7 @@ struct Neighbour {
 
 pub(crate) struct Field<'a> {
     runtime: &'a Runtime,
+    grid: Grid,
     layout: Layout,
     memory: Region,
     _registered: Mr,
@@ -155,6 +159,7 @@ impl<'a> Field<'a> {
         runtime.barrier()?;
         Ok(Self {
             runtime,
+            grid,
             layout,
             memory,
             _registered: registered,
@@ -261,12 +266,26 @@ impl<'a> Field<'a> {
         self.memory.slice(8 * at, 8 * cells).ok_or_else(|| "an edge outside of the block".into())
     }
 
-    /// The block's cells, row by row.
-    pub(crate) fn cells(&self) -> Result<Vec<f64>> {
-        let Layout { rows, columns } = self.layout;
-        let at = self.layout.outgoing(Side::Up, self.step as usize % 2);
-        let bytes = self.slice(at, rows * columns)?.to_vec()?;
+    /// The cells of some of the block's rows, one row after another.
+    pub(crate) fn cells(&self, rows: Range<usize>) -> Result<Vec<f64>> {
+        let columns = self.layout.columns;
+        let at = self.layout.outgoing(Side::Up, self.step as usize % 2) + rows.start * columns;
+        let bytes = self.slice(at, rows.len() * columns)?.to_vec()?;
         Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
+    }
+
+    /// Compares some of the block's rows with what one CPU computes. How far they are apart, as [`heat::distance`] has it.
+    pub(crate) fn compare(&mut self, rows: Range<usize>) -> Result<f64> {
+        let (Layout { rows: high, columns: wide }, grid) = (self.layout, self.grid);
+        let [first_row, first_column] = [grid.place(grid.me)[0] * high, grid.place(grid.me)[1] * wide];
+        let part = [first_row + rows.start..first_row + rows.end, first_column..first_column + wide];
+        let wanted = heat::alone(part, [grid.rows * high, grid.columns * wide], self.step);
+        let apart = heat::distance(&self.cells(rows.clone())?, &wanted);
+        if apart <= SAME {
+            return Ok(apart);
+        }
+        self.has_failed = true;
+        Err(format!("rank {}: rows {rows:?} differ from what one CPU computes by {apart:e}", grid.me).into())
     }
 }
 

@@ -1,6 +1,6 @@
-//! The equation: what a step makes of a cell, how the field begins, and all of it by one CPU.
+//! The equation: what a step makes of a cell, how the field begins, any part of it by one CPU, and how far two are apart.
 
-use crate::grid::Grid;
+use std::ops::Range;
 
 /// Of a cell's difference from the mean of its four neighbours, so much goes in a step; below a quarter the scheme is stable.
 pub(crate) const RATE: f64 = 0.2;
@@ -11,7 +11,7 @@ pub(crate) fn next(own: f64, [up, down, left, right]: [f64; 4]) -> f64 {
     RATE.mul_add((-4.0_f64).mul_add(own, sum), own)
 }
 
-/// How the field begins: two hot discs, and nothing but zero beyond its ends, at any time. Rows and columns of all blocks, from 0 on.
+/// How the field begins: two hot discs, one of them 1 and nothing hotter, and nothing but zero beyond its ends, at any time. Rows and columns of all blocks, from 0 on.
 pub(crate) fn begin(row: isize, column: isize, [rows, columns]: [usize; 2]) -> f64 {
     if row < 0 || column < 0 || row >= rows as isize || column >= columns as isize {
         return 0.0;
@@ -27,21 +27,24 @@ pub(crate) fn begin(row: isize, column: isize, [rows, columns]: [usize; 2]) -> f
     }
 }
 
-/// This rank's block after so many steps, all blocks computed one after another by this CPU.
-pub(crate) fn alone(grid: &Grid, [rows, columns]: [usize; 2], steps: u64) -> Vec<f64> {
-    let all = [grid.rows * rows, grid.columns * columns];
-    let wide = all[1] + 2;
-    let at = |row: usize, column: usize| (row + 1) * wide + column + 1;
-    let mut field = vec![0.0; (all[0] + 2) * wide];
-    for row in 0..all[0] {
-        for column in 0..all[1] {
-            field[at(row, column)] = begin(row as isize, column as isize, all);
-        }
-    }
+/// A part of the whole field after so many steps, computed by this CPU alone: from each step before, of what lies around it only as much
+/// as reaches it in the steps that are left.
+pub(crate) fn alone(part: [Range<usize>; 2], all: [usize; 2], steps: u64) -> Vec<f64> {
+    let far = steps as isize;
+    let [rows, columns] = part.map(|range| range.start as isize..range.end as isize);
+    let around = columns.start - far..columns.end + far;
+    let wide = around.len();
+    let cells =
+        (rows.start - far..rows.end + far).flat_map(|row| around.clone().map(move |column| (row, column)));
+    let mut field: Vec<f64> = cells.map(|(row, column)| begin(row, column, all)).collect();
     let mut after = field.clone();
-    for _ in 0..steps {
-        for row in 0..all[0] {
-            for column in 0..all[1] {
+    let at = |row: isize, column: isize| {
+        (row - rows.start + far) as usize * wide + (column - columns.start + far) as usize
+    };
+    for left in (0..far).rev() {
+        // Beyond the field's ends it is zero at any time.
+        for row in (rows.start - left).max(0)..(rows.end + left).min(all[0] as isize) {
+            for column in (columns.start - left).max(0)..(columns.end + left).min(all[1] as isize) {
                 let here = at(row, column);
                 let around = [field[here - wide], field[here + wide], field[here - 1], field[here + 1]];
                 after[here] = next(field[here], around);
@@ -49,10 +52,16 @@ pub(crate) fn alone(grid: &Grid, [rows, columns]: [usize; 2], steps: u64) -> Vec
         }
         std::mem::swap(&mut field, &mut after);
     }
-    let [first_row, first_column] = grid.place(grid.me);
-    let block = (0..rows).flat_map(|row| {
-        let start = at(first_row * rows + row, first_column * columns);
-        field[start..start + columns].iter().copied()
-    });
-    block.collect()
+    rows.clone().flat_map(|row| field[at(row, columns.start)..][..columns.len()].iter().copied()).collect()
+}
+
+/// How far two fields are apart at the most, relative to the hottest that the field ever is: 1. Infinitely far where a number is none,
+/// and where their lengths differ.
+pub(crate) fn distance(found: &[f64], wanted: &[f64]) -> f64 {
+    if found.len() != wanted.len() {
+        return f64::INFINITY;
+    }
+    let differs = found.iter().zip(wanted).map(|(one, other)| (one - other).abs());
+    // `max` alone would pass over what is no number.
+    differs.fold(0.0, |worst, one| if one.is_nan() { f64::INFINITY } else { one.max(worst) })
 }

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The size is that of a rank's block, in cells; then come steps, and a picture. Before the time is taken, a small field is compared with
-//! one that a CPU has computed alone; the picture shows that one. Without an NVIDIA GPU it runs on simulated ones, whose closures do what
-//! the kernels do, and says so: their times say nothing.
+//! one that a CPU has computed alone, and so are three rows of each block of the large one; the picture shows the small one. One rank
+//! (`run -n 1`) has nobody to exchange with: what more take is to be seen beside it. Without an NVIDIA GPU it runs on simulated ones,
+//! whose closures do what the kernels do, and says so: their times say nothing.
 
 mod cuda;
 mod field;
@@ -29,11 +30,11 @@ use std::sync::Arc;
 /// Cells and steps of the field that is compared: of other numbers each way, so that no two are confused.
 const SMALL: [usize; 2] = [96, 80];
 const STEPS: u64 = 60;
-/// A number that differs by less is the same, relative to the field's largest: nothing but the order of sums may differ.
-const SAME: f64 = 1e-12;
+/// Steps before the time is taken.
+const WARM: u64 = 10;
 
 fn main() -> Result<()> {
-    gpus::play(solve)
+    gpus::play_from(1, solve)
 }
 
 fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
@@ -50,21 +51,20 @@ fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let grid = Grid::of(runtime);
     let mut field = Field::new(runtime, gpu, grid, SMALL)?;
     field.exchange(STEPS)?;
-    let (found, wanted) = (field.cells()?, heat::alone(&grid, SMALL, STEPS));
+    let worst = field.compare(0..SMALL[0])?;
+    let found = field.cells(0..SMALL[0])?;
     // While it is there nobody may leave: its end is a meeting of all.
     drop(field);
-    let largest = wanted.iter().copied().fold(0.0, f64::max);
-    let differs = found.iter().zip(&wanted).map(|(one, other)| (one - other).abs() / largest);
-    let worst = differs.fold(0.0, f64::max);
-    if !(worst <= SAME && largest > 0.1 && found.len() == wanted.len()) {
-        return Err(format!("rank {}: differs from what one CPU computes by {worst:e}", grid.me).into());
-    }
     if let Some(path) = picture {
         picture::draw(runtime, &grid, &found, SMALL, path.as_ref())?;
     }
 
     let mut field = Field::new(runtime, gpu, grid, [size, size])?;
-    field.exchange(steps.min(10))?;
+    field.exchange(steps.min(WARM))?;
+    // Of the field whose time is taken the rows at both edges, and one between them.
+    for row in [0, size / 2, size - 1] {
+        field.compare(row..row + 1)?;
+    }
     let with = field.exchange(steps)?;
     let without = field.compute(steps)?;
     let Grid { me, rows, columns } = grid;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each example is a program of its own, and uses a part of this")]
 
 use carrack::Runtime;
+use carrack::bootstrap::{protocol, tcp::variables};
 use carrack::settings::{GpuChoice, Settings};
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Gpu};
@@ -46,6 +47,11 @@ pub(crate) fn say(gpus: &[Arc<dyn Gpu>]) {
 /// Runs `body` on this rank; where no launcher has started several, on two ranks in this process, a thread each. The
 /// GPU that it is given is that of its rank, in turn.
 pub(crate) fn play(body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()> {
+    play_from(2, body)
+}
+
+/// The same where `least` ranks that a launcher has started are enough.
+pub(crate) fn play_from(least: u32, body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()> {
     let settings = settings()?;
     let runtime = Runtime::builder().settings(settings.clone()).start()?;
     // Those of one runtime for all ranks of a process: each simulated driver has devices of its own.
@@ -54,7 +60,9 @@ pub(crate) fn play(body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()
     if runtime.rank().0 == 0 {
         say(&gpus);
     }
-    if runtime.size() > 1 {
+    let is_launched =
+        [protocol::RANK_VARIABLE, variables::RANK].iter().any(|name| std::env::var_os(name).is_some());
+    if runtime.size() > 1 || is_launched && runtime.size() >= least {
         // Told while the runtime is there: once it has closed another rank may fail of that first, and the launcher end this one.
         return body(&runtime, gpu(&runtime)).inspect_err(|why| eprintln!("{}: {why}", runtime.rank()));
     }
