@@ -121,7 +121,7 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     built::test_program("quiet_path");
     built::examples();
     let folder = Folder::new("tree");
-    let filter = "quiet_path,ring_p2p,perf copy pinned,device:0";
+    let filter = "quiet_path,ring_p2p,halo scaling,perf copy pinned,device:0";
     let output = selftest(carrack(), &folder.report(), filter, &["--quick"]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let report = folder.json();
@@ -145,6 +145,14 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     assert!(!figures.is_empty());
     for line in figures.iter().filter(|line| line["mem"] != "host") {
         assert!(line["mem"].as_str().unwrap().contains("(simulated)"), "{line}");
+    }
+    let halo = report["halo"].as_array().unwrap();
+    assert_eq!(halo.iter().map(|run| run["gpus"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(2)]);
+    assert!(halo.iter().all(|run| run["step_us"].as_f64() > Some(0.0)), "{halo:?}");
+    for (drawn, holds) in [("halo-field.svg", "<rect"), ("halo-scaling.svg", "simulated: says nothing")] {
+        let svg = fs::read_to_string(folder.report().join(drawn)).unwrap();
+        assert!(svg.contains(holds) && svg.ends_with("</svg>\n"), "{drawn}: {svg}");
+        assert!(folder.people().contains(&format!("]({drawn})")));
     }
     let people = folder.people();
     for told in ["**simulated**", "| quiet_path | passed |", "µs", "performance rank"] {

@@ -40,7 +40,7 @@ all          each of them
 
 Memory is H (host), P (host memory that is locked for GPUs), D or D0 (the first GPU), D1 (the second), and so on; the first is that of
 rank 0, the second that of rank 1. D D takes a GPU for each rank where there are two, as the OSU benchmarks do. `all` in their place
-measures every pair of kinds. Latencies are means; a MB is 10^6 bytes. What else is measured, and how, `carrack perf --help` says.
+measures every pair of kinds: what cannot be measured here is said, the others go on, and the status is not 0. Latencies are means; a MB is 10^6 bytes. What else is measured, and how, `carrack perf --help` says.
 
 Examples:
   carrack put_get_bench latency                two ranks on this machine, host memory
@@ -253,7 +253,8 @@ fn count_devices() -> usize {
     alone().map_or(0, |runtime: Runtime| gpus::of(&runtime).len())
 }
 
-/// A pair and a test after another, each as a job of its own. What cannot be measured on this machine is said, and left out.
+/// A pair and a test after another, each as a job of its own. What cannot be measured on this machine is said, and the
+/// others go on; the status is then that of the last that failed.
 fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
     let mut failed = None;
     for (sides, test) in pairs.iter().flat_map(|sides| tests.iter().map(move |test| (sides, test))) {

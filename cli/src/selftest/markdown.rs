@@ -1,5 +1,6 @@
 //! The report for people.
 
+use super::halo::Halo;
 use super::report::{Report, Row};
 use serde_json::Value;
 use std::fmt::{Result, Write};
@@ -29,6 +30,7 @@ fn write_all(report: &Report, text: &mut String) -> Result {
         writeln!(text, "\n### {name}\n\n{words}\n\n```\n$ {command}\n{}\n```", tail.replace("```", "` ` `"))?;
     }
     write_left_out(report, text)?;
+    write_halo(report, text)?;
     write_figures(report, text)
 }
 
@@ -95,6 +97,25 @@ fn write_left_out(report: &Report, text: &mut String) -> Result {
         writeln!(text, "| {name} | {count} | {} |", cell(why))?;
     }
     Ok(())
+}
+
+/// What the heat equation takes on more and more GPUs.
+fn write_halo(report: &Report, text: &mut String) -> Result {
+    let (Some(first), [picture, plot]) = (report.halo.first(), &report.drawn) else { return Ok(()) };
+    writeln!(text, "\n## Halo exchange (`halo_2d`)\n")?;
+    writeln!(
+        text,
+        "{0} × {0} cells a GPU; simulated GPUs are threads: their figures say nothing.\n",
+        first.cells
+    )?;
+    writeln!(text, "| GPUs | µs a step | without the exchange | ratio | scaling from {} |", first.gpus)?;
+    writeln!(text, "|---:|---:|---:|---:|---:|")?;
+    for run in &report.halo {
+        let Halo { gpus, step_us, alone_us, .. } = run;
+        let ratio = step_us / alone_us;
+        writeln!(text, "| {gpus} | {step_us:.1} | {alone_us:.1} | {ratio:.3} | {:.3} |", run.scaling(first))?;
+    }
+    writeln!(text, "\n![the field]({picture}) ![a step on more and more GPUs]({plot})")
 }
 
 fn write_figures(report: &Report, text: &mut String) -> Result {

@@ -11,7 +11,7 @@
 //! | [`kit`] | where the programs are: beside this one, or in target/ |
 //! | [`archive`], [`unpacked`] | those of a bundle: how they become files, and where |
 //! | [`machine`] | what the machine has, as `carrack info` says |
-//! | [`suites`], [`examples`], [`perf`] | the parts that there are |
+//! | [`suites`], [`examples`], [`halo`], [`perf`] | the parts that there are |
 //! | [`part`] | a part, what is run for it, and how it ended |
 //! | [`child`] | runs one process to its end or its limit |
 //! | [`libtest`] | counts tests in what they print |
@@ -22,6 +22,7 @@ mod archive;
 mod child;
 mod date;
 mod examples;
+mod halo;
 mod kit;
 mod libtest;
 mod machine;
@@ -104,12 +105,12 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let (date, start) = (date::now(), Instant::now());
     let scratch = Scratch::make()?;
     let machine = Machine::look(options.gpu, &kit, &scratch.0, &interrupt)?;
-    let parts = chosen(options, &kit, &machine)?;
+    let suffix = node.suffix();
+    let parts = chosen(options, &kit, &machine, suffix.as_deref())?;
     if options.list {
         parts.iter().for_each(|part| println!("{}{}", part.name, part.skip_in_words()));
         return Ok(0);
     }
-    let suffix = node.suffix();
     let logs =
         options.report.join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
     fs::create_dir_all(&logs).map_err(file(&logs))?;
@@ -130,9 +131,15 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
 }
 
 /// The parts that the command line asks for.
-fn chosen(options: &SelftestOptions, kit: &Kit, machine: &Machine) -> Result<Vec<Part>, SelftestError> {
+fn chosen(
+    options: &SelftestOptions,
+    kit: &Kit,
+    machine: &Machine,
+    suffix: Option<&str>,
+) -> Result<Vec<Part>, SelftestError> {
     let mut parts = suites::parts(kit, machine, options.quick);
     parts.extend(examples::parts(kit, machine));
+    parts.extend(halo::parts(kit, machine, &options.report, suffix));
     // Last, when nothing else of this run is left that could disturb it.
     parts.extend(perf::parts(kit, machine, options.quick));
     let is_wanted = |part: &Part| options.filter.iter().any(|text| part.name.contains(text.as_str()));

@@ -1,6 +1,7 @@
 //! A part of the selftest: what is run for it, and how it ended.
 
 use super::child::{self, End, Interrupt};
+use super::halo::Halo;
 use super::libtest::Tally;
 use super::machine::Gpus;
 use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
@@ -36,6 +37,8 @@ pub(super) enum Sort {
     Tests,
     /// An example's, which ends with an error unless it has verified what it did.
     Example,
+    /// One that measures: the heat equation on so many GPUs.
+    Halo(usize),
     /// Lines of JSON of `carrack perf`.
     Perf,
 }
@@ -45,6 +48,7 @@ impl Sort {
         match self {
             Self::Tests => "tests",
             Self::Example => "example",
+            Self::Halo(_) => "halo",
             Self::Perf => "perf",
         }
     }
@@ -185,6 +189,9 @@ impl Part {
                 Some(_) => Outcome::Passed,
             },
             (None, Sort::Example) if last.is_none() => Outcome::Failed("it printed nothing".into()),
+            (None, Sort::Halo(gpus)) if last.as_deref().and_then(|line| Halo::read(gpus, line)).is_none() => {
+                Outcome::Failed("it printed no figures".into())
+            }
             (None, Sort::Perf) if figures.is_empty() => Outcome::Failed("it printed no figures".into()),
             (None, _) => Outcome::Passed,
         };
@@ -192,7 +199,7 @@ impl Part {
             Outcome::Failed(_) => [tail(said), tail(complaints)].join("\n").trim().to_owned(),
             _ => String::new(),
         };
-        let last = last.filter(|_| self.sort == Sort::Example);
+        let last = last.filter(|_| matches!(self.sort, Sort::Example | Sort::Halo(_)));
         Ran { part: self, outcome, took: Duration::ZERO, tally, figures, last, tail }
     }
 }
@@ -294,6 +301,10 @@ mod tests {
         assert!(matches!(judged(Sort::Perf, 1, "", "carrack: no\n").outcome, Outcome::Failed(_)));
         assert!(matches!(judged(Sort::Perf, 0, "", "").outcome, Outcome::Failed(_)));
         assert!(matches!(judged(Sort::Example, 0, " \n", "").outcome, Outcome::Failed(_)));
+        assert!(matches!(
+            judged(Sort::Halo(2), 0, "rank 0 of 1 x 2: 60 steps\n", "").outcome,
+            Outcome::Failed(_)
+        ));
         let ran = judged(Sort::Example, 3, "some\nlines\n", "and complaints\n");
         assert_eq!(ran.tail, "some\nlines\nand complaints");
     }

@@ -1,8 +1,9 @@
 //! The report: plain data, as JSON and for people.
 
+use super::halo::{self, Halo};
 use super::kit::{About, Kit};
 use super::libtest::Tally;
-use super::machine::Machine;
+use super::machine::{Gpus, Machine};
 use super::markdown;
 use super::node::{self, Node};
 use super::part::{Outcome, Ran};
@@ -32,6 +33,11 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     pub(super) totals: Totals,
     pub(super) parts: Vec<Row>,
+    /// The heat equation, on fewer GPUs first.
+    pub(super) halo: Vec<Halo>,
+    /// The picture of its field, and the plot, beside the report.
+    #[serde(skip)]
+    pub(super) drawn: [String; 2],
     /// Lines of `carrack perf --json`, in the order of the parts.
     pub(super) perf: Vec<Value>,
 }
@@ -51,7 +57,7 @@ pub(super) struct Totals {
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
-    /// `tests`, `example` or `perf`.
+    /// `tests`, `example`, `halo` or `perf`.
     pub(super) sort: &'static str,
     /// `cuda`, `simulated`, or none.
     pub(super) gpus: Option<&'static str>,
@@ -86,6 +92,7 @@ impl Report {
             tests_failed: sum(|tally| tally.failed),
             tests_ignored: sum(|tally| tally.ignored),
         };
+        let halo = Halo::of(&ran);
         let perf = ran.iter().flat_map(|ran| ran.figures.iter().cloned()).collect();
         Self {
             date,
@@ -98,6 +105,8 @@ impl Report {
             info: machine.info,
             seconds: took.as_secs_f64(),
             totals,
+            halo,
+            drawn: halo::drawn(node.suffix().as_deref()),
             parts: ran.into_iter().map(Row::of).collect(),
             perf,
         }
@@ -110,6 +119,10 @@ impl Report {
         // Plain data under names that are strings: it has a form in JSON.
         let json = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
         fs::write(&machines, json).map_err(file(&machines))?;
+        if let Some(plot) = halo::draw(&self.halo, self.gpus == Gpus::Simulated.in_words()) {
+            let path = folder.join(&self.drawn[1]);
+            fs::write(&path, plot).map_err(file(&path))?;
+        }
         fs::write(&people, markdown::of(self)).map_err(file(&people))?;
         Ok(format!("{} and {}", people.display(), machines.display()))
     }
