@@ -122,9 +122,16 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     built::examples();
     let folder = Folder::new("tree");
     let filter = "quiet_path,ring_p2p,halo scaling,perf copy pinned,device:0";
-    let output = selftest(carrack(), &folder.report(), filter, &["--quick"]).output().unwrap();
+    let output =
+        selftest(carrack(), &folder.report(), filter, &["--quick", "--seconds", "0.03"]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let report = folder.json();
+    assert!(
+        part(&report, "perf copy pinned,host (simulated)")["command"]
+            .as_str()
+            .unwrap()
+            .contains("--seconds 0.03 ")
+    );
     assert_eq!((&report["gpus"], &report["no_cuda"]), (&"simulated".into(), &"--gpu fake".into()));
     assert!(report["date"].as_str().unwrap().ends_with(" UTC"));
     assert!(report["command"].as_str().unwrap().contains("--filter"));

@@ -217,7 +217,8 @@ pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
     }
 }
 
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+/// A length of time as a measurement takes it.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("give a number of seconds above 0 and up to 3600, such as 0.5".into()),

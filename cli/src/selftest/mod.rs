@@ -141,7 +141,7 @@ fn chosen(
     parts.extend(examples::parts(kit, machine));
     parts.extend(halo::parts(kit, machine, &options.report, suffix));
     // Last, when nothing else of this run is left that could disturb it.
-    parts.extend(perf::parts(kit, machine, options.quick));
+    parts.extend(perf::parts(kit, machine, options.quick, options.seconds));
     let is_wanted = |part: &Part| options.filter.iter().any(|text| part.name.contains(text.as_str()));
     parts.retain(|part| options.filter.is_empty() || is_wanted(part));
     if parts.is_empty() {

@@ -33,6 +33,10 @@ pub(crate) struct SelftestOptions {
     #[arg(long, value_enum, value_name = "auto|cuda|fake", default_value_t = Choice::Auto, hide_possible_values = true)]
     pub(super) gpu: Choice,
 
+    /// How long to measure each figure of `carrack perf`, in seconds; 0.1 if not given, 0.02 of simulated GPUs and with --quick.
+    #[arg(long, value_parser = crate::perf::seconds, value_name = "SECONDS")]
+    pub(super) seconds: Option<Duration>,
+
     /// Only parts with one of these in their names.
     #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
     pub(super) filter: Vec<String>,

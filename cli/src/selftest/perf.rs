@@ -11,11 +11,12 @@ const GPU_SIZES: &str = "8,4K,64K,1M,16M";
 /// A simulated engine is a thread, and its figures say nothing.
 const SIMULATED_SIZES: &str = "8,64K";
 
-/// All measurements.
-pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
+/// All measurements, each figure of `seconds`, if those are given.
+pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool, seconds: Option<Duration>) -> Vec<Part> {
     let measure = |what: &str, gpus: Option<Gpus>, args: &[&str]| {
-        let seconds = if quick || gpus == Some(Gpus::Simulated) { "0.02" } else { "0.1" };
-        let always = ["perf", "--json", "--seconds", seconds];
+        let otherwise = if quick || gpus == Some(Gpus::Simulated) { 0.02 } else { 0.1 };
+        let seconds = seconds.map_or(otherwise, |seconds| seconds.as_secs_f64()).to_string();
+        let always = ["perf", "--json", "--seconds", &seconds];
         let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
         Part {
             name: format!("perf {what}{on}"),
