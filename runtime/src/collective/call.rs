@@ -12,7 +12,7 @@ use carrack_transports::contract::DownCause;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -34,16 +34,32 @@ const GONE: u64 = 1;
 /// That it contributes another number of bytes: that number above, and the sender's own in place of the list's hash.
 const UNEVEN: u64 = 2;
 
-/// Notes that wait for room: how many, and whom to tell when there are none left.
+/// Notes that wait for room.
 #[derive(Default)]
-struct Late(Mutex<(usize, Option<Waker>)>);
+struct Late(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    notes: usize,
+    /// Whom to tell when there are none left.
+    waker: Option<Waker>,
+    /// Why one of them will never come to where it should.
+    lost: Option<Box<OpError>>,
+}
+
+impl Late {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Completion for Late {
-    fn signal(&self, _: Status) -> Result<(), Status> {
+    fn signal(&self, status: Status) -> Result<(), Status> {
         let waker = {
-            let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            late.0 = late.0.saturating_sub(1);
-            if late.0 == 0 { late.1.take() } else { None }
+            let mut late = self.lock();
+            late.notes = late.notes.saturating_sub(1);
+            late.lost = late.lost.take().or(status.error);
+            if late.notes == 0 { late.waker.take() } else { None }
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -113,22 +129,22 @@ impl<'a> Call<'a> {
         let device = &inner.default_device().0;
         device.control_or_later(inner, to, message, note.encode(), || {
             let late = self.late.get_or_init(|| Arc::new(Late::default()));
-            late.0.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
+            late.lock().notes += 1;
             Some(late.clone())
         });
     }
 
-    /// Waits until the notes are on their way: a member that leaves, and makes no progress any more, must not take
-    /// them with it.
-    async fn told(&self, limit: Duration) {
-        let Some(late) = self.late.get() else { return };
+    /// Waits until the notes are on their way: a member that leaves, and makes no progress any more, must not take them with it. Why
+    /// one never will be, if so.
+    async fn told(&self, limit: Duration) -> Option<Box<OpError>> {
+        let late = self.late.get()?;
         let begun = Instant::now();
         poll_fn(|context| {
-            let mut late = late.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if late.0 == 0 || begun.elapsed() >= limit {
-                return Poll::Ready(());
+            let mut late = late.lock();
+            if late.notes == 0 || begun.elapsed() >= limit {
+                return Poll::Ready(late.lost.take());
             }
-            late.1 = Some(context.waker().clone());
+            late.waker = Some(context.waker().clone());
             drop(late);
             if limit < Duration::MAX {
                 // The clock wakes nobody.
@@ -136,7 +152,7 @@ impl<'a> Call<'a> {
             }
             Poll::Pending
         })
-        .await;
+        .await
     }
 
     /// Waits for what a member tells.
@@ -311,13 +327,22 @@ impl<'a> Call<'a> {
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,
     ) -> Result<T, CollectiveError> {
-        let result = work.await;
+        let mut result = work.await;
+        self.is_over.store(result.is_ok(), Ordering::Relaxed);
+        if result.is_ok()
+            && let Some(cause) = self.told(Duration::MAX).await
+        {
+            // Whoever waits for that note would hear nothing but that this member has left.
+            result = Err(CollectiveError::Op { what: self.what(), cause: *cause });
+        }
         if let Err(error) = &result {
             self.give_up(self.blame(error));
         }
         self.is_over.store(true, Ordering::Relaxed);
-        // Of a failure those who have not even started will hear in some other way.
-        self.told(if result.is_ok() { Duration::MAX } else { Duration::from_secs(1) }).await;
+        if result.is_err() {
+            // Those who have not even started will hear in some other way.
+            self.told(Duration::from_secs(1)).await;
+        }
         result
     }
 
