@@ -92,6 +92,7 @@ impl CudaStream {
     /// Has the stream wait; the event fires when it is past it. The word is one that the caller may have it wait for.
     fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
         self.check_not_captured()?;
+        self.gpu.claim_for_copier(&self.home);
         let _current = self.home.context.enter()?;
         self.home.waits.arm(self.raw.0, || {
             let course = self.course.get_or_init(|| Course::new(&self.home).ok());
