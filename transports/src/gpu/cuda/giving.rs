@@ -189,9 +189,9 @@ impl CudaGpu {
         let Work { home, copies } = self.work()?;
         let way = self.way(home, dst, src)?;
         let mut without_kernel = None;
-        if users.is_some() {
-            self.claim_for_copier(home);
-        } else if let Some(copier) = self.copier_in(home) {
+        if users.is_none()
+            && let Some(copier) = self.copier_in(home)
+        {
             if matches!(way, Way::Within | Way::Peer) {
                 match offer(copier, home) {
                     Offered::Taken(event) => return Ok(event),
