@@ -9,7 +9,7 @@ use carrack::{CompQueue, Face, Outcome, Piece, PostError, Rank, Rmr, Runtime, Sy
 use std::sync::Arc;
 use std::time::Duration;
 use support::copiers::{copies, until_by_copier};
-use support::gpu_ranks::{filled, heard, over, registered, told};
+use support::gpu_ranks::{Gpus, filled, heard, over, registered, told};
 use support::gpus::{self, are_real};
 use support::ranks::{Ranks, Role, die};
 use support::words::wrong;
@@ -27,6 +27,7 @@ fn a_rank_in_its_role() {
         "batches" => batches(&role),
         "kills" => kills(&role),
         "told" => told_of(&role),
+        "shared" => shared(&role),
         other => panic!("no role {other}"),
     }
 }
@@ -84,6 +85,13 @@ fn explain_tells_of_the_copier() {
     if let Some(ranks) = run("told", &[]) {
         ranks.succeed();
     }
+}
+
+/// On real GPUs the ranks find each other; simulated ones are claimed by nobody, so the test orders it.
+#[test]
+fn ranks_that_share_a_gpu_lose_no_copy_over_it_and_tell_why_they_have_no_copier() {
+    let _watchdog = Watchdog::over("shared");
+    Ranks::start("shared", 2, &[]).succeed();
 }
 
 // ---- roles -------------------------------------------------------------------------------------------
@@ -312,14 +320,79 @@ fn kills(role: &Role) {
     drop(rmr);
 }
 
+/// How what lies on GPUs goes to the other rank.
+fn ways(runtime: &Runtime) -> Vec<String> {
+    let peers = runtime.explain(Duration::from_secs(60));
+    let kinds = peers.into_iter().flat_map(|peer| peer.kinds);
+    kinds.filter(|kind| kind.memory.starts_with("device")).map(|kind| kind.way).collect()
+}
+
+/// Both on the first GPU: the first rank's copier is given up while it has copies, the second never has one.
+fn shared(role: &Role) {
+    const AT_ONCE: usize = 16;
+    const CELL: usize = 64;
+    let gpus = Gpus::here();
+    let runtime = gpus.rank(OverShm::settings().gpu_copier(true), Box::new(role.bootstrap()));
+    let gpu = &gpus.all[0];
+    let [target, source] = [0, 1].map(|_| gpu.allocate(AT_ONCE * CELL, Flavour::Plain).unwrap());
+    let _mr = registered(role, &runtime, "memory", &target);
+    let other = Rank(1 - role.rank);
+    let rmr = told(role, "memory", other.0);
+    // Puts to all cells, under way together, and looks whether each has come.
+    let mut turns = 0;
+    let mut puts = || {
+        turns += 1;
+        let bytes = filled(AT_ONCE * CELL, turns);
+        source.whole().write(&bytes).unwrap();
+        let all = Synchronizer::new(AT_ONCE);
+        for at in (0..AT_ONCE).map(|cell| cell * CELL) {
+            let post = runtime.post_put(other, source.slice(at, CELL).unwrap(), &rmr, at as u64).comp(&all);
+            assert!(post.allow_done(false).allow_retry(false).call().unwrap().is_posted());
+        }
+        let ended = all.wait(&runtime).unwrap();
+        assert!(ended.len() == AT_ONCE && ended.iter().all(|status| status.error.is_none()), "{ended:?}");
+        let mut there = Some(vec![0; AT_ONCE * CELL]);
+        let got =
+            over(&runtime, |done| runtime.post_get(other, there.take().unwrap(), &rmr, 0).comp(done).call());
+        assert!(got.unwrap().ok().unwrap().buffer.to_vec().unwrap() == bytes, "turn {turns}");
+    };
+    if role.rank == 0 {
+        while !matches!(gpu.copier(), CopierState::On { copies: 100.., .. }) {
+            puts();
+        }
+        role.says("has a copier");
+    } else {
+        heard(role, &runtime, "has a copier", 0);
+    }
+    if let Some(fake) = &gpus.fake {
+        fake.faults().share_copiers(Some(4711));
+    }
+    let refused = loop {
+        puts();
+        if let CopierState::Refused(why) = gpu.copier() {
+            break why;
+        }
+    };
+    (0..20).for_each(|_| puts());
+    assert!(
+        refused.starts_with("process ") && refused.contains("wants a copier on this GPU, too"),
+        "{refused}"
+    );
+    assert!(refused.contains("CUDA_VISIBLE_DEVICES"), "{refused}");
+    assert_eq!(gpu.copier(), CopierState::Refused(refused.clone()), "for good");
+    if let Some(fake) = &gpus.fake {
+        let launches = fake.counters().copier_launches;
+        assert_eq!((role.rank == 0, refused.contains("4711")), (launches > 0, true), "{launches} launches");
+    }
+    let (ways, reason) = (ways(&runtime), format!("; no resident copier: {refused}"));
+    assert!(ways.iter().any(|way| way.contains(&reason)), "{ways:?}");
+    role.meet("over", &runtime, 0..2);
+}
+
 fn told_of(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
-    let told = || {
-        let peers = runtime.explain(Duration::from_secs(60));
-        let kinds = peers.into_iter().flat_map(|peer| peer.kinds);
-        kinds.filter(|kind| kind.memory.starts_with("device")).map(|kind| kind.way).collect::<Vec<_>>()
-    };
+    let told = || ways(&runtime);
     let before = told();
     assert!(before.iter().any(|way| way.contains("resident copier, when")), "{before:?}");
     let region = gpu.allocate(64, Flavour::Plain).unwrap();

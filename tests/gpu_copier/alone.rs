@@ -425,6 +425,46 @@ fn without_having_been_asked_for_there_is_no_copier() {
     assert_eq!(fake.counters().copier_launches, 0);
 }
 
+/// Other processes' real claims are for `gpu_copier_ranks` and `explain_copier`.
+#[test]
+fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
+    if is_for_simulated_only("it takes another process") {
+        return;
+    }
+    let _watchdog = Watchdog::over("shared");
+    let mut rng = rng();
+    for launched in [false, true] {
+        let ground = ground();
+        let (gpu, fake) = (&ground.gpus[0], ground.fake.as_ref().unwrap());
+        let (dst, src) = (plain(gpu, 64), plain(gpu, 64));
+        let mut copy = || {
+            let bytes = random(&mut rng, 64);
+            src.whole().write(&bytes).unwrap();
+            ended(begun((&dst, 0), (&src, 0), 64)).unwrap();
+            assert_eq!(dst.whole().to_vec().unwrap(), bytes);
+        };
+        if launched {
+            until_by_copier(&ground.gpus, &mut copy);
+        }
+        fake.faults().share_copiers(Some(4711));
+        // The kernel that runs has what it is given until its lease is over.
+        while !matches!(gpu.copier(), CopierState::Refused(_)) {
+            copy();
+        }
+        let before = fake.counters();
+        fake.faults().share_copiers(None);
+        (0..20).for_each(|_| copy());
+        let after = fake.counters();
+        let told = "process 4711 wants a copier on this GPU, too: a GPU that ranks share has none";
+        assert!(matches!(gpu.copier(), CopierState::Refused(why) if why.starts_with(told)));
+        assert_eq!(
+            (after.copier_launches, after.copier_copies),
+            (before.copier_launches, before.copier_copies)
+        );
+        assert_eq!(after.copier_launches > 0, launched);
+    }
+}
+
 /// As behind a kernel of the program's that fills the device.
 #[test]
 fn a_kernel_that_does_not_begin_holds_no_copy_up() {

@@ -131,7 +131,7 @@ settings! {
     gpu_ipc: GpuIpcChoice,
         "CARRACK_GPU_IPC", Word, GpuIpcChoice::Auto;
 
-    /// Whether copies of at most 8 KiB between GPUs go to a resident kernel, which ends about 1 ms after the last one; not on a GPU that several such ranks share.
+    /// Whether copies of at most 8 KiB between GPUs go to a resident kernel, which ends about 1 ms after the last one; not on a GPU that several such ranks share. It holds for all ranks of the process from then on, whatever theirs say.
     gpu_copier: bool,
         "CARRACK_GPU_COPIER", Flag, false;
 

@@ -1,11 +1,11 @@
 //! Small copies by a resident kernel: that the program is held up by no more than its lease, and that it goes nowhere where it may
 //! not. In processes of their own, because a copier stays on for a process.
 
-use crate::beside::SORTS;
+use crate::beside::{Act, SORTS};
 use crate::roles::Other;
 use crate::support::{MIB, copy_and_check, make, need};
 use crate::user;
-use carrack_transports::gpu::copier::MOST;
+use carrack_transports::gpu::copier::{LIFE, MOST};
 use carrack_transports::gpu::{CopierState, Driver, Gpu};
 use carrack_transports::mem::Region;
 use std::ptr::NonNull;
@@ -48,42 +48,75 @@ fn copies(gpu: &Arc<dyn Gpu>) -> Option<u64> {
     }
 }
 
-/// Seconds for each sort of thing that a program does: `TEST_COPIER_SECONDS`.
+/// Seconds for each sort of thing that a program does, a minute in all: or `TEST_COPIER_SECONDS`.
 fn time() -> Duration {
     let given = std::env::var("TEST_COPIER_SECONDS").ok().map(|text| text.parse().expect("seconds"));
-    Duration::from_secs(given.unwrap_or(3))
+    Duration::from_secs(given.unwrap_or(15))
 }
+
+/// How often the program acts with nothing beside it, to compare with.
+const ALONE: usize = 100;
 
 pub fn beside() {
     let gpus = with_copiers();
     let gpu = &gpus[0];
+    user::set_current(user::primary(0));
+    let (dst, src) = (make(gpu, "plain", 2 * MOST), make(gpu, "plain", 2 * MOST));
+    let copy = |round: u64| {
+        let len = 1 + round as usize * 131 % MOST;
+        copy_and_check(&**gpu, (&dst, 16), (&src, 32), len, round);
+    };
     for (what, act) in SORTS {
-        let (is_over, made, acts) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
+        // The last copies' kernel has left by then.
+        std::thread::sleep(10 * LIFE);
+        let alone: Vec<Duration> = (0..ALONE).map(|_| duration(gpu, act)).collect();
+        // The copier may be there from now on, and none of its copies is counted.
+        copy(0);
+        let before = copies(gpu).expect("a copier");
+        let (is_over, made) = (AtomicBool::new(false), AtomicU64::new(0));
+        let beside = std::thread::scope(|scope| {
+            let program = scope.spawn(|| {
                 let _ends = Ends(&is_over);
                 user::set_current(user::primary(0));
-                let began = Instant::now();
-                // However slow it is, some copies are made beside it.
-                while began.elapsed() < time() || made.load(Ordering::Relaxed) < 20 {
-                    act(gpu);
-                    acts.fetch_add(1, Ordering::Relaxed);
+                let (began, mut all) = (Instant::now(), Vec::new());
+                // However slow it is, some copies are made beside it, unless one has failed.
+                let is_busy = || began.elapsed() < time() || made.load(Ordering::Relaxed) < 20;
+                while !is_over.load(Ordering::Relaxed) && is_busy() {
+                    all.push(duration(gpu, act));
                 }
+                all
             });
-            let (dst, src) = (make(gpu, "plain", 2 * MOST), make(gpu, "plain", 2 * MOST));
-            for round in 0.. {
+            let _ends = Ends(&is_over);
+            for round in 1.. {
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
-                let len = 1 + round as usize * 131 % MOST;
-                copy_and_check(&**gpu, (&dst, 16), (&src, 32), len, round);
+                copy(round);
                 made.fetch_add(1, Ordering::Relaxed);
             }
+            program.join().unwrap()
         });
-        println!("a program that {what}: {acts:?} times beside {made:?} copies, {:?}", gpu.copier());
+        let by_kernel = copies(gpu).expect("a copier") - before;
+        println!(
+            "a program that {what}: {} beside {made:?} copies, {by_kernel} of them the kernel's; {} alone",
+            in_words(beside),
+            in_words(alone)
+        );
+        assert!(by_kernel > 0, "a program that {what}: no copy was the kernel's");
     }
-    let by_kernel = copies(gpu).expect("a copier");
-    assert!(by_kernel > 0, "no copy was the kernel's");
+}
+
+fn duration(gpu: &Arc<dyn Gpu>, act: Act) -> Duration {
+    let began = Instant::now();
+    act(gpu);
+    began.elapsed()
+}
+
+/// How many there are, the median and the longest.
+fn in_words(mut all: Vec<Duration>) -> String {
+    all.sort_unstable();
+    let (median, longest) = (all[all.len() / 2], all[all.len() - 1]);
+    format!("{} times, median {median:.1?}, longest {longest:.1?},", all.len())
 }
 
 /// Also when the thread fails.

@@ -3,7 +3,7 @@
 use crate::mock::{library, word};
 use crate::unknown_to_the_driver;
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu};
+use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu, Until};
 use carrack_transports::mem::{CopyError, Region, Together, Transfer};
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -60,6 +60,20 @@ impl Ground {
         while self.copies() == before {
             self.copy(0, 8).unwrap();
         }
+    }
+
+    /// Gives a stream a copy small enough for one.
+    fn copy_on_stream(&self) {
+        let stream = self.gpu.stream().unwrap();
+        let part = |region: &Region| region.slice(0, 8).unwrap().into();
+        ended(Transfer::start_on(&*stream, part(&self.dst), part(&self.src)).unwrap()).unwrap();
+    }
+
+    /// Another driver over the library, of which no copier was asked.
+    fn without_copier(&self) -> (Arc<dyn Gpu>, Region, Region) {
+        let gpu = CudaDriver::at(&self.library).devices().unwrap().remove(0);
+        let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
+        (gpu, dst, src)
     }
 
     fn refused(&self) -> String {
@@ -298,27 +312,106 @@ fn a_kernel_that_dies_fails_what_it_was_given() {
     ground.copy(0, 8).expect("the engine is still there");
 }
 
+/// Two libraries that have one GPU, as two processes would, but that each is told of the other that it is this one.
+struct Both {
+    first: Ground,
+    second: Ground,
+}
+
+impl Both {
+    /// On a GPU of this number, which no other test has. The first has a copier.
+    fn on(gpu: u32) -> Self {
+        let define = format!("-DCOPIER=-{gpu}");
+        let [first, second] =
+            ["first", "second"].map(|name| Ground::of(&format!("copier-{name}-{gpu}"), &define, None));
+        first.until_by_copier();
+        Self { first, second }
+    }
+
+    /// Neither has a copier, and each says who else wanted one; no call of the driver is named.
+    fn have_none(&self) {
+        let own = format!("process {} wants a copier on this GPU, too", std::process::id());
+        assert!(self.second.refused().starts_with(&own), "{}", self.second.refused());
+        self.first.count("mock_times_out");
+        while matches!(self.first.gpu.copier(), CopierState::On { .. }) {
+            self.first.copy(0, 8).unwrap();
+        }
+        assert!(self.first.refused().starts_with(&own), "{}", self.first.refused());
+        for ground in [&self.first, &self.second] {
+            ground.copy(0, 8).unwrap();
+        }
+        assert_eq!(self.second.count("mock_launches"), 0);
+    }
+}
+
 #[test]
 fn two_that_want_a_copier_on_one_gpu_have_none() {
-    let ground = Ground::of("copier-shared", "-DCOPIER=2", None);
-    ground.until_by_copier();
-    // As another process would, which is told who was first.
-    let other = CudaDriver::at(&library("copier-sharing", "-DCOPIER=2"));
-    other.use_copiers();
-    let gpu = other.devices().unwrap().remove(0);
-    let region = gpu.allocate(100, Flavour::Plain).unwrap();
-    let part = |at| region.slice(at, 8).unwrap();
-    ended(Transfer::between(part(0), part(50)).unwrap()).unwrap();
-    let own = format!("process {}", std::process::id());
-    assert!(
-        matches!(gpu.copier(), CopierState::Refused(why) if why.starts_with(&own)),
-        "no call of the driver is named"
-    );
-    ground.count("mock_times_out");
-    while matches!(ground.gpu.copier(), CopierState::On { .. }) {
-        ground.copy(0, 8).unwrap();
+    let both = Both::on(1);
+    both.second.copy(0, 8).unwrap();
+    both.have_none();
+}
+
+/// What it copies is not the copier's, and waits for the other's kernel all the same.
+#[test]
+fn who_makes_large_copies_alone_shares_the_gpu_as_well() {
+    let both = Both::on(2);
+    both.second.copy(0, 50_000).unwrap();
+    both.have_none();
+}
+
+#[test]
+fn who_gives_copies_to_a_stream_alone_shares_the_gpu_as_well() {
+    let both = Both::on(3);
+    both.second.copy_on_stream();
+    both.have_none();
+}
+
+#[test]
+fn who_has_a_stream_wait_alone_shares_the_gpu_as_well() {
+    let both = Both::on(4);
+    let (stream, word) = (both.second.gpu.stream().unwrap(), 0);
+    // SAFETY: a word that stays for the call; this mock's streams refuse to wait for any.
+    unsafe { stream.wait_value64(&raw const word, 0, Until::Equal) }.unwrap_err();
+    both.have_none();
+}
+
+/// As a report that allocates on every GPU which it sees, or who maps a peer's memory.
+#[test]
+fn who_only_has_memory_and_streams_on_a_gpu_leaves_it_to_who_has_a_copier() {
+    let both = Both::on(5);
+    let more = both.second.gpu.allocate(1, Flavour::Plain).unwrap();
+    drop((more, both.second.gpu.stream().unwrap()));
+    both.second.driver.classify(both.second.dst.addr()).unwrap().unwrap();
+    for _ in 0..3 {
+        both.first.count("mock_times_out");
+        both.first.until_by_copier();
     }
-    assert!(ground.refused().starts_with(&own), "{}", ground.refused());
+    assert_eq!(both.second.gpu.copier(), CopierState::Wanted);
+}
+
+#[test]
+fn who_was_heard_of_before_the_first_small_copy_is_found_by_that() {
+    let define = "-DCOPIER=-6";
+    let [first, second] = ["copier-claims", "copier-knocks"].map(|name| Ground::of(name, define, None));
+    first.copy_on_stream();
+    second.copy_on_stream();
+    assert_eq!(first.gpu.copier(), CopierState::Wanted);
+    first.copy(0, 8).unwrap();
+    for ground in [&first, &second] {
+        assert!(ground.refused().starts_with("process "), "{}", ground.refused());
+        assert_eq!(ground.count("mock_launches"), 0);
+    }
+}
+
+#[test]
+fn without_having_been_asked_for_a_copier_a_stream_shares_nothing() {
+    let both = Both::on(7);
+    let (gpu, dst, src) = both.second.without_copier();
+    let stream = gpu.stream().unwrap();
+    ended(Transfer::start_on(&*stream, dst.whole().into(), src.whole().into()).unwrap()).unwrap();
+    assert_eq!(gpu.copier(), CopierState::Off);
+    both.first.count("mock_times_out");
+    both.first.until_by_copier();
 }
 
 /// It would be the second on its GPU, and the first would be given up for it.

@@ -10,7 +10,8 @@
      -DNO_ROWS   as -DNO_BATCH, and without the call for rows at equal distances, too
      -DPINNED    as otherwise, with pinned host memory, waits of streams that tell of their ends, and handles
      -DVMM       as otherwise, with memory that is made and mapped by itself, 64 MiB of it
-     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread; -DCOPIER=2: on the same GPU;
+     -DCOPIER    as otherwise, with kernels: there is one, the resident copier, which is a thread;
+                 -DCOPIER=-N: on the GPU of that number, which all libraries of a process have that say so;
                  -DCOPIER=N, from 3 on: for processes that no test can reach into (alone.h)
      -DREADERS=1 as -DVMM, with access for reading only, which it keeps; others do not (readers.h)
      otherwise   one device; lacks many calls, answers with codes and types that no header has
@@ -192,6 +193,10 @@ int cuDeviceGetUuid(char *uuid, int device) {
   static int own;
   int *place = &own;
   memcpy(uuid, &place, sizeof place);
+#elif COPIER < 0
+  /* Nor one of another run of the tests. */
+  int shared[2] = {getpid(), COPIER};
+  memcpy(uuid, shared, sizeof shared);
 #elif COPIER > 2
   name_gpu(uuid);
 #endif

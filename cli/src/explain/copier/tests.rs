@@ -68,6 +68,16 @@ fn a_copier_that_is_refused_is_no_trouble_of_the_trials() {
 }
 
 #[test]
+fn that_the_gpu_is_shared_is_the_copiers_reason_and_no_trouble_either() {
+    let (runtime, driver) = with(FakeConfig::default(), true);
+    driver.faults().share_copiers(Some(4711));
+    assert_eq!(trouble(&runtime, &driver), None);
+    assert!(
+        matches!(driver.gpus()[0].copier(), CopierState::Refused(why) if why.starts_with("process 4711 wants"))
+    );
+}
+
+#[test]
 fn a_gpu_without_memory_is_told_of() {
     let (runtime, driver) = with(FakeConfig { memory: 2 << 20, ..FakeConfig::default() }, true);
     let _all = driver.gpus()[0].allocate(2 << 20, Flavour::Plain).unwrap();

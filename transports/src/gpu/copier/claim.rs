@@ -2,8 +2,9 @@
 //!
 //! A GPU gives its processes the whole of it in turn, and a resident kernel takes its process's turn to the end: so where two
 //! processes share a GPU neither has a copier. Each that wants one listens under a name made from the GPU's, in the abstract
-//! namespace. Who finds the name taken knocks, and has none; who is knocked for gives its own up. What does not want a copier is
-//! not seen, nor what lives in another network namespace.
+//! namespace, from the first copy on that it gives the GPU, of whatever length, or the first copy or wait that it gives a stream
+//! there. Who finds the name taken knocks, and has none; who is knocked for gives its own up. What does not want a copier is
+//! not seen, nor what lives in another network namespace, nor who has given the GPU no work through the library.
 
 use crate::fd_channel::{Channel, Listener};
 use crate::mem::GpuUuid;
@@ -62,8 +63,8 @@ fn name(gpu: GpuUuid) -> String {
     format!("carrack-copier/{}/{gpu}", rustix::process::getuid().as_raw())
 }
 
-/// `pid`: 0 where it is not known, as that of a process in another namespace.
-fn shared(pid: i32) -> String {
+/// Why there is no copier on a GPU that another process wants one on. `pid`: 0 where it is not known, as that of a process in another namespace.
+pub(crate) fn shared(pid: i32) -> String {
     let who = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
     format!(
         "{who} wants a copier on this GPU, too: a GPU that ranks share has none (give each rank a GPU of its own, by \

@@ -23,7 +23,7 @@ mod lease;
 mod list;
 mod page;
 
-pub(super) use claim::Claim;
+pub(super) use claim::{Claim, shared};
 pub(super) use host::{Launcher, NoKernel, Resident};
 pub(super) use lease::Kernel;
 pub(super) use list::{Board, PIECES, Place};

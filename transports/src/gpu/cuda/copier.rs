@@ -46,14 +46,9 @@ impl Copier {
     /// # Errors
     /// Why there is none, for reports.
     pub(super) fn set_up(home: &Arc<Home>, info: &GpuInfo) -> Result<Self, String> {
-        check(home.calls(), home.context.device)?;
-        if !home.context.is_primary() {
-            // A GPU goes from one context to another in turns, as from one process to another.
-            return Err("the memory is of a context of the program's own: a copier runs in the primary one only, which is \
-                        the runtime's (cudaMalloc's)"
-                .into());
-        }
-        let claim = Claim::of(info.uuid)?;
+        let claim = home.claim_for_copier(info)?;
+        // Claimed some time ago, maybe.
+        claim.check()?;
         let board = new_board()?;
         let launch = Launch::load(home, board, claim).map_err(|why| why.to_string())?;
         let resident = Resident::new(board, launch);
@@ -126,6 +121,34 @@ impl fmt::Debug for Copier {
 }
 
 impl Home {
+    /// Claims the GPU for a copier, once. No kernel is loaded, and nothing waits for the context.
+    ///
+    /// # Errors
+    /// Why there is none, for reports.
+    pub(super) fn claim_for_copier(&self, info: &GpuInfo) -> Result<Arc<Claim>, String> {
+        let claim = || {
+            check(self.calls(), self.context.device)?;
+            if !self.context.is_primary() {
+                // A GPU goes from one context to another in turns, as from one process to another.
+                return Err("the memory is of a context of the program's own: a copier runs in the primary one only, which \
+                            is the runtime's (cudaMalloc's)"
+                    .into());
+            }
+            Claim::of(info.uuid).map(Arc::new)
+        };
+        self.claim.get_or_init(claim).clone()
+    }
+
+    /// What a copier's set-up has come to, told to people where there is none. Once: what was known before stays.
+    pub(super) fn copier_is(
+        &self,
+        info: &GpuInfo,
+        set_up: impl FnOnce() -> Result<Copier, String>,
+    ) -> Option<&Copier> {
+        let told = || set_up().inspect_err(|why| tracing::warn!(gpu = %info.uuid, why, "no resident copier"));
+        self.copier.get_or_init(told).as_ref().ok()
+    }
+
     /// Has a resident kernel end, before a call of the driver that would wait for it.
     pub(super) fn end_copier_early(&self) {
         if let Some(Ok(copier)) = self.copier.get() {
@@ -181,14 +204,14 @@ fn new_board() -> Result<&'static Board, String> {
 pub(super) struct Launch {
     /// The home has the copier.
     home: Weak<Home>,
-    claim: Claim,
+    claim: Arc<Claim>,
     board: DevicePtr,
     stream: StreamHandle,
     function: FunctionHandle,
 }
 
 impl Launch {
-    fn load(home: &Arc<Home>, board: &'static Board, claim: Claim) -> Result<Self, GpuError> {
+    fn load(home: &Arc<Home>, board: &'static Board, claim: Arc<Claim>) -> Result<Self, GpuError> {
         let calls = home.calls();
         let _current = home.context.enter()?;
         let host: *mut c_void = std::ptr::from_ref(board).cast_mut().cast();
@@ -203,7 +226,7 @@ impl Launch {
         loaded
     }
 
-    fn load_for(home: &Arc<Home>, host: *mut c_void, claim: Claim) -> Result<Self, GpuError> {
+    fn load_for(home: &Arc<Home>, host: *mut c_void, claim: Arc<Claim>) -> Result<Self, GpuError> {
         let calls = home.calls();
         let (mut board, mut module) = (0, ModuleHandle::NULL);
         let (mut function, mut stream) = (FunctionHandle::NULL, StreamHandle::NULL);

@@ -30,13 +30,26 @@ impl CudaGpu {
         if !home.is_copier_begun.swap(true, Ordering::SeqCst) {
             let (own, info) = (Arc::clone(home), self.info.clone());
             home.waits.when_none(move || {
-                let copier = own.copier.get_or_init(|| Copier::set_up(&own, &info));
-                if let Err(why) = copier {
-                    tracing::warn!(gpu = %info.uuid, why, "no resident copier");
-                }
+                own.copier_is(&info, || Copier::set_up(&own, &info));
             });
         }
         home.copier.get()?.as_ref().ok()
+    }
+
+    /// Claims the GPU where copiers were asked for, for work on a stream of the user's: that needs no copier, and shares the GPU with
+    /// whoever has one there. Memory alone claims none: reports allocate some on every GPU that they see, and a peer's is opened here.
+    #[inline]
+    pub(super) fn claim_for_copier(&self, home: &Home) {
+        if home.claim.get().is_none() && self.shared.wants_copiers() {
+            self.claim_now(home);
+        }
+    }
+
+    #[cold]
+    fn claim_now(&self, home: &Home) {
+        if let Err(why) = home.claim_for_copier(&self.info) {
+            home.copier_is(&self.info, || Err(why));
+        }
     }
 
     /// Gives this device's engines access to a peer's ordinary memory, if any has been met in this process: to allocate it

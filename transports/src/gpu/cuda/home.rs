@@ -11,6 +11,7 @@ use super::event::{CudaEvent, Raw};
 use super::lane::{AllCopies, Lane};
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
+use crate::gpu::copier::Claim;
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
 use std::cell::Cell;
@@ -34,6 +35,8 @@ pub(super) struct Home {
     pub(super) waits: Arc<Waits>,
     /// The words by which it is told how far they are.
     pub(super) courses: CourseWords,
+    /// This process's claim to be the only one with a copier on the GPU, or why there is none; where one was asked for.
+    pub(super) claim: OnceLock<Result<Arc<Claim>, String>>,
     /// What takes small copies, or why nothing does; where it was asked for.
     pub(super) copier: OnceLock<Result<Copier, String>>,
     /// Somebody is finding that out, or has.
@@ -57,6 +60,7 @@ impl Home {
             peers: Peers::new(devices),
             waits,
             courses: CourseWords::default(),
+            claim: OnceLock::new(),
             copier: OnceLock::new(),
             is_copier_begun: AtomicBool::new(false),
             kept: Kept::default(),

@@ -89,9 +89,16 @@ impl CudaStream {
         }
     }
 
+    /// Before copies and waits: the GPU is claimed for them, where copiers were asked for.
+    fn begin_work(&self) -> Result<(), GpuError> {
+        self.check_not_captured()?;
+        self.gpu.claim_for_copier(&self.home);
+        Ok(())
+    }
+
     /// Has the stream wait; the event fires when it is past it. The word is one that the caller may have it wait for.
     fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
-        self.check_not_captured()?;
+        self.begin_work()?;
         let _current = self.home.context.enter()?;
         self.home.waits.arm(self.raw.0, || {
             let course = self.course.get_or_init(|| Course::new(&self.home).ok());
@@ -123,13 +130,13 @@ impl Stream for CudaStream {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
-        self.check_not_captured()?;
+        self.begin_work()?;
         // SAFETY: passed on from the caller; the stream is of this device's context.
         unsafe { self.gpu.copy_on(Some(self.raw), dst, src, len) }
     }
 
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
-        self.check_not_captured()?;
+        self.begin_work()?;
         // SAFETY: as in `copy`.
         unsafe { self.gpu.copy_pieces_on(Some(self.raw), pieces) }
     }
@@ -140,7 +147,7 @@ impl Stream for CudaStream {
         src: (*const u8, MemKind),
         grid: &Grid,
     ) -> Result<Event, GpuError> {
-        self.check_not_captured()?;
+        self.begin_work()?;
         // SAFETY: as in `copy`.
         unsafe { self.gpu.copy_grid_on(Some(self.raw), dst, src, grid) }
     }

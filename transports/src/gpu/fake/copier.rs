@@ -8,7 +8,7 @@ use super::lock;
 use super::standstill::Standstill;
 use crate::gpu::copier::{
     Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident, fits,
-    fits_among_others,
+    fits_among_others, shared,
 };
 use crate::gpu::{Event, GpuError};
 use std::fmt;
@@ -166,6 +166,9 @@ impl Launcher for Launch {
     }
 
     fn launch(&self, generation: u64) -> Result<(), NoKernel> {
+        if let Some(pid) = self.faults.shares_copiers() {
+            return Err(NoKernel::Shared(shared(pid)));
+        }
         let (board, parts, faults) =
             (Arc::clone(&self.board), Arc::clone(&self.parts), Arc::clone(&self.faults));
         let at = self.address_of_board();

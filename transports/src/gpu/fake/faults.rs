@@ -149,6 +149,7 @@ pub struct Faults {
     held: Mutex<u64>,
     released: Condvar,
     no_copiers: AtomicBool,
+    sharer: Mutex<Option<i32>>,
     stalled_copiers: AtomicBool,
     lost_copiers: AtomicBool,
     pub(super) counts: Counts,
@@ -283,6 +284,16 @@ impl Faults {
     /// No device has a resident copier, from its first copy on.
     pub fn refuse_copiers(&self, on: bool) {
         self.no_copiers.store(on, Ordering::SeqCst);
+    }
+
+    /// A process of this number wants copiers on all devices, too, as is found when a kernel is launched; or it is heard of no more. What
+    /// was refused for it stays so.
+    pub fn share_copiers(&self, with: Option<i32>) {
+        *lock(&self.sharer) = with;
+    }
+
+    pub(super) fn shares_copiers(&self) -> Option<i32> {
+        *lock(&self.sharer)
     }
 
     /// The kernels of resident copiers that are launched do not begin, as behind one of the program's that fills the device; or they
