@@ -13,6 +13,7 @@ use carrack::buffer::RegionSlice;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Counter, Rank, Runtime, Tag};
 use gpus::Result;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,7 +21,7 @@ const SIZES: [usize; 5] = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 /// Messages on their way at a time, when bytes a second are counted.
 const WINDOW: usize = 8;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     gpus::play(|runtime, gpu| {
         if runtime.rank().0 < 2 {
             rally(runtime, gpu)?;

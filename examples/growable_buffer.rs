@@ -13,6 +13,7 @@ use carrack::alloc::GrowableBuffer;
 use carrack::transports::gpu::Gpu;
 use carrack::{Outcome, Rank, Rmr, Runtime};
 use gpus::Result;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Bytes that a rank appends in a step, and the buffer's stripe, which has them all.
@@ -24,7 +25,7 @@ fn piece(rank: Rank, step: usize) -> Vec<u8> {
     (0..PIECE).map(|at| (at * 31 + rank.0 as usize * 97 + step * 13) as u8).collect()
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     // Whether a GPU that may read is kept from writing is tried in a process of its own: this program, started for that.
     carrack::trial::answer();
     gpus::play(append)

@@ -14,6 +14,7 @@ mod gpus;
 
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Counter, Face, Outcome, Rank, Rmr, Runtime};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Cells of a cube each way, and of its rows with the layers on either side.
@@ -84,7 +85,13 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
             over(put.remote_comp(names[1 - side]).allow_posted(false).call()?)?;
         }
         let has_come = |side: usize| neighbours[side].is_none() || arrived[side].get() > number as u64;
-        runtime.wait(|| has_come(0) && has_come(1))?;
+        // Nothing comes from a rank that is gone, and a counter alone would not say so.
+        let is_gone =
+            |side: usize| neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some());
+        runtime.wait(|| (0..2).all(|side| has_come(side) || is_gone(side).is_some()))?;
+        if let Some(lost) = (0..2).filter(|&side| !has_come(side)).find_map(is_gone) {
+            return Err(format!("rank {lost} went before its layer for step {number} had come").into());
+        }
         staging.whole().write(&bytes(&step(&floats(&fields[now].whole().to_vec()?), ROW)))?;
         // Without the layers on either side: a neighbour may have put the next there already.
         let (own, inner) = (&rmrs[1 - now][me], cells(1, N));
@@ -107,6 +114,6 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
     Ok(runtime.barrier()?)
 }
 
-fn main() -> gpus::Result<()> {
+fn main() -> ExitCode {
     gpus::play(spread)
 }

@@ -12,6 +12,7 @@ mod gpus;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Counter, Rank, Rmr, Runtime};
 use gpus::Result;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Bytes of a token.
@@ -21,7 +22,7 @@ fn token(rank: u32) -> Vec<u8> {
     (0..LEN).map(|at| (at * 13 + rank as usize * 101) as u8).collect()
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     gpus::play(ring)
 }
 

@@ -13,6 +13,7 @@ use carrack::alloc::{Scope, SharedDeviceAllocator};
 use carrack::transports::gpu::Gpu;
 use carrack::{Rank, Runtime};
 use gpus::Result;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Bytes of a rank's share.
@@ -23,7 +24,7 @@ fn share(rank: Rank, step: u32) -> Vec<u8> {
     (0..SHARE).map(|at| (at * 31 + rank.0 as usize * 97 + step as usize * 13) as u8).collect()
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     gpus::play(together)
 }
 

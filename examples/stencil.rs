@@ -61,7 +61,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             let _over = put.allow_posted(false).call()?;
         }
         let has_come = |side: usize| neighbours[side].is_none() || arrived[side].get() > number;
-        runtime.wait(|| SIDES.into_iter().all(has_come))?;
+        // Nothing comes from a rank that is gone, and a counter alone would not say so.
+        let is_gone =
+            |side: usize| neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some());
+        runtime.wait(|| SIDES.into_iter().all(|side| has_come(side) || is_gone(side).is_some()))?;
+        if let Some(lost) = SIDES.into_iter().filter(|&side| !has_come(side)).find_map(is_gone) {
+            return Err(format!("rank {lost} went before its row for step {number} had come").into());
+        }
         let halo = |side: usize| -> Result<Row, Box<dyn Error>> {
             let edge = [0, ROWS + 1][side];
             let Some(_) = neighbours[side] else { return Ok(at_first(edge)) };

@@ -470,7 +470,10 @@ fn the_osu_format_has_a_row_of_size_and_figure_for_each_power_of_two() {
         let sizes: Vec<_> = rows.iter().map(|row| row[0]).collect();
         assert_eq!(sizes, [8.0, 16.0, 32.0], "{test}");
         assert!(rows.iter().all(|row| row.len() == 2 && row[1] > 0.0), "{test}: {rows:?}");
-        let buffers = "# Send Buffer on HOST (H) and Receive Buffer on HOST (H)";
+        let buffers = match test.starts_with("put") || test.starts_with("get") {
+            true => "# Rank 0 Memory on HOST (H) and Rank 1 Memory on HOST (H)",
+            false => "# Send Buffer on HOST (H) and Receive Buffer on HOST (H)",
+        };
         assert!(comments.iter().any(|line| line == buffers), "{comments:?}");
         let column = if test.ends_with("latency") { "Latency (us)" } else { "Bandwidth (MB/s)" };
         assert!(comments.last().unwrap().ends_with(column), "{comments:?}");
@@ -491,9 +494,9 @@ fn the_osu_format_goes_through_every_pair_of_memory() {
         .output()
         .unwrap();
     let said = stdout(&output);
-    let pairs: Vec<_> = said.lines().filter(|line| line.starts_with("# Send Buffer")).collect();
+    let pairs: Vec<_> = said.lines().filter(|line| line.starts_with("# Rank 0 Memory")).collect();
     assert!(
-        pairs.len() == 9 && pairs[8] == "# Send Buffer on DEVICE (D) and Receive Buffer on DEVICE (D)",
+        pairs.len() == 9 && pairs[8] == "# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on DEVICE (D)",
         "{said}"
     );
     assert_eq!(said.lines().filter(|line| line.starts_with("64 ")).count(), 9, "{said}");

@@ -122,14 +122,45 @@ fn a_field_with_a_wrong_cell_one_that_is_no_number_or_one_too_few_is_far_from_wh
 
 #[test]
 fn a_field_that_is_no_field_is_refused_with_what_to_write() {
-    for args in [&["2"][..], &["64", "0"], &["many"], &["99999"]] {
+    let wrong: [(&[&str], &str); 6] = [
+        (&["2"], "2 cells each way"),
+        (&["64", "0"], "0 steps"),
+        (&["many"], "many is no number of cells"),
+        (&["64", "1.5"], "1.5 is no number of steps"),
+        (&["99999"], "3 to 32768"),
+        (&["64", "5", "a.svg", "b"], "b is one argument too many"),
+    ];
+    for (args, why) in wrong {
         let output = Command::new(examples().join("halo_2d")).args(args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            !output.status.success() && (said.contains("halo_2d [CELLS") || said.contains("3 to 32768")),
+            !output.status.success() && said.contains(why) && said.contains("halo_2d [CELLS"),
             "{args:?}: {said}"
         );
     }
+}
+
+#[test]
+fn ranks_that_were_started_with_different_arguments_say_so_and_wait_for_nobody() {
+    for theirs in ["16 3", "8 2", "8 3 /dev/null"] {
+        let mut command = Command::new(carrack());
+        command.args(["run", "-n", "2", "--timeout", "100", "--", "sh", "-c"]);
+        let halo = examples().join("halo_2d").display().to_string();
+        command.arg(format!("if [ $CARRACK_RANK = 0 ]; then exec {halo} 8 3; else exec {halo} {theirs}; fi"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.status.code() != Some(124), "{theirs}: {said}");
+        assert!(said.contains("different arguments"), "{theirs}: {said}");
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_told_in_words_and_once() {
+    let mut command = Command::new(examples().join("halo_3d"));
+    let output = command.env("CARRACK_GPU_COPIER", "maybe").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("CARRACK_GPU_COPIER=maybe cannot be read"), "{said}");
+    assert!(!said.contains("Error:") && said.matches("maybe").count() == 1, "{said}");
 }
 
 #[test]

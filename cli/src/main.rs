@@ -96,7 +96,8 @@ fn log_to_stderr() {
 /// Tells the user what is wrong. Never fails: there is nobody else to tell.
 fn complain(what: impl Display) {
     use io::Write as _;
-    let _ = writeln!(io::stderr(), "carrack: {what}");
+    // In one piece: other ranks write there, too.
+    let _ = io::stderr().write_all(format!("carrack: {what}\n").as_bytes());
 }
 
 /// Whether whoever reads our output has heard enough (`carrack info | head`), which is no failure.

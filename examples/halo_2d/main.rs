@@ -9,7 +9,7 @@
 //! The size is that of a rank's block, in cells; then come steps, and a picture. Before the time is taken, a small field is compared with
 //! one that a CPU has computed alone, and so are three rows of each block of the large one; the picture shows the small one. One rank
 //! (`run -n 1`) has nobody to exchange with: what more take is to be seen beside it. Without an NVIDIA GPU it runs on simulated ones,
-//! whose closures do what the kernels do, and says so: their times say nothing.
+//! whose closures do what the kernels do, and says so: their times say nothing, and their memory holds blocks of some 3000 cells each way.
 
 mod cuda;
 mod field;
@@ -25,6 +25,7 @@ use carrack::transports::gpu::Gpu;
 use field::Field;
 use gpus::Result;
 use grid::Grid;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Cells and steps of the field that is compared: of other numbers each way, so that no two are confused.
@@ -33,19 +34,45 @@ const STEPS: u64 = 60;
 /// Steps before the time is taken.
 const WARM: u64 = 10;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     gpus::play_from(1, solve)
 }
 
+/// What the command line asks for.
+struct Asked {
+    /// Cells of a block each way.
+    size: usize,
+    steps: u64,
+    picture: Option<String>,
+}
+
+fn asked() -> Result<Asked> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let usage = |why: String| format!("{why}; halo_2d [CELLS [STEPS [PICTURE.svg]]]");
+    let number = |at: usize, otherwise: u64| match words.get(at) {
+        Some(word) => {
+            word.parse().map_err(|_| usage(format!("{word} is no number of {}", ["cells", "steps"][at])))
+        }
+        None => Ok(otherwise),
+    };
+    let (size, steps) = (number(0, 128)?, number(1, 50)?);
+    if !(3..=1 << 15).contains(&size) {
+        return Err(usage(format!("a block of {size} cells each way: it has 3 to 32768")).into());
+    }
+    if steps == 0 {
+        return Err(usage("0 steps: there is one at least".into()).into());
+    }
+    if let Some(more) = words.get(3) {
+        return Err(usage(format!("{more} is one argument too many")).into());
+    }
+    Ok(Asked { size: size as usize, steps, picture: words.get(2).cloned() })
+}
+
 fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
-    let mut words = std::env::args().skip(1);
-    let mut number = |otherwise: u64| words.next().map_or(Ok(otherwise), |word| word.parse());
-    let usage = |why| format!("{why}: halo_2d [CELLS [STEPS [PICTURE.svg]]]");
-    let size = usize::try_from(number(128).map_err(usage)?)?;
-    let steps = number(50).map_err(usage)?;
-    let picture = words.next();
-    if !(3..=1 << 15).contains(&size) || steps == 0 {
-        return Err("a block has 3 to 32768 cells each way, and there is a step at least".into());
+    let Asked { size, steps, picture } = asked()?;
+    let words = [size as u64, steps, u64::from(picture.is_some())].map(u64::to_le_bytes).concat();
+    if runtime.allgather(&words)?.iter().any(|theirs| *theirs != words) {
+        return Err("the ranks were started with different arguments: give all the same".into());
     }
 
     let grid = Grid::of(runtime);

@@ -8,6 +8,7 @@ use carrack::settings::{GpuChoice, Settings};
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Gpu};
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -45,13 +46,27 @@ pub(crate) fn say(gpus: &[Arc<dyn Gpu>]) {
 }
 
 /// Runs `body` on this rank; where no launcher has started several, on two ranks in this process, a thread each. The
-/// GPU that it is given is that of its rank, in turn.
-pub(crate) fn play(body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()> {
+/// GPU that it is given is that of its rank, in turn. What went wrong is said.
+pub(crate) fn play(body: Body) -> ExitCode {
     play_from(2, body)
 }
 
+pub(crate) type Body = fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>;
+
 /// The same where `least` ranks that a launcher has started are enough.
-pub(crate) fn play_from(least: u32, body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>) -> Result<()> {
+pub(crate) fn play_from(least: u32, body: Body) -> ExitCode {
+    match all_play(least, body) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all went well, and is said where it did not.
+fn all_play(least: u32, body: Body) -> Result<bool> {
     let settings = settings()?;
     let runtime = Runtime::builder().settings(settings.clone()).start()?;
     // Those of one runtime for all ranks of a process: each simulated driver has devices of its own.
@@ -60,20 +75,20 @@ pub(crate) fn play_from(least: u32, body: fn(&Runtime, &Arc<dyn Gpu>) -> Result<
     if runtime.rank().0 == 0 {
         say(&gpus);
     }
+    // Said while the runtime is there: once it has closed another rank may fail of that first, and the launcher end this one.
+    let played =
+        |rank: &Runtime| body(rank, gpu(rank)).inspect_err(|why| eprintln!("{}: {why}", rank.rank())).is_ok();
     let is_launched =
         [protocol::RANK_VARIABLE, variables::RANK].iter().any(|name| std::env::var_os(name).is_some());
     if runtime.size() > 1 || is_launched && runtime.size() >= least {
-        // Told while the runtime is there: once it has closed another rank may fail of that first, and the launcher end this one.
-        return body(&runtime, gpu(&runtime)).inspect_err(|why| eprintln!("{}: {why}", runtime.rank()));
+        return Ok(played(&runtime));
     }
     let ranks = Runtime::in_process_with(2, &settings)?;
-    let play = |rank: Runtime| {
-        // It ends with its body: the other one must not wait for a rank that has failed.
-        body(&rank, gpu(&rank)).inspect_err(|why| eprintln!("{}: {why}", rank.rank()))
-    };
     std::thread::scope(|threads| {
-        let players: Vec<_> = ranks.into_iter().map(|rank| threads.spawn(move || play(rank))).collect();
-        let ends = players.into_iter().map(|player| player.join().map_err(|_| "a player panicked")?);
-        ends.fold(Ok(()), Result::and)
+        // A rank ends with its body: the other one must not wait for one that has failed.
+        let players: Vec<_> = ranks.into_iter().map(|rank| threads.spawn(move || played(&rank))).collect();
+        // What a panic had to say, it has said.
+        let ends = players.into_iter().map(|player| player.join().unwrap_or(false));
+        Ok(ends.fold(true, |all, end| all & end))
     })
 }

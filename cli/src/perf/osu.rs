@@ -45,7 +45,7 @@ measures every pair of kinds: what cannot be measured here is said, the others g
 Examples:
   carrack put_get_bench latency                two ranks on this machine, host memory
   carrack put_get_bench put_bw D D -m 8:64M    from GPU to GPU
-  carrack run -n 2 -- carrack put_get_bench get_latency H D")]
+  carrack run -n 2 --no-tag -- carrack put_get_bench get_latency H D")]
 pub(crate) struct OsuOptions {
     /// What to measure.
     #[arg(value_enum)]
@@ -336,9 +336,13 @@ pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
         _ => format!("{:<10}{:>18}", "# Size", "Bandwidth (MB/s)"),
     };
     let version = env!("CARGO_PKG_VERSION");
+    // As theirs have it: of one-sided tests it is not said which way the bytes go.
+    let memory = match osu.op {
+        Op::Send | Op::Am => format!("# Send Buffer on {first} and Receive Buffer on {others}"),
+        _ => format!("# Rank 0 Memory on {first} and Rank 1 Memory on {others}"),
+    };
     format!(
-        "# Carrack {title} Test v{version}, in the format of the OSU Micro-Benchmarks\n\
-         # Send Buffer on {first} and Receive Buffer on {others}\n{columns}"
+        "# Carrack {title} Test v{version}, in the format of the OSU Micro-Benchmarks\n{memory}\n{columns}"
     )
 }
 
