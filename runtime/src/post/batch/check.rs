@@ -173,12 +173,25 @@ impl<'a> Post<'_, Batch<'a>> {
             return Ok(plan);
         }
         match way {
-            Way::Together(_, region, base) => {
+            Way::Together(at, region, base) => {
                 // The name may have been forged: what is mapped decides.
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
-                plan.together.clear();
-                plan.face = Some((region, base));
+                match plan.together.get_mut(at).filter(|together| together.goes_by_way()) {
+                    // A block is given its rows one behind the other, and with no more of them than there is room for.
+                    Some(together) => {
+                        for (here, there) in faces.rows() {
+                            let (ours, theirs) = ((local, here), (region, base + there));
+                            let (dst, src) = if self.kind.is_put { (theirs, ours) } else { (ours, theirs) };
+                            // Both were found to lie within.
+                            together.push(dst, src, faces.ours.count[0]);
+                        }
+                    }
+                    None => {
+                        plan.together.clear();
+                        plan.face = Some((region, base));
+                    }
+                }
             }
             Way::Host(region, base) => {
                 let room = region.len().saturating_sub(base);
