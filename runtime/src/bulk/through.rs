@@ -379,4 +379,73 @@ mod tests {
         let refused = Moving::start(vec![0; 99].into(), region.whole().into(), &staging).err().unwrap();
         assert!(matches!(refused.cause, CopyError::TooLong { len: 100, room: 99 }));
     }
+
+    /// Many copies between a region of host memory and one of a GPU, in another order there; what has to be where.
+    fn many(gpu: &Arc<dyn Gpu>, lens: &[usize], from_gpu: bool) -> (Together, Region, Vec<u8>) {
+        let room = lens.iter().sum::<usize>();
+        let (host, device) = (Region::host(room), gpu.allocate(room, Flavour::Plain).unwrap());
+        let (dst, src) = if from_gpu { (host, device) } else { (device, host) };
+        let content = bytes(room);
+        src.whole().write(&content).unwrap();
+        let mut together = Together::between(&dst, &src, lens.len()).unwrap();
+        let (mut at, mut end, mut wanted) = (0, room, vec![0; room]);
+        for &len in lens {
+            end -= len;
+            assert!(together.push((&dst, end), (&src, at), len));
+            wanted[end..end + len].copy_from_slice(&content[at..at + len]);
+            at += len;
+        }
+        (together, dst, wanted)
+    }
+
+    #[test]
+    fn copies_that_go_together_are_a_call_for_each_block_and_may_end_in_the_midst_of_one() {
+        for has_pinned in [true, false] {
+            let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+            driver.faults().refuse_pinned(!has_pinned);
+            let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+            let staging = Arc::default();
+            for lens in [
+                vec![64; 1000],
+                vec![BLOCK, 1, 0, BLOCK - 2, 1],
+                vec![7; BLOCK / 4],
+                vec![3, 2 * BLOCK + 5, 0, 40, BLOCK],
+                vec![1],
+            ] {
+                for from_gpu in [true, false] {
+                    let (together, target, wanted) = many(&gpu, &lens, from_gpu);
+                    let before = driver.counters();
+                    let (outcome, buffers) = ended(Moving::start_together(together, &staging).unwrap());
+                    let after = driver.counters();
+                    assert!(outcome.is_ok() && matches!(buffers, (Buffer::Empty, Buffer::Empty)));
+                    assert!(target.whole().to_vec().unwrap() == wanted, "from a GPU: {from_gpu}");
+                    let blocks = wanted.len().div_ceil(BLOCK) as u64;
+                    let calls = (after.batches - before.batches, after.copies - before.copies);
+                    assert_eq!(calls, (blocks, 0), "from a GPU: {from_gpu}");
+                }
+            }
+            assert!(driver.counters().pinned <= if has_pinned { 4 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn copies_that_go_together_fail_once_and_let_their_regions_go() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let staging = Arc::default();
+        for at in [FailAt::Submit, FailAt::Event] {
+            for from_gpu in [true, false] {
+                for nth in [1, 3] {
+                    let (together, target, _) = many(&gpu, &[5000; BLOCK / 1000], from_gpu);
+                    driver.faults().fail_copies(at, Which::Nth(nth), 700);
+                    let begun = Moving::start_together(together, &staging);
+                    assert_eq!(begun.is_err(), at == FailAt::Submit && nth == 1);
+                    let error = begun.map_or_else(Err, |moving| ended(moving).0).unwrap_err();
+                    assert!(matches!(error, CopyError::Engine { .. }), "{error}");
+                    driver.faults().heal_copies();
+                    assert!(target.into_sole().is_ok(), "held by nobody else");
+                }
+            }
+        }
+    }
 }
