@@ -65,14 +65,14 @@ impl Moving {
     /// # Errors
     /// The engine's. Nothing is under way then.
     pub(crate) fn start_together(together: Together, staging: &Arc<Staging>) -> Result<Self, CopyError> {
-        match ByWay::of(together) {
-            Err(together) => together.start().map(Self::Engine),
-            Ok(by_way) => {
-                let (what, gpu) = ((by_way.len(), by_way.is_from_gpu()), by_way.gpu().clone());
-                let mut through = Through::new(Ends::Many(by_way), what, gpu, staging);
-                through.step(false).map(|()| Self::Through(Box::new(through)))
-            }
+        if !together.goes_by_way() {
+            return together.start().map(Self::Engine);
         }
+        let (dst, src) = together.kinds();
+        let by_way = ByWay::of(together).ok_or(CopyError::Unknown { dst, src })?;
+        let (what, gpu) = ((by_way.len(), by_way.is_from_gpu()), by_way.gpu().clone());
+        let mut through = Through::new(Ends::Many(by_way), what, gpu, staging);
+        through.step(false).map(|()| Self::Through(Box::new(through)))
     }
 
     /// Whether it is over: `None` while it is not. Never waits. Whoever is `first` of those who look after their copies is sure

@@ -52,16 +52,11 @@ impl Mark {
 }
 
 impl ByWay {
-    /// For copies that are to go by way of blocks; others are given back.
-    ///
-    /// # Errors
-    /// An engine reaches both sides of these by itself.
-    pub fn of(together: Together) -> Result<Self, Together> {
-        if !together.goes_by_way() {
-            return Err(together);
-        }
+    /// For copies that [are to go](Together::goes_by_way) by way of blocks: `None` for others, of which the CPU may touch no side.
+    pub fn of(together: Together) -> Option<Self> {
         let len = together.pieces().iter().map(|(.., len)| len).sum();
-        Ok(Self { together, by_cpu: Mark::default(), by_engine: Mark::default(), len })
+        let (by_cpu, by_engine) = (Mark::default(), Mark::default());
+        together.goes_by_way().then_some(Self { together, by_cpu, by_engine, len })
     }
 
     /// Bytes of all of them.

@@ -178,15 +178,7 @@ impl<'a> Post<'_, Batch<'a>> {
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
                 match plan.together.get_mut(at).filter(|together| together.goes_by_way()) {
-                    // A block is given its rows one behind the other, and with no more of them than there is room for.
-                    Some(together) => {
-                        for (here, there) in faces.rows() {
-                            let (ours, theirs) = ((local, here), (region, base + there));
-                            let (dst, src) = if self.kind.is_put { (theirs, ours) } else { (ours, theirs) };
-                            // Both were found to lie within.
-                            together.push(dst, src, faces.ours.count[0]);
-                        }
-                    }
+                    Some(together) => add_rows(together, faces, (region, base), self.kind.is_put),
                     None => {
                         plan.together.clear();
                         plan.face = Some((region, base));
@@ -209,6 +201,17 @@ impl<'a> Post<'_, Batch<'a>> {
             }
         }
         Ok(plan)
+    }
+}
+
+/// Of a face that goes by way of blocks the rows are what goes together. They were found to lie within both sides.
+#[cold]
+#[inline(never)]
+fn add_rows(together: &mut Together, faces: &Faces<'_>, (region, base): (&Region, usize), is_put: bool) {
+    for (here, there) in faces.rows() {
+        let (ours, theirs) = ((faces.local, here), (region, base + there));
+        let (dst, src) = if is_put { (theirs, ours) } else { (ours, theirs) };
+        together.push(dst, src, faces.ours.count[0]);
     }
 }
 
