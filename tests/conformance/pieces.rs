@@ -18,7 +18,7 @@ crate::over_each_transport_and!(
     pieces_arrive_to_the_last_byte_and_the_signal_behind_them,
     faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
-    a_thousand_pieces_between_gpus_are_one_call_of_the_driver_and_so_is_a_face,
+    a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face,
 );
 
 /// What memory a side has.
@@ -284,33 +284,42 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     }
 }
 
-fn a_thousand_pieces_between_gpus_are_one_call_of_the_driver_and_so_is_a_face<J: Job>() {
+fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face<J: Job>() {
     if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
         return;
     }
     let ground = Ground::new::<J>();
     let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
-    let (local, remote) = (ground.local(Memory::Gpu, 128_000), ground.remote(Memory::Gpu, true, 128_000));
-    let piece = |at: usize| Piece {
-        local: &local,
-        range: at * 64..(at + 1) * 64,
-        rmr: &remote.rmr,
-        offset: (999 - at as u64) * 128,
-    };
-    let pieces: Vec<_> = (0..1000).map(piece).collect();
     let face = Face { offset: 0, count: [8, 10, 20], pitch: [64, 6400] };
-    for is_face in [false, true] {
-        let (sink, before) = (Sink::keeping(), fake.counters());
-        let mut put = if is_face {
-            zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face).comp(&sink)
-        } else {
-            zero.post_put_batch(Rank(1), &pieces).comp(&sink)
+    let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
+    // A NIC's or the owner's is what is pinned and not the caller's own.
+    for (ours, theirs) in
+        pairs.filter(|pair| [pair.0, pair.1].contains(&Memory::Gpu) && pair.1 != Memory::Pinned)
+    {
+        let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, true, 128_000));
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 64..(at + 1) * 64,
+            rmr: &remote.rmr,
+            offset: (999 - at as u64) * 128,
         };
-        assert!(ground.ended(&sink, || put.call()).error.is_none());
-        let after = fake.counters();
-        // One command of the resident copier, where there is one.
-        let calls = after.batches - before.batches + after.copier_copies - before.copier_copies;
-        assert_eq!((calls, after.copies - before.copies), (1, 0), "face: {is_face}");
+        let pieces: Vec<_> = (0..1000).map(piece).collect();
+        for (is_put, is_face) in [(true, false), (true, true), (false, false), (false, true)] {
+            let (sink, before) = (Sink::keeping(), fake.counters());
+            let mut post = match (is_put, is_face) {
+                (true, false) => zero.post_put_batch(Rank(1), &pieces),
+                (true, true) => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
+                (false, false) => zero.post_get_batch(Rank(1), &pieces),
+                (false, true) => zero.post_get_face(Rank(1), &local, &face, &remote.rmr, &face),
+            }
+            .comp(&sink);
+            assert!(ground.ended(&sink, || post.call()).error.is_none());
+            let after = fake.counters();
+            // One command of the resident copier, where there is one.
+            let calls = after.batches - before.batches + after.copier_copies - before.copier_copies;
+            let what = format!("{ours:?} {theirs:?}, put: {is_put}, face: {is_face}");
+            assert_eq!((calls, after.copies - before.copies), (1, 0), "{what}");
+        }
     }
 }
 

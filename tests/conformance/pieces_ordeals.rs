@@ -259,11 +259,14 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     let fake = ground.gpus.fake.as_ref().unwrap();
-    for (mapped, on_stream, as_face) in [true, false].into_iter().flat_map(|mapped| {
-        [(mapped, true, true), (mapped, true, false), (mapped, false, true), (mapped, false, false)]
+    let each = |memory| [true, false].map(|mapped| (memory, mapped));
+    let each = [Memory::Gpu, Memory::Host].into_iter().flat_map(each);
+    for (memory, mapped, on_stream, as_face) in each.flat_map(|(memory, mapped)| {
+        [(true, true), (true, false), (false, true), (false, false)]
+            .map(|(on_stream, as_face)| (memory, mapped, on_stream, as_face))
     }) {
-        let what = format!("mapped: {mapped}, on a stream: {on_stream}, a face: {as_face}");
-        let (local, remote) = (ground.local(Memory::Gpu, 1000), ground.remote(Memory::Gpu, mapped, 2000));
+        let what = format!("{memory:?} mapped: {mapped}, on a stream: {on_stream}, a face: {as_face}");
+        let (local, remote) = (ground.local(memory, 1000), ground.remote(Memory::Gpu, mapped, 2000));
         local.whole().write(&[0; 1000]).unwrap();
         remote.region.whole().write(&[9; 2000]).unwrap();
         let stream = fake.gpu(0).unwrap().fake_stream().unwrap();
@@ -271,7 +274,10 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         let slice = local.whole();
         let kernel = move |kernel: &mut Kernel| {
             gate.recv().unwrap();
-            kernel.write(&slice, &[1; 1000])
+            match memory {
+                Memory::Gpu => kernel.write(&slice, &[1; 1000]),
+                _ => Ok(()),
+            }
         };
         stream.launch(kernel).unwrap();
         let as_stream: Arc<dyn Stream> = stream.clone();
@@ -294,7 +300,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         let mut put =
             if on_stream { put.on_stream(&as_stream) } else { put.after(&stream.record().unwrap()) };
         assert!(posted(&ground.ranks, || put.call()).is_posted(), "{what}");
-        if on_stream {
+        if on_stream && memory == Memory::Gpu {
             // What the stream does later comes after the batch.
             let slice = local.whole();
             stream.launch(move |kernel| kernel.write(&slice, &[2; 1000])).unwrap();
@@ -303,6 +309,10 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
             step(&ground.ranks);
         }
         assert_eq!((over.count(), ground.told.count()), (0, 0), "{what}: it was not waited for");
+        if memory == Memory::Host {
+            // Until then it may be written.
+            local.whole().write(&[1; 1000]).unwrap();
+        }
         go.send(()).unwrap();
         until(&ground.ranks, || ground.told.count() == 1);
         let found = remote.region.whole().to_vec().unwrap();
@@ -321,8 +331,10 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     let faults = ground.gpus.fake.as_ref().unwrap().faults();
-    let local = ground.local(Memory::Gpu, 1000);
-    for mapped in [true, false] {
+    for (memory, mapped) in
+        [(Memory::Gpu, true), (Memory::Gpu, false), (Memory::Host, true), (Memory::Host, false)]
+    {
+        let local = ground.local(memory, 1000);
         for at in [FailAt::Submit, FailAt::Event] {
             let remote = ground.remote(Memory::Gpu, mapped, 1000);
             let piece =

@@ -1,10 +1,11 @@
 //! Copies within this process between memory of a GPU and host memory that is not pinned: block by block, because the driver's own
-//! call would wait until the engine has copied all of it.
+//! call would wait until the engine has copied all of it. So one copy goes, and many that go together: of these a block has as many as
+//! it has room for, which the engine is given in one call.
 
 use super::staging::{BLOCK, Block, Staging, Way};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, CopyError, MemKind, Refused, Transfer};
+use carrack_transports::mem::{Buffer, ByWay, CopyError, MemKind, Refused, Together, Transfer};
 use std::sync::Arc;
 
 /// Bytes of pageable host memory that a driver's call takes in at once, and returns before the engine is at them (the CUDA driver's
@@ -49,15 +50,29 @@ impl Moving {
             return Transfer::start(dst, src).map(Self::Engine);
         };
         let from_gpu = matches!(src.kind(), MemKind::Device(_));
-        let staging = staging.clone();
-        let (begun, done, copying, filled) = (0, 0, None, None);
-        let failed = None;
-        let mut through =
-            Through { copying, filled, dst, src, len, gpu, from_gpu, begun, done, failed, staging };
+        let mut through = Through::new(Ends::One(dst, src), (len, from_gpu), gpu, staging);
         match through.step(false) {
             Ok(()) => Ok(Self::Through(Box::new(through))),
-            Err(cause) => Err(Box::new(Refused { dst: through.dst, src: through.src, cause })),
+            Err(cause) => {
+                let (dst, src) = through.ends.take();
+                Err(Box::new(Refused { dst, src, cause }))
+            }
         }
+    }
+
+    /// Begins copies that go together; no call waits for an engine.
+    ///
+    /// # Errors
+    /// The engine's. Nothing is under way then.
+    pub(crate) fn start_together(together: Together, staging: &Arc<Staging>) -> Result<Self, CopyError> {
+        if !together.goes_by_way() {
+            return together.start().map(Self::Engine);
+        }
+        let (dst, src) = together.kinds();
+        let by_way = ByWay::of(together).ok_or(CopyError::Unknown { dst, src })?;
+        let (what, gpu) = ((by_way.len(), by_way.is_from_gpu()), by_way.gpu().clone());
+        let mut through = Through::new(Ends::Many(by_way), what, gpu, staging);
+        through.step(false).map(|()| Self::Through(Box::new(through)))
     }
 
     /// Whether it is over: `None` while it is not. Never waits. Whoever is `first` of those who look after their copies is sure
@@ -103,14 +118,86 @@ impl Moving {
         }
     }
 
-    /// Gives back target and source, in this order; waits for an engine that is at them.
+    /// Gives back target and source, in this order; waits for an engine that is at them. Of many copies there are none.
     pub(crate) fn take_buffers(&mut self) -> (Buffer, Buffer) {
         match self {
             Self::Engine(transfer) => transfer.take_buffers(),
             Self::Through(through) => {
                 through.settle();
-                (std::mem::take(&mut through.dst), std::mem::take(&mut through.src))
+                through.ends.take()
             }
+        }
+    }
+}
+
+/// Between what.
+enum Ends {
+    /// Target and source of one copy. The engine has the end that is on the GPU while it is at work.
+    One(Buffer, Buffer),
+    Many(ByWay),
+}
+
+impl Ends {
+    /// Has the engine begin `len` bytes, which are `at` so many from the beginning, with a block on the other side.
+    fn start(
+        &mut self,
+        (block, len): (&Block, usize),
+        at: usize,
+        from_gpu: bool,
+    ) -> Result<Transfer, CopyError> {
+        let (dst, src) = match self {
+            Self::One(dst, src) => (dst, src),
+            Self::Many(by_way) => return by_way.start_by_engine(block.memory(), len),
+        };
+        let ends = if from_gpu {
+            ((block.first(len), 0), (std::mem::take(src), at))
+        } else {
+            ((std::mem::take(dst), at), (block.first(len), 0))
+        };
+        Transfer::start_part(ends.0, ends.1, len).map_err(|refused| {
+            if from_gpu {
+                *src = refused.src;
+            } else {
+                *dst = refused.dst;
+            }
+            refused.cause
+        })
+    }
+
+    /// What the engine had comes back.
+    fn end(&mut self, transfer: Transfer, from_gpu: bool) {
+        let ends = transfer.into_buffers();
+        match self {
+            Self::One(_, src) if from_gpu => *src = ends.1,
+            Self::One(dst, _) => *dst = ends.0,
+            Self::Many(_) => {}
+        }
+    }
+
+    /// Has the CPU copy `len` bytes, which are `at` so many from the beginning, between a block and the host memory.
+    fn copy_now(
+        &mut self,
+        (block, len): (&Block, usize),
+        at: usize,
+        from_gpu: bool,
+    ) -> Result<(), CopyError> {
+        match self {
+            Self::One(dst, _) if from_gpu => {
+                let room = dst.view_mut().map(|room| room.part(at, len));
+                room.map_or(Ok(()), |room| copy_now(room, block.first(len).view()))
+            }
+            Self::One(_, src) => {
+                let mut room = block.first(len);
+                room.view_mut().map_or(Ok(()), |room| copy_now(room, src.view().part(at, len)))
+            }
+            Self::Many(by_way) => by_way.copy_by_cpu(block.memory(), len),
+        }
+    }
+
+    fn take(&mut self) -> (Buffer, Buffer) {
+        match self {
+            Self::One(dst, src) => (std::mem::take(dst), std::mem::take(src)),
+            Self::Many(_) => (Buffer::Empty, Buffer::Empty),
         }
     }
 }
@@ -122,8 +209,7 @@ pub(crate) struct Through {
     copying: Option<(Transfer, Block, usize)>,
     /// Onto a GPU: the next block, which the engine has not begun.
     filled: Option<(Block, usize)>,
-    dst: Buffer,
-    src: Buffer,
+    ends: Ends,
     len: usize,
     gpu: Arc<dyn Gpu>,
     from_gpu: bool,
@@ -135,6 +221,12 @@ pub(crate) struct Through {
 }
 
 impl Through {
+    /// Of so many bytes, from a GPU or onto it; nothing has begun.
+    fn new(ends: Ends, (len, from_gpu): (usize, bool), gpu: Arc<dyn Gpu>, staging: &Arc<Staging>) -> Self {
+        let (begun, done, copying, filled, failed) = (0, 0, None, None, None);
+        Self { copying, filled, ends, len, gpu, from_gpu, begun, done, failed, staging: staging.clone() }
+    }
+
     fn poll(&mut self, first: bool) -> Option<Result<(), CopyError>> {
         if self.failed.is_none() && self.done < self.len {
             self.failed = self.step(first).err();
@@ -159,21 +251,12 @@ impl Through {
         if self.from_gpu {
             // The engine first: it is at the next block while the CPU is at this one.
             if let Some((block, len)) = self.next(must && come.is_none()) {
-                let source = std::mem::take(&mut self.src);
-                match Transfer::start_part((block.first(len), 0), (source, self.begun), len) {
-                    Ok(transfer) => self.copying = Some((transfer, block, len)),
-                    Err(refused) => {
-                        self.src = refused.src;
-                        return Err(refused.cause);
-                    }
-                }
+                let transfer = self.ends.start((&block, len), self.begun, true)?;
+                self.copying = Some((transfer, block, len));
                 self.begun += len;
             }
             if let Some((block, len)) = come {
-                let room = self.dst.view_mut().map(|room| room.part(self.done, len));
-                if let Some(room) = room {
-                    copy_now(room, block.first(len).view())?;
-                }
+                self.ends.copy_now((&block, len), self.done, true)?;
                 self.done += len;
             }
             return Ok(());
@@ -181,14 +264,8 @@ impl Through {
         self.done += come.map_or(0, |(_, len)| len);
         self.fill(must)?;
         if let Some((block, len)) = self.filled.take() {
-            let target = std::mem::take(&mut self.dst);
-            match Transfer::start_part((target, self.done), (block.first(len), 0), len) {
-                Ok(transfer) => self.copying = Some((transfer, block, len)),
-                Err(refused) => {
-                    self.dst = refused.dst;
-                    return Err(refused.cause);
-                }
-            }
+            let transfer = self.ends.start((&block, len), self.done, false)?;
+            self.copying = Some((transfer, block, len));
         }
         Ok(())
     }
@@ -208,9 +285,7 @@ impl Through {
             return Ok(());
         }
         if let Some((block, len)) = self.next(must) {
-            if let Some(room) = block.first(len).view_mut() {
-                copy_now(room, self.src.view().part(self.begun, len))?;
-            }
+            self.ends.copy_now((&block, len), self.begun, false)?;
             self.begun += len;
             self.filled = Some((block, len));
         }
@@ -220,12 +295,7 @@ impl Through {
     /// Has the end that is on the GPU given back; waits for the engine if it is at work.
     fn settle(&mut self) -> Option<(Block, usize)> {
         let (transfer, block, len) = self.copying.take()?;
-        let (dst, src) = transfer.into_buffers();
-        if self.from_gpu {
-            self.src = src;
-        } else {
-            self.dst = dst;
-        }
+        self.ends.end(transfer, self.from_gpu);
         Some((block, len))
     }
 }
@@ -308,5 +378,74 @@ mod tests {
         assert!(matches!(moving, Moving::Engine(_)));
         let refused = Moving::start(vec![0; 99].into(), region.whole().into(), &staging).err().unwrap();
         assert!(matches!(refused.cause, CopyError::TooLong { len: 100, room: 99 }));
+    }
+
+    /// Many copies between a region of host memory and one of a GPU, in another order there; what has to be where.
+    fn many(gpu: &Arc<dyn Gpu>, lens: &[usize], from_gpu: bool) -> (Together, Region, Vec<u8>) {
+        let room = lens.iter().sum::<usize>();
+        let (host, device) = (Region::host(room), gpu.allocate(room, Flavour::Plain).unwrap());
+        let (dst, src) = if from_gpu { (host, device) } else { (device, host) };
+        let content = bytes(room);
+        src.whole().write(&content).unwrap();
+        let mut together = Together::between(&dst, &src, lens.len()).unwrap();
+        let (mut at, mut end, mut wanted) = (0, room, vec![0; room]);
+        for &len in lens {
+            end -= len;
+            assert!(together.push((&dst, end), (&src, at), len));
+            wanted[end..end + len].copy_from_slice(&content[at..at + len]);
+            at += len;
+        }
+        (together, dst, wanted)
+    }
+
+    #[test]
+    fn copies_that_go_together_are_a_call_for_each_block_and_may_end_in_the_midst_of_one() {
+        for has_pinned in [true, false] {
+            let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+            driver.faults().refuse_pinned(!has_pinned);
+            let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+            let staging = Arc::default();
+            for lens in [
+                vec![64; 1000],
+                vec![BLOCK, 1, 0, BLOCK - 2, 1],
+                vec![7; BLOCK / 4],
+                vec![3, 2 * BLOCK + 5, 0, 40, BLOCK],
+                vec![1],
+            ] {
+                for from_gpu in [true, false] {
+                    let (together, target, wanted) = many(&gpu, &lens, from_gpu);
+                    let before = driver.counters();
+                    let (outcome, buffers) = ended(Moving::start_together(together, &staging).unwrap());
+                    let after = driver.counters();
+                    assert!(outcome.is_ok() && matches!(buffers, (Buffer::Empty, Buffer::Empty)));
+                    assert!(target.whole().to_vec().unwrap() == wanted, "from a GPU: {from_gpu}");
+                    let blocks = wanted.len().div_ceil(BLOCK) as u64;
+                    let calls = (after.batches - before.batches, after.copies - before.copies);
+                    assert_eq!(calls, (blocks, 0), "from a GPU: {from_gpu}");
+                }
+            }
+            assert!(driver.counters().pinned <= if has_pinned { 4 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn copies_that_go_together_fail_once_and_let_their_regions_go() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
+        let staging = Arc::default();
+        for at in [FailAt::Submit, FailAt::Event] {
+            for from_gpu in [true, false] {
+                for nth in [1, 3] {
+                    let (together, target, _) = many(&gpu, &[5000; BLOCK / 1000], from_gpu);
+                    driver.faults().fail_copies(at, Which::Nth(nth), 700);
+                    let begun = Moving::start_together(together, &staging);
+                    assert_eq!(begun.is_err(), at == FailAt::Submit && nth == 1);
+                    let error = begun.map_or_else(Err, |moving| ended(moving).0).unwrap_err();
+                    assert!(matches!(error, CopyError::Engine { .. }), "{error}");
+                    driver.faults().heal_copies();
+                    assert!(target.into_sole().is_ok(), "held by nobody else");
+                }
+            }
+        }
     }
 }

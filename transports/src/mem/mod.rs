@@ -17,6 +17,7 @@
 //! | [`face`] | rows at regular distances in a region: [`Face`] |
 //! | [`hosts`] | many copies between two regions of host memory: [`Hosts`] |
 //! | [`together`] | copies between regions that an engine is given together: [`Together`] |
+//! | `by_way` | the same by way of blocks of pinned memory: [`ByWay`] |
 //! | [`allocator`] | where memory for packets comes from: [`PacketAllocator`], a program's own if it likes |
 //! | `block` | what an allocator gave, looked at before any of it is used |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
@@ -28,6 +29,7 @@
 pub mod allocator;
 mod block;
 pub mod buffer;
+mod by_way;
 pub mod copy;
 mod extents;
 pub mod face;
@@ -48,6 +50,7 @@ pub mod view;
 
 pub use allocator::{AllocError, Chunk, GpuAllocator, HostAllocator, PacketAllocator, PinnedAllocator};
 pub use buffer::{Buffer, Buffers, SmallBytes};
+pub use by_way::ByWay;
 pub use copy::{Copied, CopyError, copy};
 pub use face::{Face, FaceError};
 pub use hint::{MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Copies between parts of regions, of one kind of memory on each side, that are begun together. What is begun is one
-/// [`Transfer`], which holds all of the regions.
+/// [`Transfer`], which holds all of the regions; where they [go by way of blocks](Self::goes_by_way), one for each block.
 pub struct Together {
     dst: Side,
     src: Side,
@@ -32,6 +32,7 @@ impl Between<'_> {
 
 /// The regions of one side. Pieces of one region mostly come one after the other, or those of a few in turns, so only the last few are
 /// looked at.
+#[derive(Clone)]
 struct Side {
     kind: MemKind,
     regions: Vec<Region>,
@@ -60,16 +61,22 @@ impl Side {
     }
 }
 
-/// The engine that copies between two regions, if it takes one, and reaches both by itself: no call for them waits.
+/// The engine that copies between two regions, if it takes one: both by itself, or host memory that is not pinned by way of blocks.
 fn engine<'a>(dst: &'a Region, src: &'a Region) -> Option<&'a Arc<dyn Gpu>> {
-    let reached = |region: &Region| matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned);
+    let reached =
+        |region: &Region| matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned | MemKind::Host);
     let gpu = |region: &'a Region| region.gpu().filter(|_| matches!(region.kind(), MemKind::Device(_)));
     gpu(dst).or(gpu(src)).filter(|_| reached(dst) && reached(src))
 }
 
+/// Whether an engine does not reach a side by itself: a call for it would wait.
+fn is_pageable((dst, src): (MemKind, MemKind)) -> bool {
+    dst == MemKind::Host || src == MemKind::Host
+}
+
 impl Together {
     /// None so far, with room for `count`, for regions such as these. `None` where no engine takes them together: between host
-    /// memory the CPU copies, and for host memory that is not pinned an engine's call would wait.
+    /// memory the CPU copies.
     pub fn between(dst: &Region, src: &Region, count: usize) -> Option<Self> {
         let engine = engine(dst, src)?.clone();
         let pieces = Pieces::new(dst.kind(), src.kind(), count);
@@ -123,7 +130,25 @@ impl Together {
         self.pieces.kinds()
     }
 
-    /// Begins all of them.
+    /// Whether a side is host memory that is not pinned, so that calls for it would wait: then they are for [`ByWay`](super::ByWay).
+    pub fn goes_by_way(&self) -> bool {
+        is_pageable(self.kinds())
+    }
+
+    pub(super) fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    pub(super) fn engine(&self) -> &Arc<dyn Gpu> {
+        &self.engine
+    }
+
+    /// The regions of both sides, targets first, to be held by one of several transfers.
+    pub(super) fn held(&self) -> (Buffer, Buffer) {
+        (self.dst.clone().into_buffer(), self.src.clone().into_buffer())
+    }
+
+    /// Begins all of them. Those that [go by way of blocks](Self::goes_by_way) may have the call wait.
     ///
     /// # Errors
     /// The engine's. Nothing is under way then.
@@ -162,7 +187,7 @@ pub enum FaceRefused {
 }
 
 /// Begins the copy of a face of one region to one of the same shape of another, by the engine of a GPU, on a stream if one is
-/// given. `None` where no engine takes it: as [`Together::between`].
+/// given. `None` where no engine takes it: as [`Together::between`], or for host memory that is not pinned, whose rows go together.
 ///
 /// # Errors
 /// See [`FaceRefused`]. Nothing is under way then.
@@ -175,7 +200,9 @@ pub fn start_face(
     to.check(dst.len())?;
     from.check(src.len())?;
     check_kinds(dst.kind(), src.kind())?;
-    let Some(engine) = engine(dst, src) else { return Ok(None) };
+    let Some(engine) = engine(dst, src).filter(|_| !is_pageable((dst.kind(), src.kind()))) else {
+        return Ok(None);
+    };
     let (Some(target), Some(source)) = (dst.pointer(to.offset, 0), src.pointer(from.offset, 0)) else {
         return Ok(None);
     };

@@ -1,7 +1,7 @@
 //! Many copies in one call, on drivers that have such a call, have its first form, have none, or refuse it.
 
 use super::mock::{library as mock, word};
-use carrack_transports::gpu::cuda::CudaDriver;
+use carrack_transports::gpu::cuda::{CudaDriver, CudaStream};
 use carrack_transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack_transports::mem::{CopyError, Face, Region, Together, Transfer, start_face};
 use std::path::PathBuf;
@@ -100,6 +100,36 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
         // One alone needs no list, and pieces of no bytes are left out.
         assert_eq!(ground.copy(&[(5, 7, 9), (100, 100, 0)], None).unwrap(), [0, 0, 1]);
     }
+}
+
+#[test]
+fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_beside_it() {
+    let ground = Ground::new("legacy", "-DNEW");
+    let driver = CudaDriver::at(&ground.library);
+    let mut streams = None;
+    for raw in [0, 1] {
+        word(&ground.library, "mock_enter");
+        // SAFETY: CUDA's names of a stream that every context has.
+        let stream = unsafe { CudaStream::from_raw(&driver, raw) }.unwrap();
+        word(&ground.library, "mock_leave");
+        for _ in 0..2 {
+            assert_eq!(ground.copy(&scattered(1000), Some(&stream)).unwrap(), [1, 0, 0]);
+            // Behind what that stream had, in front of what it is given now, the event of the end too.
+            assert_eq!(word(&ground.library, "mock_course"), 12_341);
+            let made = word(&ground.library, "mock_streams");
+            assert_eq!(*streams.get_or_insert(made), made, "one beside it, for all of them");
+        }
+        assert!(ground.gpu.how_pieces_go().contains("however many"));
+    }
+    // What is refused goes behind that one by one, which may have begun some.
+    word(&ground.library, "mock_refuse_batches");
+    word(&ground.library, "mock_enter");
+    // SAFETY: as above.
+    let stream = unsafe { CudaStream::from_raw(&driver, 0) }.unwrap();
+    word(&ground.library, "mock_leave");
+    let calls = ground.copy(&scattered(100), Some(&stream)).unwrap();
+    assert!(calls[0] == 1 && calls[1] + calls[2] > 1, "{calls:?}");
+    assert_eq!(word(&ground.library, "mock_course"), 12_341);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::post::rma::{Begun, tell};
 use crate::progress::{Landing, signal};
 use crate::region::Region;
 use carrack_transports::gpu::Stream;
-use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, Transfer, start_face};
+use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, start_face};
 use std::sync::{Arc, Mutex};
 
 /// How far a batch has come.
@@ -86,7 +86,8 @@ impl Post<'_, Batch<'_>> {
         let join = self.join(plan.size, comp);
         let Plan { together, face, host, rest, .. } = plan;
         // Of a face there is one part only, so the CPU has none of it here.
-        let engines = together.into_iter().map(|together| together.start());
+        let staging = &self.runtime.0.staging;
+        let engines = together.into_iter().map(|together| Moving::start_together(together, staging));
         let faces = face.into_iter().map(|face| self.start_face(face, None));
         self.land_each(engines.chain(faces), &join, None)?;
         if !join.has_failed()
@@ -126,7 +127,7 @@ impl Post<'_, Batch<'_>> {
     /// Gives copies to engines, or to a stream. An error, if none was begun.
     fn land_each(
         &self,
-        begun: impl Iterator<Item = Result<Transfer, CopyError>>,
+        begun: impl Iterator<Item = Result<Moving, CopyError>>,
         join: &Arc<Join>,
         stream: Option<&Arc<dyn Stream>>,
     ) -> Result<(), PostError> {
@@ -146,7 +147,7 @@ impl Post<'_, Batch<'_>> {
             join.add();
             let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
             let landing = Landing {
-                transfer: Moving::Engine(transfer),
+                transfer,
                 comp: Some(join.clone()),
                 rank,
                 tag,
@@ -169,7 +170,7 @@ impl Post<'_, Batch<'_>> {
         &self,
         (region, base): (&Region, usize),
         stream: Option<&dyn Stream>,
-    ) -> Result<Transfer, CopyError> {
+    ) -> Result<Moving, CopyError> {
         let Many::Face(Faces { local, ours, theirs, .. }) = self.kind.many else {
             return Err(CopyError::TooLong { len: 0, room: 0 });
         };
@@ -181,7 +182,7 @@ impl Post<'_, Batch<'_>> {
             ((local, ours), (region, &theirs))
         };
         match start_face(ends.0, ends.1, stream) {
-            Ok(Some(transfer)) => Ok(transfer),
+            Ok(Some(transfer)) => Ok(Moving::Engine(transfer)),
             Err(FaceRefused::Copy(error)) => Err(error),
             Ok(None) | Err(FaceRefused::Face(_)) => {
                 Err(CopyError::Unknown { dst: ends.0.0.kind(), src: ends.1.0.kind() })
@@ -222,7 +223,7 @@ impl Post<'_, Batch<'_>> {
         if let Some(stream) = stream {
             let join = self.join(plan.size, comp);
             let Plan { together, face, .. } = plan;
-            let engines = together.into_iter().map(|together| together.start_on(&**stream));
+            let engines = together.into_iter().map(|one| one.start_on(&**stream).map(Moving::Engine));
             let faces = face.into_iter().map(|face| self.start_face(face, Some(&**stream)));
             self.land_each(engines.chain(faces), &join, Some(stream))?;
             if let Some(status) = join.release(None) {

@@ -173,12 +173,17 @@ impl<'a> Post<'_, Batch<'a>> {
             return Ok(plan);
         }
         match way {
-            Way::Together(_, region, base) => {
+            Way::Together(at, region, base) => {
                 // The name may have been forged: what is mapped decides.
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
-                plan.together.clear();
-                plan.face = Some((region, base));
+                match plan.together.get_mut(at).filter(|together| together.goes_by_way()) {
+                    Some(together) => add_rows(together, faces, (region, base), self.kind.is_put),
+                    None => {
+                        plan.together.clear();
+                        plan.face = Some((region, base));
+                    }
+                }
             }
             Way::Host(region, base) => {
                 let room = region.len().saturating_sub(base);
@@ -196,6 +201,17 @@ impl<'a> Post<'_, Batch<'a>> {
             }
         }
         Ok(plan)
+    }
+}
+
+/// Of a face that goes by way of blocks the rows are what goes together. They were found to lie within both sides.
+#[cold]
+#[inline(never)]
+fn add_rows(together: &mut Together, faces: &Faces<'_>, (region, base): (&Region, usize), is_put: bool) {
+    for (here, there) in faces.rows() {
+        let (ours, theirs) = ((faces.local, here), (region, base + there));
+        let (dst, src) = if is_put { (theirs, ours) } else { (ours, theirs) };
+        together.push(dst, src, faces.ours.count[0]);
     }
 }
 

@@ -28,6 +28,8 @@ thread_local! {
 pub(super) struct Home {
     pub(super) lanes: [Lane; 4],
     pub(super) copies: AllCopies,
+    /// Takes what the legacy default stream does not.
+    beside: OnceLock<StreamHandle>,
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
@@ -55,6 +57,7 @@ impl Home {
         Self {
             lanes: std::array::from_fn(|_| Lane::new()),
             copies: AllCopies::default(),
+            beside: OnceLock::new(),
             events: Mutex::default(),
             pool: OnceLock::new(),
             peers: Peers::new(devices),
@@ -80,6 +83,21 @@ impl Home {
         // SAFETY: the place for the answer is ours.
         unsafe { self.calls().stream_create(&raw mut stream, sys::STREAM_NON_BLOCKING) }?;
         Ok(stream)
+    }
+
+    /// A stream for what the legacy default stream does not take. None of the lanes: it may stand still for as long as that one does, and
+    /// what the library copies besides must not. The context is current.
+    pub(super) fn beside(&self) -> Result<StreamHandle, GpuError> {
+        self.once(&self.beside, || self.new_stream()).copied()
+    }
+
+    /// Has what a stream is given from now on wait for what another was given so far. The context is current.
+    pub(super) fn put_behind(&self, stream: StreamHandle, other: StreamHandle) -> Result<(), GpuError> {
+        let event = self.recorded(other)?;
+        // SAFETY: streams of this context and an event of it. The driver notes what that stands for now, so it may be used again.
+        let given = unsafe { self.calls().stream_wait_event(stream, event, 0) };
+        self.keep_event(event);
+        given
     }
 
     /// Whether the device has host memory that is pinned or registered under the host's addresses; asked once.
@@ -195,9 +213,10 @@ impl Drop for Home {
             // SAFETY: the pool had it, so nobody has it; made in this context.
             released("event", unsafe { self.context.calls.event_destroy(event) });
         }
-        for lane in self.lanes.iter().filter_map(|lane| lane.stream.get()) {
+        let lanes = self.lanes.iter().filter_map(|lane| lane.stream.get());
+        for stream in lanes.chain(self.beside.get()) {
             // SAFETY: made in this context, and used through this home only.
-            released("stream", unsafe { self.context.calls.stream_destroy(*lane) });
+            released("stream", unsafe { self.context.calls.stream_destroy(*stream) });
         }
     }
 }

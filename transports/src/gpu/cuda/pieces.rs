@@ -19,7 +19,7 @@ use std::sync::Arc;
 const NEW: &str = "cuMemcpyBatchAsync_v2";
 const OLD: &str = "cuMemcpyBatchAsync";
 
-/// CUDA's names of the legacy default stream, to which no batch can be given.
+/// CUDA's names of the legacy default stream, to which no batch can be given: one goes beside it.
 const LEGACY_STREAMS: [usize; 2] = [0, 1];
 
 /// Where copies are given to.
@@ -94,13 +94,16 @@ impl CudaGpu {
         // For ordinary host memory the driver's call may wait, and of it the one that says so is asked for.
         let is_pageable = ends.0 == MemKind::Host || ends.1 == MemKind::Host;
         let mut is_begun = false;
-        if pieces.count() > 1
-            && !is_pageable
-            && !LEGACY_STREAMS.contains(&lane.2.0)
-            && self.no_batches.get().is_none()
-        {
+        if pieces.count() > 1 && !is_pageable && self.no_batches.get().is_none() {
             // SAFETY: the caller's promise.
-            match unsafe { give_batch(lane, pieces) } {
+            let given = unsafe {
+                if LEGACY_STREAMS.contains(&lane.2.0) {
+                    give_batch_beside(lane, pieces)
+                } else {
+                    give_batch(lane, pieces)
+                }
+            };
+            match given {
                 // If it has begun some of them, they are done once more behind that, on the same stream.
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
                     tracing::debug!(%refused, ?pieces, "one by one");
@@ -174,6 +177,24 @@ fn settle((home, _, stream): Lane<'_>) {
 /// Whether a refusal may be one of the call, and not of the copies.
 fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
     [MISSING_CALL, NOT_SUPPORTED, INVALID_VALUE].contains(&error.code)
+}
+
+/// Has the legacy default stream wait for many copies that are given by one call to a stream beside it, behind all that it has.
+///
+/// # Safety
+/// As `Gpu::copy_pieces`; the context is current.
+#[cold]
+unsafe fn give_batch_beside((home, way, legacy): Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
+    let beside = home.beside()?;
+    home.put_behind(beside, legacy)?;
+    // SAFETY: the caller's promise.
+    let given = unsafe { give_batch((home, way, beside), pieces) };
+    // Also if they were refused: some may have begun, and be done once more.
+    let is_behind = home.put_behind(legacy, beside);
+    if is_behind.is_err() {
+        settle((home, way, beside));
+    }
+    given.and(is_behind)
 }
 
 /// Gives a stream many copies by one call.
