@@ -589,3 +589,26 @@ fn exchange(launcher: &FromLauncher) {
     println!("\nexchanged with {}", launcher.size());
     launcher.finish().unwrap();
 }
+
+/// Descriptors on their way between processes count for all of a user's together, against what one may have open: ranks that connect
+/// at once come to that limit, and go on when others have taken theirs.
+#[test]
+fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_later() {
+    // Where any user can start it.
+    let folder = std::env::temp_dir().join(format!("carrack-on-their-way-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("carrack");
+    fs::copy(carrack(), &program).unwrap();
+    for _ in 0..3 {
+        let mut job = Command::new("sh");
+        let script = "ulimit -n 256 && exec \"$0\" perf latency --op barrier --ranks 40 --seconds 0.001";
+        job.args(["-c", script]).arg(&program).current_dir("/");
+        // Who may do anything knows no such limit.
+        if rustix::process::geteuid().is_root() {
+            job.uid(65534).gid(65534);
+        }
+        let output = job.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}

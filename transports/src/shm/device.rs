@@ -156,6 +156,7 @@ impl ShmDevice {
         if self.shared.undialled.load(Ordering::Relaxed) > 0 {
             self.dial_again(polling, batch);
         }
+        polling.inbound.welcome_again(&self.shared);
         let mut space = [const { std::mem::MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else { return };

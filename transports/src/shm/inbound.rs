@@ -6,6 +6,7 @@
 
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
+use super::link::passes;
 use super::segment::{Segment, SegmentSlots};
 use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
 use crate::fd_channel::{Channel, Received};
@@ -64,12 +65,14 @@ pub(super) struct Inbound {
     warm: Vec<Sender>,
     /// Where the next poll begins, so that no ring is always last.
     turn: usize,
+    /// There are strangers who have said who they are, and could not be welcomed.
+    owes_welcomes: bool,
 }
 
 #[derive(Debug)]
 enum Incoming {
-    /// It has connected and not said who it is.
-    Stranger(Channel),
+    /// It has connected, and not said who it is, or not been welcomed.
+    Stranger(Channel, Option<Box<Hello>>),
     /// It is not looked at.
     Cold(Box<Sender>),
     /// It stands in `warm`.
@@ -95,6 +98,13 @@ struct Sender {
     rest: u32,
     /// Set once it is known to send no more; what is in the ring still counts.
     ended: Option<DownCause>,
+}
+
+/// What a stranger has said.
+#[derive(Debug)]
+struct Hello {
+    from: PeerId,
+    segment: Arc<Segment>,
 }
 
 /// What became of one look at one ring.
@@ -216,7 +226,7 @@ impl Inbound {
                 if free.is_none() {
                     self.links.push(None);
                 }
-                self.links[bell] = Some(Incoming::Stranger(channel));
+                self.links[bell] = Some(Incoming::Stranger(channel, None));
                 Ok(name)
             }
             _ => Err(channel),
@@ -226,7 +236,7 @@ impl Inbound {
     /// The socket of a stranger.
     pub(super) fn stranger_fd(&self, bell: u32) -> Option<BorrowedFd<'_>> {
         match self.links.get(bell as usize) {
-            Some(Some(Incoming::Stranger(channel))) => Some(channel.as_fd()),
+            Some(Some(Incoming::Stranger(channel, _))) => Some(channel.as_fd()),
             _ => None,
         }
     }
@@ -236,16 +246,22 @@ impl Inbound {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place {
             None => {}
-            Some(Incoming::Stranger(channel)) => match greet(shared, channel, bell) {
-                Ok(None) => {}
-                Ok(Some(sender)) => {
-                    let Some(Incoming::Stranger(channel)) = place.take() else { return };
+            Some(Incoming::Stranger(channel, hello)) => match greet(shared, channel, hello, bell) {
+                Ok(Greeting::Silent) => {}
+                Ok(Greeting::Owed) => self.owes_welcomes = true,
+                Ok(Greeting::Welcome(hello)) => {
+                    let Some(Incoming::Stranger(channel, _)) = place.take() else { return };
                     let process = channel.peer_process().ok();
                     let process = process.filter(|fd| shared.watch_incoming(bell, fd.as_fd()).is_ok());
-                    let sender = sender(channel, process);
+                    let sender = Sender::new(*hello, bell, channel, process);
                     shared.incoming().insert(sender.from, sender.segment.clone());
                     *place = Some(Incoming::Cold(Box::new(sender)));
                     self.warm_up(bell);
+                }
+                // One that could not send its descriptors comes again.
+                Err(why) if why == HUNG_UP => {
+                    tracing::debug!("a connection has {why}");
+                    *place = None;
                 }
                 Err(why) => {
                     tracing::warn!(%why, "a connection was refused");
@@ -268,11 +284,23 @@ impl Inbound {
         }
     }
 
+    /// Tries once more to welcome those who could not be.
+    pub(super) fn welcome_again(&mut self, shared: &Shared) {
+        if !std::mem::take(&mut self.owes_welcomes) {
+            return;
+        }
+        for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
+            if let Some(Some(Incoming::Stranger(_, Some(_)))) = self.links.get(bell as usize) {
+                self.listen(shared, bell);
+            }
+        }
+    }
+
     /// A peer is known to have gone, from elsewhere. Whether rings of its lead here: then it goes when they are empty.
     pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
             match self.links.get_mut(bell as usize) {
-                Some(Some(Incoming::Stranger(_))) => self.listen(shared, bell),
+                Some(Some(Incoming::Stranger(..))) => self.listen(shared, bell),
                 Some(Some(Incoming::Cold(sender))) if sender.from == peer => self.warm_up(bell),
                 _ => {}
             }
@@ -290,7 +318,7 @@ impl Inbound {
     pub(super) fn close(&mut self) {
         let cold = self.links.drain(..).flatten().filter_map(|link| match link {
             Incoming::Cold(sender) => Some(*sender),
-            Incoming::Stranger(_) | Incoming::Warm => None,
+            Incoming::Stranger(..) | Incoming::Warm => None,
         });
         for sender in self.warm.drain(..).chain(cold) {
             let _ = sender.channel.send(&Message::Bye.encode(), &[]);
@@ -299,6 +327,25 @@ impl Inbound {
 }
 
 impl Sender {
+    fn new(Hello { from, segment }: Hello, bell: u32, channel: Channel, process: Option<OwnedFd>) -> Self {
+        // SAFETY: the segment came with this hello, and this is the only consumer made for it here. Should a hostile sender send one
+        // segment twice, two consumers only write `freed`: each reads what it likes from memory that it does not trust.
+        let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
+        Self {
+            from,
+            bell,
+            channel,
+            process,
+            segment,
+            consumer,
+            silent: 0,
+            streams: false,
+            run: 0,
+            rest: 0,
+            ended: None,
+        }
+    }
+
     /// Takes records off the ring.
     #[inline(always)]
     fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
@@ -429,14 +476,46 @@ fn receive(
     }
 }
 
-type MakeSender = Box<dyn FnOnce(Channel, Option<OwnedFd>) -> Sender>;
+const HUNG_UP: &str = "hung up before it said who it is";
 
-/// Hears who a stranger is, and lets it in. `Ok(None)`: it has not said so yet.
-fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSender>, String> {
+/// How far a stranger has come.
+enum Greeting {
+    /// It has not said who it is.
+    Silent,
+    /// It has, and cannot be told now that it is welcome.
+    Owed,
+    /// It is in.
+    Welcome(Box<Hello>),
+}
+
+/// Hears who a stranger is, unless that has been heard, and lets it in.
+fn greet(
+    shared: &Shared,
+    channel: &Channel,
+    heard: &mut Option<Box<Hello>>,
+    bell: u32,
+) -> Result<Greeting, String> {
+    if heard.is_none() {
+        *heard = hear_hello(shared, channel)?.map(Box::new);
+    }
+    let Some(hello) = heard.take() else { return Ok(Greeting::Silent) };
+    let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
+    match channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]) {
+        Ok(()) => Ok(Greeting::Welcome(hello)),
+        Err(error) if passes(error) => {
+            *heard = Some(hello);
+            Ok(Greeting::Owed)
+        }
+        Err(error) => Err(format!("the welcome could not be sent: {error}")),
+    }
+}
+
+/// `Ok(None)`: it has not said who it is yet.
+fn hear_hello(shared: &Shared, channel: &Channel) -> Result<Option<Hello>, String> {
     let mut bytes = [0; super::handshake::MAX_MESSAGE];
     let (len, fds) = match channel.receive(&mut bytes) {
         Ok(Received::Nothing) => return Ok(None),
-        Ok(Received::Closed) => return Err("it hung up before it said who it is".into()),
+        Ok(Received::Closed) => return Err(HUNG_UP.into()),
         Ok(Received::Message(len, fds)) => (len, fds),
         Err(error @ Errno::MFILE) => return Err(format!("no descriptor is left for it: {error}")),
         Err(error) => return Err(format!("its socket failed: {error}")),
@@ -460,24 +539,5 @@ fn greet(shared: &Shared, channel: &Channel, bell: u32) -> Result<Option<MakeSen
         .try_into()
         .map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
     let segment = Segment::open(&fd, geometry)?;
-    let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
-    let said = channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]);
-    said.map_err(|error: Errno| format!("the welcome could not be sent: {error}"))?;
-    // SAFETY: the segment came with this hello, and this is the only consumer made for it here. Should a
-    // hostile sender send one segment twice, two consumers only write `freed`: each reads what it likes
-    // from memory that it does not trust.
-    let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
-    Ok(Some(Box::new(move |channel, process| Sender {
-        from,
-        bell,
-        channel,
-        process,
-        segment,
-        consumer,
-        silent: 0,
-        streams: false,
-        run: 0,
-        rest: 0,
-        ended: None,
-    })))
+    Ok(Some(Hello { from, segment }))
 }

@@ -60,6 +60,12 @@ struct Receiver {
     fenced: bool,
 }
 
+/// Whether a message with descriptors can be sent later. `TOOMANYREFS`: a user has no more of them on their way, to all processes
+/// together, than may be open in one (`ulimit -n`), unless it has `CAP_SYS_RESOURCE`: which many ranks that start at once can meet.
+pub(super) fn passes(error: Errno) -> bool {
+    matches!(error, Errno::TOOMANYREFS | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)
+}
+
 impl Outgoing {
     /// A sending end that is not connected yet.
     pub(super) fn new(peer: PeerId, address: Address, geometry: Geometry) -> Result<Self, Errno> {
@@ -98,7 +104,7 @@ impl Outgoing {
         let _ = self.doomed.set(cause);
     }
 
-    /// Tries to reach the receiver's socket. `Ok(false)`: its queue is full, try again.
+    /// Tries to reach the receiver's socket. `Ok(false)`: its queue is full, or descriptors cannot be sent now: try again.
     pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<bool, DownCause> {
         if let Some(cause) = self.doomed.get() {
             return Err(cause.clone());
@@ -116,13 +122,18 @@ impl Outgoing {
             Err(error) => return Err(DownCause::Gone(format!("nobody listens at its address: {error}"))),
         };
         let failed = |what: &str, error: Errno| DownCause::Gone(format!("{what}: {error}"));
+        let Some(fd) = sender.segment_fd.as_ref() else { return Ok(true) };
         let hello = Message::Hello {
             from: shared.identity.me,
             secret: shared.identity.secret,
             geometry: sender.segment.geometry(),
         };
-        let Some(fd) = sender.segment_fd.take() else { return Ok(true) };
-        channel.send(&hello.encode(), &[fd.as_fd()]).map_err(|error| failed("saying hello failed", error))?;
+        match channel.send(&hello.encode(), &[fd.as_fd()]) {
+            Ok(()) => sender.segment_fd = None,
+            // Whoever accepts the connection finds that it has hung up, and another comes.
+            Err(error) if passes(error) => return Ok(false),
+            Err(error) => return Err(failed("saying hello failed", error)),
+        }
         shared
             .watch_outgoing(index, channel.as_fd())
             .map_err(|error| failed("epoll refused its socket", error))?;
