@@ -599,16 +599,30 @@ fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_lat
     fs::create_dir_all(&folder).unwrap();
     let program = folder.join("carrack");
     fs::copy(carrack(), &program).unwrap();
-    for _ in 0..3 {
+    let run = |script: &str| {
         let mut job = Command::new("sh");
-        let script = "ulimit -n 256 && exec \"$0\" perf latency --op barrier --ranks 40 --seconds 0.001";
         job.args(["-c", script]).arg(&program).current_dir("/");
         // Who may do anything knows no such limit.
         if rustix::process::geteuid().is_root() {
             job.uid(65534).gid(65534);
         }
-        let output = job.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+        job.output()
+    };
+    let probe = run("exec \"$0\" --version");
+    let outputs: Vec<_> = match &probe {
+        Ok(output) if output.status.success() => {
+            let script = "ulimit -n 256 && exec timeout 100 \"$0\" perf latency --op barrier --ranks 40 --seconds 0.001";
+            (0..2).map(|_| run(script).unwrap()).collect()
+        }
+        other => {
+            println!("skipped: another user cannot start it: {other:?}");
+            Vec::new()
+        }
+    };
     fs::remove_dir_all(&folder).unwrap();
+    let said: Vec<_> = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
+    assert!(outputs.iter().all(|output| output.status.success()), "{said:?}");
+    if !outputs.is_empty() && !said.iter().any(|said| said.contains("ulimit -n")) {
+        println!("skipped: the ranks never came to the limit");
+    }
 }

@@ -104,7 +104,7 @@ pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
     const GROUND: f64 = 200.0;
     let (first, last) = (runs.first()?, runs.last()?);
     let most = runs.iter().map(|run| run.step_us.max(run.alone_us)).fold(0.0, f64::max);
-    // Lines at round numbers, four to eight of them.
+    // Lines at round numbers, four to nine apart.
     let tenth = 10_f64.powf((most / 4.0).log10().floor());
     let apart = [1.0, 2.0, 5.0].map(|by| by * tenth).into_iter().rfind(|apart| most / apart >= 4.0)?;
     let height = |micros: f64| GROUND - micros / (most * 1.05) * (GROUND - TOP);

@@ -101,7 +101,7 @@ fn write_left_out(report: &Report, text: &mut String) -> Result {
 
 /// What the heat equation takes on more and more GPUs.
 fn write_halo(report: &Report, text: &mut String) -> Result {
-    let (Some(first), [picture, plot]) = (report.halo.first(), &report.drawn) else { return Ok(()) };
+    let Some(first) = report.halo.first() else { return Ok(()) };
     writeln!(text, "\n## Halo exchange (`halo_2d`)\n")?;
     writeln!(
         text,
@@ -115,7 +115,14 @@ fn write_halo(report: &Report, text: &mut String) -> Result {
         let ratio = step_us / alone_us;
         writeln!(text, "| {gpus} | {step_us:.1} | {alone_us:.1} | {ratio:.3} | {:.3} |", run.scaling(first))?;
     }
-    writeln!(text, "\n![the field]({picture}) ![a step on more and more GPUs]({plot})")
+    writeln!(text)?;
+    let captions = ["the field", "a step on more and more GPUs"];
+    for (caption, name) in
+        captions.iter().zip(&report.drawn).filter_map(|(caption, name)| Some((caption, name.as_ref()?)))
+    {
+        writeln!(text, "![{caption}]({name})")?;
+    }
+    Ok(())
 }
 
 fn write_figures(report: &Report, text: &mut String) -> Result {

@@ -35,9 +35,9 @@ pub(super) struct Report {
     pub(super) parts: Vec<Row>,
     /// The heat equation, on fewer GPUs first.
     pub(super) halo: Vec<Halo>,
-    /// The picture of its field, and the plot, beside the report.
+    /// The picture of its field, if all GPUs drew one, and the plot, beside the report.
     #[serde(skip)]
-    pub(super) drawn: [String; 2],
+    pub(super) drawn: [Option<String>; 2],
     /// Lines of `carrack perf --json`, in the order of the parts.
     pub(super) perf: Vec<Value>,
 }
@@ -93,6 +93,11 @@ impl Report {
             tests_ignored: sum(|tally| tally.ignored),
         };
         let halo = Halo::of(&ran);
+        let [picture, plot] = halo::drawn(node.suffix().as_deref());
+        let drawn = [
+            halo.last().filter(|last| last.gpus == machine.count).map(|_| picture),
+            halo.first().map(|_| plot),
+        ];
         let perf = ran.iter().flat_map(|ran| ran.figures.iter().cloned()).collect();
         Self {
             date,
@@ -106,7 +111,7 @@ impl Report {
             seconds: took.as_secs_f64(),
             totals,
             halo,
-            drawn: halo::drawn(node.suffix().as_deref()),
+            drawn,
             parts: ran.into_iter().map(Row::of).collect(),
             perf,
         }
@@ -119,8 +124,10 @@ impl Report {
         // Plain data under names that are strings: it has a form in JSON.
         let json = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
         fs::write(&machines, json).map_err(file(&machines))?;
-        if let Some(plot) = halo::draw(&self.halo, self.gpus == Gpus::Simulated.in_words()) {
-            let path = folder.join(&self.drawn[1]);
+        if let Some(plot) = halo::draw(&self.halo, self.gpus == Gpus::Simulated.in_words())
+            && let [_, Some(name)] = &self.drawn
+        {
+            let path = folder.join(name);
             fs::write(&path, plot).map_err(file(&path))?;
         }
         fs::write(&people, markdown::of(self)).map_err(file(&people))?;

@@ -413,7 +413,13 @@ impl DeviceInner {
         late: impl FnOnce() -> Option<Arc<dyn Completion>>,
     ) {
         let Some(route) = self.route(to) else { return };
-        if route.down().is_some() {
+        if let Some(cause) = route.down() {
+            if let Some(comp) = late() {
+                let (tag, user_context, size) = Default::default();
+                let error = Some(Box::new(OpError::PeerDown { rank: to, cause: cause.clone() }));
+                let status = Status { rank: to, tag, size, user_context, buffer: Buffer::Empty, error };
+                self.defer_status(comp, status);
+            }
             return;
         }
         let linked = match route.linked() {

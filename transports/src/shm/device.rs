@@ -45,8 +45,10 @@ pub(super) struct Shared {
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
     /// What those whose links lead here have sent along.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
-    /// Links whose receiver's queue was full when they dialled.
+    /// Links that could not reach their receiver when they dialled: its queue was full, or no descriptor could be sent.
     undialled: AtomicU32,
+    /// That there are too many descriptors on their way was told.
+    is_crowded: AtomicBool,
 }
 
 impl Shared {
@@ -65,6 +67,18 @@ impl Shared {
     /// The segments of links that lead here.
     pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a message whose descriptors could not be sent can be sent later, which is said once. `TOOMANYREFS`: a user has no more of
+    /// them on their way, to all processes together, than may be open in one, unless it has `CAP_SYS_RESOURCE`: which many ranks that
+    /// start at once can meet.
+    pub(super) fn passes(&self, error: Errno) -> bool {
+        if matches!(error, Errno::TOOMANYREFS) && !self.is_crowded.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "as many descriptors are on their way between this user's processes as one may have open (`ulimit -n`): ranks connect a little later"
+            );
+        }
+        matches!(error, Errno::TOOMANYREFS | Errno::AGAIN)
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
@@ -123,6 +137,7 @@ impl ShmDevice {
                 outgoing: Mutex::default(),
                 incoming: Mutex::default(),
                 undialled: AtomicU32::new(0),
+                is_crowded: AtomicBool::new(false),
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
@@ -223,6 +238,8 @@ impl ShmDevice {
     }
 
     fn dial_again(&self, polling: &mut Polling, batch: &mut Batch) {
+        // Before the list is looked at: a link that another thread makes meanwhile counts for the next time.
+        self.shared.undialled.store(0, Ordering::SeqCst);
         let links = self.shared.outgoing().clone();
         let mut left = 0;
         for (index, link) in links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down()) {
@@ -234,7 +251,7 @@ impl ShmDevice {
                 }
             }
         }
-        self.shared.undialled.store(left, Ordering::Relaxed);
+        self.shared.undialled.fetch_add(left, Ordering::SeqCst);
     }
 
     /// A sender has written the eventfd. Whoever reads it must not leave another sleeper unwakeable.
@@ -323,7 +340,8 @@ impl Device for ShmDevice {
         // Cooling runs the barrier that orders the store above before the look below.
         polling.inbound.cool_all(self.shared.barrier);
         crate::sync::attention::settle(self.shared.barrier);
-        if polling.inbound.has_something(self.shared.page.bells()) {
+        // That descriptors can be sent again wakes nobody.
+        if polling.inbound.owes_welcomes() || polling.inbound.has_something(self.shared.page.bells()) {
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
             return Armed::Ready;
         }

@@ -6,7 +6,6 @@
 
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
-use super::link::passes;
 use super::segment::{Segment, SegmentSlots};
 use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
 use crate::fd_channel::{Channel, Received};
@@ -258,11 +257,6 @@ impl Inbound {
                     *place = Some(Incoming::Cold(Box::new(sender)));
                     self.warm_up(bell);
                 }
-                // One that could not send its descriptors comes again.
-                Err(why) if why == HUNG_UP => {
-                    tracing::debug!("a connection has {why}");
-                    *place = None;
-                }
                 Err(why) => {
                     tracing::warn!(%why, "a connection was refused");
                     let _ = channel.send(&Message::Refusal(why).encode(), &[]);
@@ -282,6 +276,11 @@ impl Inbound {
                 }
             }
         }
+    }
+
+    /// Whether there are strangers who could not be welcomed so far.
+    pub(super) fn owes_welcomes(&self) -> bool {
+        self.owes_welcomes
     }
 
     /// Tries once more to welcome those who could not be.
@@ -316,12 +315,13 @@ impl Inbound {
 
     /// Says good-bye to all, and lets go of them.
     pub(super) fn close(&mut self) {
-        let cold = self.links.drain(..).flatten().filter_map(|link| match link {
-            Incoming::Cold(sender) => Some(*sender),
-            Incoming::Stranger(..) | Incoming::Warm => None,
+        let others = self.links.drain(..).flatten().filter_map(|link| match link {
+            Incoming::Cold(sender) => Some(sender.channel),
+            Incoming::Stranger(channel, Some(_)) => Some(channel),
+            Incoming::Stranger(_, None) | Incoming::Warm => None,
         });
-        for sender in self.warm.drain(..).chain(cold) {
-            let _ = sender.channel.send(&Message::Bye.encode(), &[]);
+        for channel in self.warm.drain(..).map(|sender| sender.channel).chain(others) {
+            let _ = channel.send(&Message::Bye.encode(), &[]);
         }
     }
 }
@@ -476,8 +476,6 @@ fn receive(
     }
 }
 
-const HUNG_UP: &str = "hung up before it said who it is";
-
 /// How far a stranger has come.
 enum Greeting {
     /// It has not said who it is.
@@ -502,7 +500,7 @@ fn greet(
     let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
     match channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]) {
         Ok(()) => Ok(Greeting::Welcome(hello)),
-        Err(error) if passes(error) => {
+        Err(error) if shared.passes(error) => {
             *heard = Some(hello);
             Ok(Greeting::Owed)
         }
@@ -515,7 +513,7 @@ fn hear_hello(shared: &Shared, channel: &Channel) -> Result<Option<Hello>, Strin
     let mut bytes = [0; super::handshake::MAX_MESSAGE];
     let (len, fds) = match channel.receive(&mut bytes) {
         Ok(Received::Nothing) => return Ok(None),
-        Ok(Received::Closed) => return Err(HUNG_UP.into()),
+        Ok(Received::Closed) => return Err("it hung up before it said who it is".into()),
         Ok(Received::Message(len, fds)) => (len, fds),
         Err(error @ Errno::MFILE) => return Err(format!("no descriptor is left for it: {error}")),
         Err(error) => return Err(format!("its socket failed: {error}")),

@@ -36,6 +36,8 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 struct Sender {
     address: Address,
+    /// Connected, and the hello could not be sent so far.
+    silent: Option<Channel>,
     channel: Option<Channel>,
     /// Readable when the receiver's process is dead.
     process: Option<OwnedFd>,
@@ -60,12 +62,6 @@ struct Receiver {
     fenced: bool,
 }
 
-/// Whether a message with descriptors can be sent later. `TOOMANYREFS`: a user has no more of them on their way, to all processes
-/// together, than may be open in one (`ulimit -n`), unless it has `CAP_SYS_RESOURCE`: which many ranks that start at once can meet.
-pub(super) fn passes(error: Errno) -> bool {
-    matches!(error, Errno::TOOMANYREFS | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)
-}
-
 impl Outgoing {
     /// A sending end that is not connected yet.
     pub(super) fn new(peer: PeerId, address: Address, geometry: Geometry) -> Result<Self, Errno> {
@@ -79,6 +75,7 @@ impl Outgoing {
             doomed: OnceLock::new(),
             sender: BiasedLock::new(Sender {
                 address,
+                silent: None,
                 channel: None,
                 process: None,
                 segment,
@@ -113,7 +110,11 @@ impl Outgoing {
         if sender.channel.is_some() {
             return Ok(true);
         }
-        let channel = match Channel::connect(&sender.address.name) {
+        let connected = match sender.silent.take() {
+            Some(channel) => Ok(channel),
+            None => Channel::connect(&sender.address.name),
+        };
+        let channel = match connected {
             Ok(channel) => channel,
             Err(Errno::AGAIN) => return Ok(false),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
@@ -130,8 +131,10 @@ impl Outgoing {
         };
         match channel.send(&hello.encode(), &[fd.as_fd()]) {
             Ok(()) => sender.segment_fd = None,
-            // Whoever accepts the connection finds that it has hung up, and another comes.
-            Err(error) if passes(error) => return Ok(false),
+            Err(error) if shared.passes(error) => {
+                sender.silent = Some(channel);
+                return Ok(false);
+            }
             Err(error) => return Err(failed("saying hello failed", error)),
         }
         shared
@@ -199,7 +202,7 @@ impl Outgoing {
         let _ = self.down.set(cause.clone());
         self.state.store(DOWN, Ordering::Release);
         // Closing the descriptors takes them out of the epoll set.
-        (sender.channel, sender.process, sender.segment_fd) = (None, None, None);
+        (sender.silent, sender.channel, sender.process, sender.segment_fd) = (None, None, None, None);
     }
 
     /// The receiver's page, once it has answered.
