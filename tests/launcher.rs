@@ -7,9 +7,14 @@
 #[path = "support/built.rs"]
 mod built;
 
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
+};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -590,39 +595,48 @@ fn exchange(launcher: &FromLauncher) {
     launcher.finish().unwrap();
 }
 
-/// Descriptors on their way between processes count for all of a user's together, against what one may have open: ranks that connect
-/// at once come to that limit, and go on when others have taken theirs.
+/// Descriptors on their way between processes count for all of a user's together, against what one may have open: ranks that come to
+/// that limit connect when others have taken theirs. Here others are this test.
 #[test]
 fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_later() {
-    // Where any user can start it.
-    let folder = std::env::temp_dir().join(format!("carrack-on-their-way-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let program = folder.join("carrack");
-    fs::copy(carrack(), &program).unwrap();
-    let run = |script: &str| {
-        let mut job = Command::new("sh");
-        job.args(["-c", script]).arg(&program).current_dir("/");
-        // Who may do anything knows no such limit.
-        if rustix::process::geteuid().is_root() {
-            job.uid(65534).gid(65534);
-        }
-        job.output()
+    const LIMIT: usize = 400;
+    // Who may do anything knows no such limit.
+    let privileges = "-sys_admin,-sys_resource";
+    let less = ["setpriv", "--bounding-set", privileges, "--inh-caps", privileges];
+    let less = if rustix::process::geteuid().is_root() { &less[..] } else { &["env"] };
+    let less = |program: &str| {
+        let mut command = Command::new(less[0]);
+        command.args(&less[1..]).arg(program);
+        command
     };
-    let probe = run("exec \"$0\" --version");
-    let outputs: Vec<_> = match &probe {
-        Ok(output) if output.status.success() => {
-            let script = "ulimit -n 256 && exec timeout 100 \"$0\" perf latency --op barrier --ranks 40 --seconds 0.001";
-            (0..2).map(|_| run(script).unwrap()).collect()
-        }
-        other => {
-            println!("skipped: another user cannot start it: {other:?}");
-            Vec::new()
-        }
-    };
-    fs::remove_dir_all(&folder).unwrap();
-    let said: Vec<_> = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
-    assert!(outputs.iter().all(|output| output.status.success()), "{said:?}");
-    if !outputs.is_empty() && !said.iter().any(|said| said.contains("ulimit -n")) {
-        println!("skipped: the ranks never came to the limit");
+    match less("true").output() {
+        Ok(output) if output.status.success() => {}
+        other => return println!("skipped: privileges cannot be given up: {other:?}"),
     }
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let (ours, theirs) = rustix::net::socketpair(kind.0, kind.1, kind.2, None).unwrap();
+    for _ in 0..=LIMIT / 100 {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let same = [ours.as_fd(); 100];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&same)));
+        sendmsg(&ours, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::empty()).unwrap();
+    }
+    let mut job = less("sh");
+    let script = format!(
+        "ulimit -n {LIMIT} && exec timeout 100 \"$0\" perf latency --op send --size 8 --seconds 0.01"
+    );
+    let mut job = job
+        .args(["-c", &script])
+        .arg(carrack())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(job.stderr.take().unwrap()).lines();
+    let warned = said.by_ref().map_while(Result::ok).find(|line| line.contains("ulimit -n"));
+    // What is on its way goes with the sockets.
+    drop((ours, theirs));
+    let rest: Vec<_> = said.map_while(Result::ok).collect();
+    assert!(job.wait().unwrap().success() && warned.is_some(), "{warned:?}, {rest:?}");
 }

@@ -123,16 +123,16 @@ impl Outgoing {
             Err(error) => return Err(DownCause::Gone(format!("nobody listens at its address: {error}"))),
         };
         let failed = |what: &str, error: Errno| DownCause::Gone(format!("{what}: {error}"));
-        let Some(fd) = sender.segment_fd.as_ref() else { return Ok(true) };
+        let Some(fd) = sender.segment_fd.take() else { return Ok(true) };
         let hello = Message::Hello {
             from: shared.identity.me,
             secret: shared.identity.secret,
             geometry: sender.segment.geometry(),
         };
         match channel.send(&hello.encode(), &[fd.as_fd()]) {
-            Ok(()) => sender.segment_fd = None,
+            Ok(()) => {}
             Err(error) if shared.passes(error) => {
-                sender.silent = Some(channel);
+                (sender.silent, sender.segment_fd) = (Some(channel), Some(fd));
                 return Ok(false);
             }
             Err(error) => return Err(failed("saying hello failed", error)),
@@ -144,6 +144,8 @@ impl Outgoing {
         sender.process =
             channel.peer_process().ok().filter(|fd| shared.watch_outgoing(index, fd.as_fd()).is_ok());
         sender.channel = Some(channel);
+        // Not before: where this was the last descriptor to be had, its place is for what is accepted, not for watching the process.
+        drop(fd);
         Ok(true)
     }
 
