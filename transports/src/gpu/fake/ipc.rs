@@ -265,10 +265,12 @@ fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|why| gone(format!("{path}: {why}")))?;
-    let (inode, size) = inspect("open", &fd)?;
-    if inode != name.inode || start_time(name.pid) != Some(name.started) {
+    // First of all: memory that has just been made under that number need not even be sealed yet.
+    let found = rustix::fs::fstat(&fd).map_err(|why| gone(format!("{path}: {why}")))?;
+    if found.st_ino != name.inode || start_time(name.pid) != Some(name.started) {
         return Err(gone(format!("{path} is other memory")));
     }
+    let (_, size) = inspect("open", &fd)?;
     check_length(name.len, size)?;
     Ok(fd)
 }
