@@ -28,7 +28,7 @@ const SENT_AND_COMPLETED: u64 = 270;
 const BETWEEN_POLLS: u64 = 8;
 
 /// The most that a poll may take that finds a message: somebody waits for it, and for the answer.
-const FOUND: u64 = 340;
+const FOUND: u64 = 350;
 
 /// The most that the next poll may take, which finds nothing and does what the message has left to be done: its receive is posted again,
 /// and its share of credits goes back.

@@ -67,7 +67,9 @@ fn a_receiver_of_longer_chunks_is_written_to_in_those_of_the_sender() {
         let ground = Ground::with(chunks);
         assert_eq!(arrives(&ground, 1), CHUNKS - 1);
         let most = ground.counters()[0].to_be_read.most;
-        assert_eq!(most, 2 * chunks[0].min(chunks[1]) as u64, "{chunks:?}");
+        // Two at a time, or one where the NIC is quicker than who gives it the next.
+        let shorter = chunks[0].min(chunks[1]) as u64;
+        assert!((shorter..=2 * shorter).contains(&most), "{chunks:?}: {most}");
         for k in 1..=CHUNKS as u64 {
             ground.nics[0].faults().fail_call(Call::RegMr, Which::Nth(k), libc::ENOMEM);
             arrives(&ground, k);
