@@ -32,7 +32,7 @@ const FOUND: u64 = 350;
 
 /// The most that the next poll may take, which finds nothing and does what the message has left to be done: its receive is posted again,
 /// and its share of credits goes back.
-const AFTERWARDS: u64 = 330;
+const AFTERWARDS: u64 = 340;
 
 /// Messages that are counted, each way.
 const COUNTED: u64 = 200;
