@@ -267,7 +267,11 @@ impl<'a> Field<'a> {
     }
 
     /// The cells of some of the block's rows, one row after another.
-    pub(crate) fn cells(&self, rows: Range<usize>) -> Result<Vec<f64>> {
+    pub(crate) fn cells(&mut self, rows: Range<usize>) -> Result<Vec<f64>> {
+        self.read(rows).inspect_err(|_| self.has_failed = true)
+    }
+
+    fn read(&self, rows: Range<usize>) -> Result<Vec<f64>> {
         let columns = self.layout.columns;
         let at = self.layout.outgoing(Side::Up, self.step as usize % 2) + rows.start * columns;
         let bytes = self.slice(at, rows.len() * columns)?.to_vec()?;
@@ -284,7 +288,7 @@ impl<'a> Field<'a> {
         let [first_row, first_column] = [grid.place(grid.me)[0] * high, grid.place(grid.me)[1] * wide];
         let part = [first_row + rows.start..first_row + rows.end, first_column..first_column + wide];
         let wanted = heat::alone(part, [grid.rows * high, grid.columns * wide], self.step);
-        let apart = heat::distance(&self.cells(rows.clone())?, &wanted);
+        let apart = heat::distance(&self.read(rows.clone())?, &wanted);
         if apart <= SAME {
             return Ok(apart);
         }
