@@ -6,8 +6,9 @@ use crate::support::words::wrong;
 use crate::{STRIPE, buffer, check, fill, stripes};
 use carrack::alloc::{GrowableBuffer, GrowableError};
 use carrack::region::Region;
-use carrack::transports::gpu::Flavour;
+use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{MemKind, Transfer};
+use std::sync::Arc;
 
 /// Whether the driver knows memory there. Of addresses without it a real one may say so by an error.
 fn has_memory(gpus: &Gpus, addr: usize) -> bool {
@@ -117,10 +118,16 @@ fn every_gpu_of_the_buffer_copies_from_and_to_all_of_it() {
 
 /// Between two of them there is no gap, and none is written beside.
 #[test]
-fn a_range_over_several_stripes_of_one_gpu_is_one_region() {
+fn a_range_over_several_stripes_of_one_gpu_or_of_several_is_one_region() {
     let _watchdog = Watchdog::over("one region");
     let gpus = Gpus::here();
-    let mut buffer = GrowableBuffer::reserve(&gpus.all[..1], 5 * STRIPE).stripe(STRIPE).build().unwrap();
+    for owners in [&gpus.all[..1], &gpus.all] {
+        ranges(owners);
+    }
+}
+
+fn ranges(owners: &[Arc<dyn Gpu>]) {
+    let mut buffer = GrowableBuffer::reserve(owners, 5 * STRIPE).stripe(STRIPE).build().unwrap();
     buffer.grow_to(5 * STRIPE).unwrap();
     let poison = vec![0xee; buffer.len()];
     for (at, len) in [(5, 100), (STRIPE - 3, 7), (77, 4 * STRIPE + 99), (0, 5 * STRIPE), (STRIPE, STRIPE)] {
@@ -128,6 +135,9 @@ fn a_range_over_several_stripes_of_one_gpu_is_one_region() {
         all.whole().write(&poison).unwrap();
         let part = buffer.region(at, len).unwrap();
         assert_eq!((part.addr(), part.len()), (buffer.addr() + at, len));
+        // What it is said to be is what its first byte is.
+        let first = owners[at / STRIPE % owners.len()].info().uuid;
+        assert_eq!((part.kind(), part.gpu().unwrap().info().uuid), (MemKind::Device(first), first));
         fill(&part, len as u64);
         check(&part, len as u64);
         let bytes = all.whole().to_vec().unwrap();

@@ -110,12 +110,48 @@ fn growth_beyond_the_reservation_and_ranges_that_are_not_there_are_refused_with_
             assert!(matches!(why, GrowableError::Outside { held, .. } if held == 2 * STRIPE), "{why}");
         }
     }
-    if gpus.all.len() > 1 {
-        let why = buffer.region(STRIPE - 1, 2).unwrap_err();
-        assert!(matches!(why, GrowableError::OnSeveral { gpus: 2, stripe: STRIPE, .. }), "{why}");
-        let pieces = buffer.pieces(STRIPE - 1, 2).unwrap();
-        assert_eq!(pieces.iter().map(carrack::region::Region::len).collect::<Vec<_>>(), [1, 1]);
-    }
+}
+
+/// That they go there is nowhere promised: so it is tried, and what a driver cannot do is told.
+#[test]
+fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are() {
+    let _watchdog = Watchdog::over("across");
+    let driver = FakeDriver::new(FakeConfig::devices(3)).unwrap();
+    let gpus = driver.devices().unwrap();
+    let mut buffer = GrowableBuffer::reserve(&gpus, 5 * STRIPE).stripe(STRIPE).build().unwrap();
+    buffer.grow_to(5 * STRIPE).unwrap();
+    driver.faults().refuse_copies_across(true);
+    let before = driver.counters();
+    let why = buffer.region(STRIPE - 1, 2).unwrap_err();
+    let GrowableError::OnSeveral { gpus: 2, stripe: STRIPE, cause, .. } = &why else { panic!("{why}") };
+    assert!(
+        cause.contains("over a border by the engines of") && why.to_string().contains("take the pieces"),
+        "{why}"
+    );
+    let pieces = buffer.pieces(STRIPE - 1, 2).unwrap();
+    assert_eq!(pieces.iter().map(carrack::region::Region::len).collect::<Vec<_>>(), [1, 1]);
+    let after = driver.counters();
+    assert_eq!(
+        after.allocs - before.allocs,
+        after.frees - before.frees,
+        "what it was tried with is given back"
+    );
+    // Within a stripe there is nothing to try, nor on one GPU; nor again when it was seen to work.
+    assert!(buffer.region(STRIPE, STRIPE).is_ok());
+    let mut of_one = GrowableBuffer::reserve(&gpus[..1], 2 * STRIPE).stripe(STRIPE).build().unwrap();
+    of_one.grow_to(2 * STRIPE).unwrap();
+    assert!(of_one.region(STRIPE - 1, 2).is_ok());
+    driver.faults().refuse_copies_across(false);
+    assert!(buffer.region(1, 4 * STRIPE).is_ok());
+    driver.faults().refuse_copies_across(true);
+    assert!(buffer.region(1, 4 * STRIPE).is_ok());
+    // Without memory to try it with nobody knows.
+    driver.faults().refuse_copies_across(false);
+    let mut other = GrowableBuffer::reserve(&gpus, 3 * STRIPE).stripe(STRIPE).build().unwrap();
+    other.grow_to(3 * STRIPE).unwrap();
+    driver.faults().refuse_reservations(true);
+    let why = other.region(0, 3 * STRIPE).unwrap_err();
+    assert!(why.to_string().contains("it could not be tried"), "{why}");
 }
 
 /// gpu.md, VMM rule 6.

@@ -209,7 +209,7 @@ impl Imports {
                 parts.push(gpu.open_at(&reservation, at, handle).map_err(|why| why.to_string())?);
                 at += handle.len;
             }
-            Region::joined(parts).ok_or_else(|| "they are memory of several GPUs".to_owned())
+            Region::joined(parts).ok_or_else(|| "they do not lie one behind the other".to_owned())
         })
     }
 
@@ -274,11 +274,11 @@ mod tests {
 
     #[test]
     fn a_name_for_several_allocations_leads_to_all_of_them_or_to_nothing() {
-        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
         let gpu = driver.gpu(0).unwrap();
         let domain = CudaIpc::new(vec![Arc::new(driver.clone())]);
         let reservation = gpu.reserve(3 * UNIT).unwrap();
-        let piece = |at| gpu.allocate_at(&reservation, at * UNIT, UNIT, &[]).unwrap();
+        let piece = |at| driver.gpu(at % 2).unwrap().allocate_at(&reservation, at * UNIT, UNIT, &[]).unwrap();
         let parts: Vec<Region> = (0..3).map(piece).collect();
         let whole = Region::joined(parts.clone()).unwrap();
         let region = whole.subregion(UNIT - 5, UNIT + 10).unwrap();

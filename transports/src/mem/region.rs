@@ -203,7 +203,7 @@ impl Region {
         self.0.len == 0
     }
 
-    /// What sort of memory it is.
+    /// What sort of memory it is. Of a [joined](Self::joined) region over several GPUs: of the first.
     pub fn kind(&self) -> MemKind {
         self.0.kind
     }
@@ -213,7 +213,7 @@ impl Region {
         self.0.id
     }
 
-    /// The GPU that owns it.
+    /// The GPU whose engines copy it: the one that owns it, that it was opened for, or of several the first.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         self.root().0.gpu.as_ref()
     }

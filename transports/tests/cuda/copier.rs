@@ -6,7 +6,7 @@ use crate::roles::Other;
 use crate::support::{MIB, copy_and_check, make, need};
 use crate::user;
 use carrack_transports::gpu::copier::{LIFE, MOST};
-use carrack_transports::gpu::{CopierState, Driver, Gpu};
+use carrack_transports::gpu::{Access, CopierState, Driver, Gpu};
 use carrack_transports::mem::Region;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -145,6 +145,21 @@ pub fn kinds() {
                     copy_and_check(&**gpu, (dst, to), (src, from), len, seed);
                 }
             }
+        }
+    }
+    // Over a border of two allocations, which may be two devices': an engine goes there.
+    let unit = gpu.granularity().unwrap().max(far.granularity().unwrap());
+    let reservation = gpu.reserve(2 * unit).unwrap();
+    let both = [gpu, far].map(|gpu| Access::read_write(gpu.info().uuid));
+    let part = |(at, gpu): (usize, &Arc<dyn Gpu>)| {
+        gpu.allocate_at(&reservation, at * unit, unit, &both[..gpus.len().min(2)]).unwrap()
+    };
+    let joined = Region::joined([(0, gpu), (1, far)].map(part).into()).unwrap();
+    for at in [16, unit - 64, unit - 4000, unit - 7, unit, unit + 16] {
+        for len in [1, 64, 500, 8000] {
+            seed += 1;
+            copy_and_check(&**gpu, (&joined, at), (&regions[0], 32), len, seed);
+            copy_and_check(&**gpu, (&regions[0], 16), (&joined, at), len, seed + 1000);
         }
     }
     // To memory of another device that this one was given no access to; a kernel that goes there takes the context along.

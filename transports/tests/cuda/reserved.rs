@@ -2,10 +2,11 @@
 
 use super::support::{copy_and_check, make, need, payload, start};
 use super::user;
-use carrack_transports::gpu::{Access, Driver, Gpu, HandleForm, Rights};
+use carrack_transports::gpu::{
+    Access, Driver, Event, Gpu, GpuError, Grid, HandleForm, Pieces, Rights, Stream,
+};
 use carrack_transports::mem::{MemKind, Region};
 use carrack_transports::trial;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 fn all_write(gpus: &[Arc<dyn Gpu>]) -> Vec<Access> {
@@ -87,20 +88,17 @@ fn pieces_of_two_devices_are_read_and_written_by_both() {
     }
 }
 
-/// No rule, but what was found (driver 580): a copy goes across the border, by whichever engine. Regions over several devices are
-/// refused all the same: a region has one, which exports it and says what it is.
+/// No rule, but what was found (driver 580): a copy goes across the border, by whichever engine, alone, with others or as rows, and on
+/// a stream. `GrowableBuffer::region` tries it where it is used.
 #[test]
-fn one_copy_goes_over_memory_of_two_devices() {
+fn copies_of_every_sort_go_over_memory_of_two_devices() {
     let Some((_, gpus)) = need(2) else { return };
     let unit = gpus[0].granularity().unwrap().max(gpus[1].granularity().unwrap());
     let reservation = gpus[0].reserve(4 * unit).unwrap();
     let all = all_write(&gpus);
     let piece = |at: usize| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap();
     let pieces: Vec<Region> = (0..4).map(piece).collect();
-    let base = NonNull::new(pieces[0].addr() as *mut u8).unwrap();
-    let (kind, id, gpu) = (pieces[0].kind(), pieces[0].id(), pieces[0].gpu().cloned());
-    // SAFETY: the pieces outlive the region.
-    let whole = unsafe { Region::from_parts(base, 4 * unit, kind, id, gpu, Box::new(())) };
+    let whole = Region::joined(pieces.clone()).unwrap();
     let bytes = payload(4 * unit, 5);
     whole.whole().write(&bytes).unwrap();
     for (piece, part) in pieces.iter().zip(bytes.chunks(unit)) {
@@ -110,7 +108,51 @@ fn one_copy_goes_over_memory_of_two_devices() {
         let near = make(gpu, "plain", 4 * unit);
         start(&**gpu, (&near, 0), (&whole, 0), 4 * unit).unwrap().wait().unwrap();
         assert!(near.whole().to_vec().unwrap() == bytes);
+        for (to, from) in [(&near, &whole), (&whole, &near)] {
+            for (as_rows, on_stream) in [(false, false), (false, true), (true, false), (true, true)] {
+                let fresh = payload(4 * unit, 7 + u64::from(as_rows));
+                from.whole().write(&fresh).unwrap();
+                to.whole().write(&vec![0xee; 4 * unit]).unwrap();
+                let stream = on_stream.then(|| gpu.stream().unwrap());
+                over_borders(gpu, stream.as_deref(), (to, from), unit, as_rows).unwrap().wait().unwrap();
+                let mut wanted = vec![0xee; 4 * unit];
+                for at in (1..4).map(|border| border * unit - 500) {
+                    wanted[at..at + 1000].copy_from_slice(&fresh[at..at + 1000]);
+                }
+                assert!(
+                    to.whole().to_vec().unwrap() == wanted,
+                    "as rows: {as_rows}, on a stream: {on_stream}"
+                );
+            }
+        }
+        whole.whole().write(&bytes).unwrap();
     }
+}
+
+/// 1000 bytes around each border of four units, by one call: as pieces, or as rows.
+fn over_borders(
+    gpu: &Arc<dyn Gpu>,
+    stream: Option<&dyn Stream>,
+    (to, from): (&Region, &Region),
+    unit: usize,
+    as_rows: bool,
+) -> Result<Event, GpuError> {
+    let dst = |at: usize| ((to.addr() + at) as *mut u8, to.kind());
+    let src = |at: usize| ((from.addr() + at) as *const u8, from.kind());
+    if as_rows {
+        let grid = Grid { count: [1000, 3, 1], dst_pitch: [unit, 3 * unit], src_pitch: [unit, 3 * unit] };
+        let (dst, src) = (dst(unit - 500), src(unit - 500));
+        // SAFETY: within regions that the caller keeps until the event has fired.
+        return unsafe {
+            stream.map_or_else(|| gpu.copy_grid(dst, src, &grid), |on| on.copy_grid(dst, src, &grid))
+        };
+    }
+    let mut pieces = Pieces::new(to.kind(), from.kind(), 3);
+    for at in (1..4).map(|border| border * unit - 500) {
+        pieces.push(dst(at).0, src(at).0, 1000);
+    }
+    // SAFETY: as above.
+    unsafe { stream.map_or_else(|| gpu.copy_pieces(&pieces), |on| on.copy_pieces(&pieces)) }
 }
 
 /// Not a test by itself: what a process does that was started for a trial.

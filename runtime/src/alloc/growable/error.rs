@@ -125,10 +125,10 @@ pub enum GrowableError {
         /// Bytes that there are.
         held: usize,
     },
-    /// The range lies on several GPUs.
+    /// The range lies on several GPUs, and copies do not go over such a border, or that could not be tried.
     #[error(
-        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}: a region is one GPU's; take the pieces, which go \
-         together in a batch"
+        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}, and are no region unless copies go from one GPU's memory into \
+         the next one's: {cause}; take the pieces, which go together in a batch"
     )]
     OnSeveral {
         /// Where the range was to begin, in bytes.
@@ -139,6 +139,8 @@ pub enum GrowableError {
         stripe: usize,
         /// GPUs that it lies on.
         gpus: usize,
+        /// What an attempt has shown.
+        cause: String,
     },
 }
 

@@ -9,9 +9,10 @@
 //! Addresses are reserved once; memory is mapped there, and unmapped, by whole stripes, which are dealt out to the GPUs in turn. So
 //! nothing is copied when it grows, and what kernels and registrations know stays true.
 //!
-//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as many as lie on one GPU without another's
-//! between them.
+//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as many as it likes, also of several
+//! GPUs, where copies go over such borders: which is tried the first time.
 
+mod across;
 mod error;
 mod reserve;
 
@@ -21,7 +22,7 @@ pub use reserve::GrowableBuilder;
 use crate::region::{Region, Withdrawn, withdraw};
 use carrack_transports::gpu::{Access, Gpu, Reservation};
 use carrack_transports::mem::SoleRegion;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Memory of one or several GPUs, at addresses that stay, and whose length changes.
 ///
@@ -63,8 +64,12 @@ pub struct GrowableBuffer {
     gpus: Vec<Arc<dyn Gpu>>,
     access: Vec<Access>,
     stripe: usize,
+    /// What a stripe is a multiple of.
+    granularity: usize,
     capacity: usize,
     reservation: Reservation,
+    /// Copies go from one GPU's memory into another's behind it: known since it was tried.
+    goes_across: OnceLock<()>,
 }
 
 impl GrowableBuffer {
@@ -78,10 +83,10 @@ impl GrowableBuffer {
         gpus: Vec<Arc<dyn Gpu>>,
         access: Vec<Access>,
         reservation: Reservation,
-        capacity: usize,
-        stripe: usize,
+        (capacity, stripe, granularity): (usize, usize, usize),
     ) -> Self {
-        Self { stripes: Vec::new(), gpus, access, stripe, capacity, reservation }
+        let (stripes, goes_across) = (Vec::new(), OnceLock::new());
+        Self { stripes, gpus, access, stripe, granularity, capacity, reservation, goes_across }
     }
 
     /// Where it begins, for kernels of its GPUs. It stays there.
@@ -210,7 +215,11 @@ impl GrowableBuffer {
         Ok(())
     }
 
-    /// A range of it as a region: within a stripe, or over several where all of it is one GPU's.
+    /// A range of it as a region: within a stripe, or over several, also of several GPUs. Then it is the first one's to all purposes:
+    /// its engines copy it, and peers map all of it for one of theirs.
+    ///
+    /// The first time that a range lies on several GPUs, copies over such borders are tried, each GPU's, with memory that is allocated for
+    /// that and given back: no documentation says that they work. It takes some milliseconds.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside), [`OnSeveral`](GrowableError::OnSeveral).
@@ -221,16 +230,18 @@ impl GrowableBuffer {
         if first == last {
             return self.stripes.get(first).and_then(|one| one.subregion(within, len)).ok_or_else(outside);
         }
-        if self.gpus.len() > 1 {
+        if self.gpus.len() > 1 && self.goes_across.get().is_none() {
             let (stripe, gpus) = (self.stripe, self.gpus.len().min(last - first + 1));
-            return Err(GrowableError::OnSeveral { offset, len, stripe, gpus });
+            across::copies_go_across(&self.gpus, &self.access, self.granularity)
+                .map_err(|cause| GrowableError::OnSeveral { offset, len, stripe, gpus, cause })?;
+            self.goes_across.get_or_init(|| ());
         }
         let all = self.stripes.get(first..=last).map(<[Region]>::to_vec).and_then(Region::joined);
         all.and_then(|all| all.subregion(within, len)).ok_or_else(outside)
     }
 
-    /// A range of it as regions, one for each stripe that it reaches into, in their order: by which a range over several GPUs is
-    /// registered, and put or got as a batch.
+    /// A range of it as regions, one for each stripe that it reaches into, in their order: each of them its own GPU's, to be registered by
+    /// itself, and put or got with the others as a batch.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside).

@@ -87,7 +87,7 @@ impl<'a> GrowableBuilder<'a> {
         let reservation = first.reserve(most).map_err(refused)?;
         let all = gpus.iter().chain(writers).map(|gpu| Access::read_write(uuid(gpu)));
         let access = all.chain(readers.iter().map(|gpu| Access::read(uuid(gpu)))).collect();
-        Ok(GrowableBuffer::empty(gpus.to_vec(), access, reservation, most, stripe))
+        Ok(GrowableBuffer::empty(gpus.to_vec(), access, reservation, (most, stripe, granularity)))
     }
 }
 

@@ -7,7 +7,6 @@ use super::event::Promise;
 use super::faults::{FailAt, Faults, count};
 use super::ipc;
 use super::lock;
-use super::several::Both;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
@@ -64,23 +63,37 @@ impl FakeGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
-        self.together(self.part(dst, src, len)?.into_iter().collect())
+        let mut parts = Vec::with_capacity(1);
+        self.add_parts(&mut parts, dst, src, len)?;
+        self.together(parts)
     }
 
-    /// The same of many that are given together. One that crosses from one allocation into the next goes in two.
+    /// The same of many that are given together.
     #[allow(clippy::type_complexity, reason = "as above")]
     pub(super) fn checked_pieces(&self, pieces: &Pieces) -> Result<(Result<Copy, Promise>, Event), GpuError> {
         let (dst, src) = pieces.kinds();
         let mut parts = Vec::with_capacity(pieces.count());
-        for (mut to, mut from, mut len) in pieces.iter() {
-            while len > 0 {
-                let borders = [to as usize, from as usize].map(|addr| self.shared.border(addr, len));
-                let first = borders.into_iter().flatten().min().unwrap_or(len);
-                parts.extend(self.part((to, dst), (from, src), first)?);
-                (to, from, len) = (to.wrapping_add(first), from.wrapping_add(first), len - first);
-            }
+        for (to, from, len) in pieces.iter() {
+            self.add_parts(&mut parts, (to, dst), (from, src), len)?;
         }
         self.together(parts)
+    }
+
+    /// One that crosses from one allocation into the next goes in two.
+    fn add_parts(
+        &self,
+        parts: &mut Vec<Part>,
+        (mut to, dst): (*mut u8, MemKind),
+        (mut from, src): (*const u8, MemKind),
+        mut len: usize,
+    ) -> Result<(), GpuError> {
+        while len > 0 {
+            let borders = [to as usize, from as usize].map(|addr| self.shared.border(addr, len));
+            let first = borders.into_iter().flatten().min().unwrap_or(len);
+            parts.push(self.part((to, dst), (from, src), first)?);
+            (to, from, len) = (to.wrapping_add(first), from.wrapping_add(first), len - first);
+        }
+        Ok(())
     }
 
     /// The same of the rows of a grid.
@@ -113,19 +126,11 @@ impl FakeGpu {
         Ok((Ok(Copy { parts, delay, fail, done, under_way: None }), event))
     }
 
-    /// Both ends of a copy, unless it is one of no bytes.
-    fn part(
-        &self,
-        dst: (*mut u8, MemKind),
-        src: (*const u8, MemKind),
-        len: usize,
-    ) -> Result<Option<Part>, GpuError> {
-        if len == 0 {
-            return Ok(None);
-        }
+    /// Both ends of a copy of some bytes.
+    fn part(&self, dst: (*mut u8, MemKind), src: (*const u8, MemKind), len: usize) -> Result<Part, GpuError> {
         let dst = self.end("target", dst.0, dst.1, len)?;
         let src = self.end("source", src.0.cast_mut(), src.1, len)?;
-        Ok(Some((dst, src, len)))
+        Ok((dst, src, len))
     }
 
     /// Gives copies that go together to one of the library's own streams.
@@ -170,7 +175,8 @@ impl FakeGpu {
                     wrong("is no device memory of this process: never allocated, or freed already".into())
                 })?;
                 let owner = &self.shared.device("copy", found.ordinal)?.info;
-                if owner.uuid != uuid {
+                // A range of reserved addresses has memory of several devices, and is said to be of the first's.
+                if owner.uuid != uuid && !found.is_placed {
                     return Err(wrong(format!("belongs to {}, and was said to be {kind}", owner.uuid)));
                 }
                 let offset = addr - found.base;
@@ -303,18 +309,12 @@ impl Gpu for FakeGpu {
         src: (*const u8, MemKind),
         len: usize,
     ) -> Result<Event, GpuError> {
-        let borders = [dst.0 as usize, src.0 as usize].map(|addr| self.shared.border(addr, len));
-        if let Some(first) = borders.into_iter().flatten().min() {
-            let (to, from) = (dst.0.wrapping_add(first), src.0.wrapping_add(first));
-            // SAFETY: two pieces of the ranges that the caller promises.
-            let (one, rest) =
-                unsafe { (self.copy(dst, src, first)?, self.copy((to, dst.1), (from, src.1), len - first)?) };
-            return Ok(Both::of(one, rest));
-        }
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         match self.checked(dst, src, len)? {
             (Ok(copy), event) => {
-                if let Some(event) = self.give_to_copier_or_engine(copy, true)? {
+                // As with NVIDIA's: what crosses from one allocation into the next is the engine's.
+                let is_one = copy.parts.len() == 1;
+                if let Some(event) = self.give_to_copier_or_engine(copy, is_one)? {
                     return Ok(event);
                 }
                 count(&self.shared.faults.counts.copies);

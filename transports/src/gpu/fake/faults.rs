@@ -138,6 +138,7 @@ pub struct Faults {
     no_contexts: AtomicBool,
     no_dmabufs: AtomicBool,
     no_reservations: AtomicBool,
+    none_across: AtomicBool,
     readers_write: AtomicBool,
     udmabufs: AtomicBool,
     remote_writes: Mutex<Option<RemoteWrites>>,
@@ -209,6 +210,15 @@ impl Faults {
 
     pub(super) fn refuses_reservations(&self) -> bool {
         self.no_reservations.load(Ordering::SeqCst)
+    }
+
+    /// No copy goes from one device's memory into another's behind it, as by a driver that knows no such thing; or it does again.
+    pub fn refuse_copies_across(&self, on: bool) {
+        self.none_across.store(on, Ordering::SeqCst);
+    }
+
+    pub(super) fn refuses_copies_across(&self) -> bool {
+        self.none_across.load(Ordering::SeqCst)
     }
 
     /// Devices turn out to write where they were given access for reading only, as an attempt would show; or they are said to be kept from

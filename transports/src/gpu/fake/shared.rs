@@ -85,6 +85,8 @@ pub(super) struct Found {
     pub(super) forms: Forms,
     /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
     pub(super) is_vmm: bool,
+    /// Whether it lies at addresses that were reserved for it.
+    pub(super) is_placed: bool,
     /// As of its entry.
     pub(super) access: Option<Vec<(usize, Rights)>>,
     pub(super) alias: Arc<Alias>,
@@ -189,9 +191,10 @@ impl Shared {
             .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
             .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))
             .with(HandleForm::Pool, matches!(origin, Origin::Pooled(_)));
-        let is_vmm = matches!(origin, Origin::Shareable(_)) || table.is_reserved(base);
+        let is_placed = table.is_reserved(base);
+        let is_vmm = matches!(origin, Origin::Shareable(_)) || is_placed;
         let (alias, access) = (Arc::clone(alias), access.clone());
-        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, access, alias })
+        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, is_placed, access, alias })
     }
 
     /// The device in whose window an address lies, allocated or not.

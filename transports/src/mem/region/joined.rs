@@ -28,19 +28,21 @@ impl std::fmt::Debug for SoleRegion {
 }
 
 impl Region {
-    /// Regions of one GPU's memory that lie one behind the other, as a region that keeps all of them. `None` if they do not lie so,
+    /// Regions of GPUs' memory that lie one behind the other, as a region that keeps all of them. `None` if they do not lie so,
     /// or are memory that the program answers for.
     ///
-    /// Engines go across the borders. No handle stands for all of it (gpu.md, VMM rule 2): it is exported part by part.
+    /// Where they are of several GPUs, it is said to be of the first's, with all of its parts: that one has to reach all of them, since its
+    /// engines are asked. Engines go across the borders. No handle stands for all of it (gpu.md, VMM rule 2): it is exported part by
+    /// part.
     pub fn joined(parts: Vec<Self>) -> Option<Self> {
         let first = parts.first()?;
         let (base, kind, id, gpu) = (first.0.base, first.kind(), first.id(), first.gpu().cloned());
         let follows = |pair: &[Self]| match pair {
-            [one, next] => one.addr().checked_add(one.len()) == Some(next.addr()) && next.kind() == kind,
+            [one, next] => one.addr().checked_add(one.len()) == Some(next.addr()),
             _ => false,
         };
-        let is_on_gpu = matches!(kind, MemKind::Device(_));
-        if !is_on_gpu || !parts.windows(2).all(follows) || !parts.iter().all(|part| part.0.watch.is_never()) {
+        let can_be = |part: &Self| matches!(part.kind(), MemKind::Device(_)) && part.0.watch.is_never();
+        if !parts.windows(2).all(follows) || !parts.iter().all(can_be) {
             return None;
         }
         let len = parts.iter().map(Self::len).sum();
