@@ -24,7 +24,7 @@ const FIRST: u64 = 64;
 const ENOUGH: f64 = 0.1;
 /// Messages of a round at the most.
 const MOST: u64 = 1 << 34;
-/// How long to wait for the other rank's address.
+/// How long to wait for the other rank's address, and in the end for what is still under way.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A rank that is ready to measure.
@@ -117,6 +117,15 @@ impl Session {
 
     fn stop(&self) -> Result<(), PerfError> {
         Order::Stop.give(&self.runtime)?;
+        self.part()
+    }
+
+    /// Ends with the others. Messages that a receiver fetches are over when it has said so, on their own device: a barrier is not behind
+    /// that.
+    fn part(&self) -> Result<(), PerfError> {
+        for seat in &self.seats {
+            self.runtime.wait_drained(&seat.device, PATIENCE)?;
+        }
         Ok(self.runtime.barrier()?)
     }
 
@@ -166,7 +175,7 @@ impl Session {
                 (Order::Round(count), Some(point)) => {
                     self.round(point, count, false)?;
                 }
-                (Order::Stop, _) => return Ok(self.runtime.barrier()?),
+                (Order::Stop, _) => return self.part(),
                 (_, None) => return Err(nonsense),
             }
         }
