@@ -5,6 +5,7 @@ mod support;
 
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
+use carrack::transports::mem::Transfer;
 use carrack::{CompQueue, Face, Outcome, Piece, PostError, Rank, Rmr, Runtime, Synchronizer, Tag};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,7 @@ fn a_rank_in_its_role() {
         "kills" => kills(&role),
         "told" => told_of(&role),
         "shared" => shared(&role),
+        "host" => from_the_host(&role),
         other => panic!("no role {other}"),
     }
 }
@@ -92,6 +94,15 @@ fn explain_tells_of_the_copier() {
 fn ranks_that_share_a_gpu_lose_no_copy_over_it_and_tell_why_they_have_no_copier() {
     let _watchdog = Watchdog::over("shared");
     Ranks::start("shared", 2, &[]).succeed();
+}
+
+/// Whoever reaches the other's memory from its host memory does so by the GPU that it works with.
+#[test]
+fn a_put_from_host_memory_to_the_others_gpu_takes_that_ones_copier_from_it_neither_there_nor_here() {
+    let _watchdog = Watchdog::over("from the host");
+    if let Some(ranks) = run("host", &[]) {
+        ranks.succeed();
+    }
 }
 
 // ---- roles -------------------------------------------------------------------------------------------
@@ -175,6 +186,36 @@ fn puts(role: &Role) {
         });
         sent.unwrap().ok().unwrap();
     }
+    role.meet("over", &runtime, 0..2);
+}
+
+fn from_the_host(role: &Role) {
+    let runtime = runtime(role);
+    let gpu = own_gpu(role, &runtime);
+    let [target, source] = [0, 1].map(|_| gpu.allocate(ROOM, Flavour::Plain).unwrap());
+    let within = || {
+        let [to, from] = [&target, &source].map(|region| region.slice(0, 64).unwrap());
+        let mut transfer = Transfer::between(to, from).unwrap();
+        while transfer.poll().is_none() {
+            std::thread::yield_now();
+        }
+    };
+    let own = [Arc::clone(&gpu)];
+    until_by_copier(&own, within);
+    let _mr = registered(role, &runtime, "memory", &target);
+    let rmr = told(role, "memory", 1 - role.rank);
+    for turn in 0..10 {
+        put(&runtime, filled(ROOM, turn).into(), &rmr, 0);
+        role.says(&format!("put {turn}"));
+        heard(role, &runtime, &format!("put {turn}"), 1 - role.rank);
+        assert_eq!(wrong(&target.whole().to_vec().unwrap(), turn, 0), None);
+        role.says(&format!("seen {turn}"));
+        heard(role, &runtime, &format!("seen {turn}"), 1 - role.rank);
+    }
+    for other in gpus::of(&runtime).iter().filter(|other| other.info().uuid != gpu.info().uuid) {
+        assert_eq!(other.copier(), CopierState::Wanted, "the other's GPU is not worked with");
+    }
+    until_by_copier(&own, within);
     role.meet("over", &runtime, 0..2);
 }
 
@@ -310,7 +351,7 @@ fn kills(role: &Role) {
     let copy = || {
         let part = |at| source.slice(at, 8).unwrap();
         part(0).write(b"its own.").unwrap();
-        let mut transfer = carrack::transports::mem::Transfer::between(part(64), part(0)).unwrap();
+        let mut transfer = Transfer::between(part(64), part(0)).unwrap();
         while transfer.poll().is_none() {
             std::thread::yield_now();
         }

@@ -4,7 +4,7 @@ use super::exports::{FORMS, own};
 use super::key::{Key, Several};
 use super::ledger::{Entry, Ledger, name_of};
 use crate::contract::{Imported, WireKey};
-use crate::gpu::{Driver, Gpu, Handle};
+use crate::gpu::{CopierState, Driver, Gpu, Handle};
 use crate::mem::{GpuUuid, Region};
 use crate::shm;
 use std::collections::VecDeque;
@@ -230,6 +230,11 @@ impl Imports {
             }
         }
         gpus.retain(|gpu| gpu.info().simulated == simulated);
+        // Where any of them will do, one that this process works with: a GPU that is another's alone has its copier for that one.
+        let works = |gpu: &Arc<dyn Gpu>| matches!(gpu.copier(), CopierState::On { .. });
+        if near.is_none() {
+            gpus.sort_by_key(|gpu| !works(gpu));
+        }
         for gpu in &gpus {
             match can(gpu) {
                 Ok(done) => return Ok(done),

@@ -81,15 +81,26 @@ impl Shared {
         Ok(Placed::new(self, parts, true))
     }
 
-    /// A region over memory that is in the table for as long as `owner` lives.
+    /// A region over memory that is in the table for as long as `owner` lives, for the engines of the device that owns it.
     pub(super) fn region(
         self: &Arc<Self>,
         parts: Parts,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Region, GpuError> {
-        let Parts { ordinal, window, base, len, kind, id } = parts;
+        let own = parts.ordinal;
+        self.region_for(own, parts, owner)
+    }
+
+    /// The same, for the engines of the device that has opened it.
+    pub(super) fn region_for(
+        self: &Arc<Self>,
+        engine: usize,
+        parts: Parts,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Region, GpuError> {
+        let Parts { window, base, len, kind, id, .. } = parts;
         let device = self.device("region", window)?;
-        let gpu: Arc<dyn Gpu> = self.gpu("region", ordinal)?;
+        let gpu: Arc<dyn Gpu> = self.gpu("region", engine)?;
         // SAFETY: the range was placed in that device's window and entered in the table; both stay until
         // `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has no access.
         Ok(unsafe { Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner) })

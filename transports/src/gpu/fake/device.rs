@@ -175,8 +175,9 @@ impl FakeGpu {
                     wrong("is no device memory of this process: never allocated, or freed already".into())
                 })?;
                 let owner = &self.shared.device("copy", found.ordinal)?.info;
-                // A range of reserved addresses has memory of several devices, and is said to be of the first's.
-                if owner.uuid != uuid && !found.is_placed {
+                // What was opened is said to be of the device that it was opened for; and a range of reserved addresses may have memory
+                // of several, and is said to be of the first's.
+                if owner.uuid != uuid && !found.is_for_others {
                     return Err(wrong(format!("belongs to {}, and was said to be {kind}", owner.uuid)));
                 }
                 let offset = addr - found.base;

@@ -194,7 +194,7 @@ pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Resu
     };
     count(&shared.faults.counts.opens);
     let parts = placed.parts;
-    shared.region(parts, Box::new(Opening { shared: Arc::clone(shared), _placed: placed }))
+    shared.region_for(opener, parts, Box::new(Opening { shared: Arc::clone(shared), _placed: placed }))
 }
 
 /// Opens a descriptor for use by device `opener`, at reserved addresses.
@@ -217,7 +217,7 @@ pub(super) fn open_at(
     let (parts, piece) = shared.adopt_at(ordinal, place, handle.len, fd)?;
     count(&shared.faults.counts.opens);
     let closes = OpeningAt { shared: Arc::clone(shared), _piece: piece };
-    shared.region(parts, Box::new(closes))
+    shared.region_for(opener, parts, Box::new(closes))
 }
 
 fn owner(shared: &Shared, opener: usize, gpu: GpuUuid) -> Result<usize, GpuError> {

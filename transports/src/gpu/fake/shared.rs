@@ -85,8 +85,8 @@ pub(super) struct Found {
     pub(super) forms: Forms,
     /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
     pub(super) is_vmm: bool,
-    /// Whether it lies at addresses that were reserved for it.
-    pub(super) is_placed: bool,
+    /// Whether engines of other devices than its owner have it, too: it was opened, or lies at addresses that were reserved for it.
+    pub(super) is_for_others: bool,
     /// As of its entry.
     pub(super) access: Option<Vec<(usize, Rights)>>,
     pub(super) alias: Arc<Alias>,
@@ -193,8 +193,9 @@ impl Shared {
             .with(HandleForm::Pool, matches!(origin, Origin::Pooled(_)));
         let is_placed = table.is_reserved(base);
         let is_vmm = matches!(origin, Origin::Shareable(_)) || is_placed;
+        let is_for_others = matches!(origin, Origin::Opened) || is_placed;
         let (alias, access) = (Arc::clone(alias), access.clone());
-        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, is_placed, access, alias })
+        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, is_for_others, access, alias })
     }
 
     /// The device in whose window an address lies, allocated or not.
