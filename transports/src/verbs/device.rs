@@ -202,8 +202,9 @@ impl RdmaDevice {
         }
     }
 
-    /// Looks at the epoll set, and at what other threads have left.
+    /// Looks at the epoll set, and at what other threads have left. Not inlined: what is counted for a message is without this.
     #[cold]
+    #[inline(never)]
     fn look_after(&self, polling: &mut Polling) {
         if polling.closed {
             return;
