@@ -26,7 +26,7 @@ use carrack::bootstrap::{Bootstrap, BootstrapError, FromLauncher};
 use rustix::process::{Pid, Signal, kill_process};
 
 const WATCHDOG: Duration = Duration::from_secs(120);
-const MARK: &str = "CARRACK_TEST_MARK";
+const MARK: &str = "TEST_CARRACK_MARK";
 const ROLE: &str = "CARRACK_TEST_ROLE";
 
 /// A job to be run, with a mark of its own.
@@ -388,6 +388,28 @@ fn killing_the_launcher_ends_ranks_whose_output_nobody_reads() {
     child.kill().unwrap();
     wait(&mut child);
     nothing_is_left(&job.mark);
+}
+
+/// It starts a job for each pair of memory, one after the other.
+#[test]
+fn killing_a_benchmark_of_many_jobs_leaves_nothing_behind() {
+    let mut all = script(2, &[], "");
+    let mut command = Command::new(carrack());
+    command.args(["put_get_bench", "latency", "all", "-m", "1:8", "--seconds", "1000"]);
+    command
+        .env(MARK, &all.mark)
+        .env("CARRACK_GPU", "fake")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    all.command = command;
+    // Its first job runs: two ranks, what looks after them, and who has started these.
+    let running = all.start(0);
+    while marked(&running.mark).len() < 5 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    running.signal(Signal::KILL);
+    assert_eq!(running.end().status.signal(), Some(9));
 }
 
 #[test]

@@ -49,6 +49,7 @@ pub(crate) use error::LaunchError;
 pub(crate) use keeper::keep;
 pub(crate) use options::{Job, LaunchOptions};
 pub(crate) use orders::KeeperOptions;
+pub(crate) use rank::tie;
 pub(crate) use sweep::{adopt_orphans, sweep};
 
 /// Runs the job that the command line describes, and gives the launcher's exit status.

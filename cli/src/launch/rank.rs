@@ -17,6 +17,20 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::signals::SignalSet;
 
+/// Has this process killed when its parent ends.
+fn end_with(parent: Pid) -> io::Result<()> {
+    // The signal comes only for a death after this call, so look whether it was too late.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
+}
+
+/// Has what a command starts killed when this process ends: the thread that starts it has to stay to the end.
+pub(crate) fn tie(command: &mut Command) {
+    let parent = getpid();
+    // SAFETY: between fork and exec the closure makes system calls only.
+    unsafe { command.pre_exec(move || end_with(parent)) };
+}
+
 /// What all ranks of a job have in common.
 pub(super) struct Template<'a> {
     /// The program, already found.
@@ -72,11 +86,7 @@ impl Template<'_> {
             .process_group(foreground.unwrap_or(0));
         let (keeper, open_files, blocked) = (getpid(), self.open_files, self.blocked);
         let prepare = move || -> io::Result<()> {
-            // The signal comes only for a death after this call, so look whether it was too late.
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            if getppid() != Some(keeper) {
-                return Err(Errno::SRCH.into());
-            }
+            end_with(keeper)?;
             if let Some(cpu) = &cpu {
                 sched_setaffinity(None, cpu)?;
             }

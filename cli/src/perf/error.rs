@@ -21,10 +21,12 @@ use thiserror::Error;
 pub(super) enum PerfError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    #[error("there is no room for {most} bytes on this machine: {why}; ask for less by --size")]
+    #[error(
+        "there is no room for {most} bytes on this machine: {why}; ask for less by --size (-m of put_get_bench)"
+    )]
     Room { most: usize, why: TryReserveError },
     #[error(
-        "all but --op barrier is measured between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without launcher and --ranks"
+        "all but --op barrier is measured between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without a launcher, as two ranks"
     )]
     Ranks(u32),
     #[error("--ranks {asked}, but the launcher started {started}: leave it out, or start {asked}")]

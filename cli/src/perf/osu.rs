@@ -11,7 +11,7 @@ use super::record::Record;
 use super::sides::{Kind, Sides};
 use super::start;
 use crate::gpus;
-use crate::launch::Bind;
+use crate::launch::{Bind, tie};
 use crate::own_ranks::is_rank;
 use crate::{USAGE, complain, is_closed_pipe};
 use carrack::bootstrap::Alone;
@@ -267,6 +267,7 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
         command.args(["--pairs".to_owned(), options.pairs.to_string()]);
         command.args(["--seconds".to_owned(), options.seconds.as_secs_f64().to_string()]);
         command.args(options.transport.map(|transport| format!("--transport={transport}")));
+        tie(&mut command);
         match command.status() {
             // Between two tables an empty line, by which it shows whether anybody still reads them.
             Ok(status) if status.success() => match io::stdout().write_all(b"\n") {
