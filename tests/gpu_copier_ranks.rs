@@ -439,7 +439,7 @@ fn told_of(role: &Role) {
     let region = gpu.allocate(64, Flavour::Plain).unwrap();
     until_by_copier(&gpus::of(&runtime), || {
         let part = |at| region.slice(at, 8).unwrap();
-        let mut transfer = carrack::transports::mem::Transfer::between(part(32), part(0)).unwrap();
+        let mut transfer = Transfer::between(part(32), part(0)).unwrap();
         while transfer.poll().is_none() {
             std::thread::yield_now();
         }
