@@ -404,8 +404,9 @@ fn killing_a_benchmark_of_many_jobs_leaves_nothing_behind() {
         .stderr(Stdio::piped());
     all.command = command;
     // Its first job runs: two ranks, what looks after them, and who has started these.
-    let running = all.start(0);
+    let (running, began) = (all.start(0), Instant::now());
     while marked(&running.mark).len() < 5 {
+        assert!(began.elapsed() < WATCHDOG, "it has not come to its first job");
         thread::sleep(Duration::from_millis(5));
     }
     running.signal(Signal::KILL);

@@ -124,5 +124,5 @@ fn a_message_of_8_bytes_takes_no_more_instructions_than_it_did() {
 /// and so the more often the slower the machine is.
 fn is_taken_off(function: &str) -> bool {
     function.contains("simulated") && function.contains("abi")
-        || function.contains("verbs") && function.contains("look_after")
+        || function.contains("verbs") && function.contains("look_by_the_clock")
 }

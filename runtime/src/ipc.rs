@@ -52,6 +52,11 @@ pub enum IpcError {
     /// The memory has a handle of no form.
     #[error("this memory cannot be exported: {0}; allocate it as Flavour::Plain or Flavour::Shareable")]
     NoForm(String),
+    /// The memory is made of several allocations.
+    #[error(
+        "this region lies on {0} allocations, each of which has a handle of its own: name it part by part (GrowableBuffer::pieces), or register it"
+    )]
+    Several(usize),
     /// The bytes are no name.
     #[error("{found} bytes with {} name no {what}: {why}", if *with_fd { "a descriptor" } else { "no descriptor" })]
     Bytes {
@@ -140,7 +145,7 @@ impl IpcMemory {
 /// A part of an allocation is named as that part ([`Region::subregion`]).
 ///
 /// # Errors
-/// [`IpcError::Kind`], or [`IpcError::NoForm`] with the driver's reason for each form.
+/// [`IpcError::Kind`], [`IpcError::Several`], or [`IpcError::NoForm`] with the driver's reason for each form.
 pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
     let mut reasons = Vec::new();
     for form in HandleForm::ALL {
@@ -155,14 +160,29 @@ pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
 /// The same, in one form only.
 ///
 /// # Errors
-/// [`IpcError::Kind`]; [`IpcError::Gpu`] when the memory has no handle of that form, or the driver fails.
+/// [`IpcError::Kind`]; [`IpcError::Several`]; [`IpcError::Gpu`] when the memory has no handle of that form, or the driver fails.
 pub fn ipc_export_as(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
+    if region.is_joined() {
+        return export_of_joined(region, form);
+    }
     let gpu = match region.kind() {
         MemKind::Device(_) | MemKind::Managed(_) => region.gpu(),
         _ => None,
     };
     let gpu = gpu.ok_or(IpcError::Kind(region.kind()))?;
     Ok(IpcMemory { handle: gpu.export(region, form)?, len: region.len() })
+}
+
+/// What lies in one of the regions that one was made of is named as a part of that.
+fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
+    let parts = region.joined_parts();
+    let within = |part: &Region| part.subregion(region.addr().checked_sub(part.addr())?, region.len());
+    if let [part] = &parts[..]
+        && let Some(region) = within(part)
+    {
+        return ipc_export_as(&region, form);
+    }
+    Err(IpcError::Several(parts.len()))
 }
 
 /// Opens memory of another process for the engines of `gpu`, which may be another device than the one that it lies on. The

@@ -5,6 +5,7 @@ use crate::support::gpu_ranks::{Gpus, enough_for, filled};
 use crate::support::words::wrong;
 use crate::{STRIPE, buffer, check, fill, stripes};
 use carrack::alloc::{GrowableBuffer, GrowableError};
+use carrack::ipc::{IpcError, ipc_export};
 use carrack::region::Region;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{MemKind, Transfer};
@@ -143,6 +144,12 @@ fn ranges(owners: &[Arc<dyn Gpu>]) {
         let bytes = all.whole().to_vec().unwrap();
         assert_eq!(wrong(&bytes[at..at + len], len as u64, 0), None);
         assert!(bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee), "{at}+{len}");
+        // Other processes open one allocation by a name.
+        let named = ipc_export(&all.subregion(at, len).unwrap());
+        match (at + len - 1) / STRIPE - at / STRIPE + 1 {
+            1 => assert_eq!(named.unwrap().len(), len),
+            several => assert!(matches!(named, Err(IpcError::Several(count)) if count == several)),
+        }
         // In pieces, it is the same.
         let pieces = buffer.pieces(at, len).unwrap();
         let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.whole().to_vec().unwrap()).collect();

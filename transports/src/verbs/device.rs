@@ -202,9 +202,16 @@ impl RdmaDevice {
         }
     }
 
-    /// Looks at the epoll set, and at what other threads have left. Not inlined: what is counted for a message is without this.
+    /// What is done now and then, whether anybody asks for it or not. Not inlined: what is counted for a message is without this.
     #[cold]
     #[inline(never)]
+    fn look_by_the_clock(&self, polling: &mut Polling, batch: &mut Batch) {
+        self.look_after(polling);
+        polling.tell(batch);
+    }
+
+    /// Looks at the epoll set, and at what other threads have left.
+    #[cold]
     fn look_after(&self, polling: &mut Polling) {
         if polling.closed {
             return;
@@ -488,8 +495,7 @@ impl Device for RdmaDevice {
         }
         polling.poll(batch);
         if polling.upkeep.is_due(batch.is_empty()) {
-            self.look_after(polling);
-            polling.tell(batch);
+            self.look_by_the_clock(polling, batch);
         }
         if batch.is_empty() {
             return Polled::Idle;

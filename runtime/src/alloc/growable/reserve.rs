@@ -39,7 +39,7 @@ impl<'a> GrowableBuilder<'a> {
 
     /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses copies in their contexts, and ends the
     /// context of a kernel that writes there all the same. What the runtime is told to write there it writes in the context of the GPU
-    /// that has the memory, wherever it comes from. Other processes that map the buffer have rights of their own.
+    /// that has the memory, or the first of several that have it, wherever it comes from. Other processes that map the buffer have rights of their own.
     ///
     /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is found out by
     /// [`build`](Self::build), the first time in a process, by attempts in processes of their own: that takes seconds for each pair of

@@ -185,7 +185,7 @@ impl FakeGpu {
                     let (base, whole) = (found.base, found.len);
                     return Err(wrong(format!("goes beyond the allocation's end: it is {base:#x}+{whole}")));
                 }
-                self.shared.reaches("copy", self.ordinal, uuid)?;
+                self.shared.reaches("copy", self.ordinal, owner.uuid)?;
                 Ok(End::Device(found.alias, offset))
             }
             MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
@@ -242,6 +242,11 @@ impl FakeGpu {
         let standstill = Arc::clone(&device.standstill);
         stream.insert(Queue::start(name, Arc::clone(&self.shared.faults), standstill)?).give(job)
     }
+}
+
+/// Whether none of so many crosses from one allocation into the next: as with NVIDIA's, those that do are the engine's.
+fn are_at_most<E>(checked: &Result<Copy, E>, count: usize) -> bool {
+    checked.as_ref().is_ok_and(|copy| copy.parts.len() <= count)
 }
 
 impl Gpu for FakeGpu {
@@ -313,7 +318,7 @@ impl Gpu for FakeGpu {
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         match self.checked(dst, src, len)? {
             (Ok(copy), event) => {
-                // As with NVIDIA's: what crosses from one allocation into the next is the engine's.
+                // What crosses from one allocation into the next is the engine's.
                 let is_one = copy.parts.len() == 1;
                 if let Some(event) = self.give_to_copier_or_engine(copy, is_one)? {
                     return Ok(event);
@@ -332,7 +337,9 @@ impl Gpu for FakeGpu {
     }
 
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
-        self.give_together(self.checked_pieces(pieces)?, true)
+        let checked = self.checked_pieces(pieces)?;
+        let are_whole = are_at_most(&checked.0, pieces.count());
+        self.give_together(checked, are_whole)
     }
 
     unsafe fn copy_grid(
@@ -342,8 +349,9 @@ impl Gpu for FakeGpu {
         grid: &Grid,
     ) -> Result<Event, GpuError> {
         // As with NVIDIA's: rows are the engine's, but for one.
-        let is_one = grid.count[1] == 1 && grid.count[2] == 1;
-        self.give_together(self.checked_grid(dst, src, grid)?, is_one)
+        let checked = self.checked_grid(dst, src, grid)?;
+        let is_one = grid.count[1] == 1 && grid.count[2] == 1 && are_at_most(&checked.0, 1);
+        self.give_together(checked, is_one)
     }
 
     fn how_pieces_go(&self) -> String {
