@@ -5,6 +5,7 @@ use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::sink::{Sink, Sort};
 use crate::support::*;
 use carrack::region::Region;
+use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Flavour;
 use carrack::{Face, Outcome, Piece, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag, UserContext};
 use rand::seq::SliceRandom;
@@ -19,6 +20,7 @@ crate::over_each_transport_and!(
     faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
     a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face,
+    a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver,
 );
 
 /// What memory a side has.
@@ -319,6 +321,44 @@ fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_
             let calls = after.batches - before.batches + after.copier_copies - before.copier_copies;
             let what = format!("{ours:?} {theirs:?}, put: {is_put}, face: {is_face}");
             assert_eq!((calls, after.copies - before.copies), (1, 0), "{what}");
+        }
+    }
+}
+
+fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver<J: Job>() {
+    if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
+        return;
+    }
+    let ground = Ground::over(J::pair_with(J::settings().kernel_copy(KernelCopyChoice::Off)));
+    let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
+    connect(&ground.ranks);
+    let face = Face { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };
+    for (ours, theirs) in ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote))) {
+        let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, false, 128_000));
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * 64..(at + 1) * 64,
+            rmr: &remote.rmr,
+            offset: (999 - at as u64) * 128,
+        };
+        let pieces: Vec<_> = (0..1000).map(piece).collect();
+        for (is_put, is_face) in [(true, false), (true, true), (false, false), (false, true)] {
+            let what = format!("{ours:?} {theirs:?}, put: {is_put}, face: {is_face}");
+            let (sink, before) = (Sink::keeping(), fake.counters());
+            let post = match (is_put, is_face) {
+                (true, false) => zero.post_put_batch(Rank(1), &pieces),
+                (true, true) => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
+                (false, false) => zero.post_get_batch(Rank(1), &pieces),
+                (false, true) => zero.post_get_face(Rank(1), &local, &face, &remote.rmr, &face),
+            };
+            assert!(post.comp(&sink).call().unwrap().is_posted(), "{what}");
+            let waiting = zero.pending().operations;
+            assert!((1..=2).contains(&waiting.len()), "{what}: {waiting:?}");
+            assert!(sink.one(&ground.ranks).error.is_none());
+            let after = fake.counters();
+            let calls = after.batches - before.batches + after.copies - before.copies;
+            let sides = [ours, theirs].into_iter().filter(|side| *side == Memory::Gpu).count() as u64;
+            assert_eq!(calls + after.copier_copies - before.copier_copies, sides, "{what}");
         }
     }
 }

@@ -21,6 +21,7 @@ crate::over_each_transport_and!(
     a_batch_after_an_event_is_written_when_it_has_fired,
     a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal,
     a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited,
+    of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_leaves_the_others_be,
 );
 
 fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
@@ -181,21 +182,22 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
 }
 
 fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it<J: Job>() {
-    const COUNT: usize = 300;
     let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
     let (ground, mut rng) = (Ground::over(J::pair_with(settings)), rng());
     let zero = &ground.ranks[0];
-    for memory in [Memory::Host, Memory::Gpu] {
-        let (local, remote) = (ground.local(memory, COUNT * 100), ground.remote(memory, false, COUNT * 100));
-        let bytes = random(&mut rng, COUNT * 100);
+    // Some that each go by themselves, and so many small ones that their messages are too many.
+    let sorts = [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)];
+    for (memory, (count, len)) in [Memory::Host, Memory::Gpu].into_iter().flat_map(|one| sorts.map(|sort| (one, sort))) {
+        let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
+        let bytes = random(&mut rng, count * len);
         local.whole().write(&bytes).unwrap();
         let piece = |at: usize| Piece {
             local: &local,
-            range: at * 100..(at + 1) * 100,
+            range: at * len..(at + 1) * len,
             rmr: &remote.rmr,
-            offset: ((COUNT - 1 - at) * 100) as u64,
+            offset: ((count - 1 - at) * len) as u64,
         };
-        let pieces: Vec<_> = (0..COUNT).map(piece).collect();
+        let pieces: Vec<_> = (0..count).map(piece).collect();
         let (over, flushed) = (Sink::keeping(), Sink::keeping());
         let put = zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name);
         assert!(put.allow_retry(false).call().unwrap().is_posted());
@@ -208,30 +210,38 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
         assert!(flush.is_posted());
         until(&ground.ranks, || flushed.count() == 1);
         let found = remote.region.whole().to_vec().unwrap();
-        assert!(found.chunks(100).eq(bytes.chunks(100).rev()), "{memory:?}: the flush was early");
+        assert!(found.chunks(len).eq(bytes.chunks(len).rev()), "{memory:?}, {len} B: the flush was early");
         assert!(over.one(&ground.ranks).error.is_none());
         until(&ground.ranks, || ground.told.count() == 1);
-        assert_eq!(ground.told.take().remove(0).size, COUNT * 100);
+        assert_eq!(ground.told.take().remove(0).size, count * len);
     }
 }
 
 fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
-    for peer_goes in [true, false] {
+    let sorts = [(Memory::Host, 1000, 5000), (Memory::Host, 20_000, 100), (Memory::Gpu, 1000, 100)];
+    let each = |(peer_goes, sort)| [true, false].map(|is_put| (peer_goes, is_put, sort));
+    for (peer_goes, is_put, (memory, count, len)) in
+        [true, false].into_iter().flat_map(|peer_goes| sorts.map(|sort| (peer_goes, sort))).flat_map(each)
+    {
         let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
         let ground = Ground::over(J::pair_with(settings));
         let (local, remote) =
-            (ground.local(Memory::Host, 100_000), ground.remote(Memory::Host, false, 100_000));
+            (ground.local(memory, count * len), ground.remote(Memory::Host, false, count * len));
         let piece = |at: usize| Piece {
             local: &local,
-            range: at * 100..(at + 1) * 100,
+            range: at * len..(at + 1) * len,
             rmr: &remote.rmr,
-            offset: (at * 100) as u64,
+            offset: (at * len) as u64,
         };
-        let pieces: Vec<_> = (0..1000).map(piece).collect();
+        let pieces: Vec<_> = (0..count).map(piece).collect();
         let over = Sink::keeping();
         connect(&ground.ranks);
-        let put = ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&over);
-        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        let zero = &ground.ranks[0];
+        let put = match is_put {
+            true => zero.post_put_batch(Rank(1), &pieces),
+            false => zero.post_get_batch(Rank(1), &pieces),
+        };
+        assert!(put.comp(&over).allow_retry(false).call().unwrap().is_posted());
         let Ground { ranks: [zero, one], .. } = ground;
         if peer_goes {
             drop((remote, one));
@@ -405,5 +415,53 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
             come += std::iter::from_fn(|| queue.pop()).count();
             come == posted
         });
+    }
+}
+
+fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_leaves_the_others_be<J: Job>() {
+    let ground = Ground::new::<J>();
+    let zero = &ground.ranks[0];
+    for (memory, theirs, is_put) in [
+        (Memory::Host, Memory::Host, true),
+        (Memory::Host, Memory::Host, false),
+        (Memory::Gpu, Memory::Gpu, true),
+        (Memory::Gpu, Memory::Gpu, false),
+    ] {
+        let (local, remote) = (ground.local(memory, 1000), ground.remote(theirs, false, 1000));
+        local.whole().write(&[1; 1000]).unwrap();
+        remote.region.whole().write(&[2; 1000]).unwrap();
+        // A name that says more than there is.
+        let mut forged = remote.rmr.to_bytes();
+        forged[20..28].copy_from_slice(&u64::MAX.to_le_bytes());
+        let forged = Rmr::from_bytes(&forged).unwrap();
+        for wrong in [995, 1000, 5000, u64::MAX - 10] {
+            let piece = |at: usize, offset| Piece { local: &local, range: at * 10..at * 10 + 10, rmr: &forged, offset };
+            let pieces = [piece(0, 0), piece(1, wrong), piece(2, 500)];
+            let sink = Sink::keeping();
+            let call = || match is_put {
+                true => zero.post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name).call(),
+                false => zero.post_get_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name).call(),
+            };
+            let outcome = posted_or_refused(&ground.ranks, call);
+            assert!(matches!(outcome, Ok(Outcome::Posted)), "{outcome:?}");
+            let error = sink.one(&ground.ranks).ok().unwrap_err();
+            assert!(matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)), "{wrong}: {error}");
+            settle(&ground.ranks);
+            assert_eq!(ground.told.count(), 0, "no signal");
+        }
+        if !J::IS_RDMA {
+            // What is wrong is found before anything is copied.
+            assert_eq!(remote.region.whole().to_vec().unwrap(), [2; 1000]);
+            assert_eq!(local.whole().to_vec().unwrap(), [1; 1000]);
+        }
+        // And afterwards what makes sense goes on.
+        let pieces: Vec<_> = (0..50)
+            .map(|at: usize| Piece { local: &local, range: at * 20..at * 20 + 10, rmr: &remote.rmr, offset: at as u64 * 10 })
+            .collect();
+        let call = || match is_put {
+            true => zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call(),
+            false => zero.post_get_batch(Rank(1), &pieces).call(),
+        };
+        assert!(done(on_both(&ground.ranks, call).unwrap()).error.is_none());
     }
 }

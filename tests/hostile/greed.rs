@@ -15,6 +15,7 @@ const OFFER_PUT: u64 = 9;
 const GET: u64 = 10;
 const ATOMIC: u64 = 11;
 const NOTE: u64 = 13;
+const PIECES: u64 = 23;
 
 const ATTACKER: Rank = Rank(1);
 
@@ -104,6 +105,37 @@ fn requests_whose_answers_are_not_taken_are_bounded() {
         ([OFFER_AM | u64::from(name.0) << 32, 0], words([1, number, 0]))
     });
     assert_eq!(kept(&job), (0, 0));
+}
+
+#[test]
+fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
+    let _watchdog = Watchdog::over("pieces");
+    let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
+    let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
+    let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
+    let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
+    // No list, one longer than any, more bytes than any has, fewer than the list, bytes beside what is asked for.
+    for (landing, count, size) in [
+        (0, 0, 0),
+        (0, 0, 16),
+        (0, 1025, 1025 * 16),
+        (0, u64::MAX, 16),
+        (0, 1 << 60, 1 << 63),
+        (0, 1, 16 + (64 << 10) + 1),
+        (0, 1, u64::MAX),
+        (0, 2, 31),
+        (7, 2, 33),
+    ] {
+        for token in 0..1000 {
+            job.push(INLINE, [PIECES, landing], &words([token, region, count, size, 0]));
+        }
+        assert!(!happens(&job.ranks, Duration::from_millis(2), || job.ranks[0].peer_state(ATTACKER) != PeerState::Up));
+        assert_eq!(kept(&job), (0, 0), "{count} pieces, {size} B");
+    }
+    // Lists whose bytes never come: as many as two ranks could have on their way, and no more.
+    push_up_to(&mut job, 65, "lists of pieces", |number| {
+        ([PIECES, number % 2 * 5], words([number, region, 1, 16 + (1 - number % 2) * 8, 0]))
+    });
 }
 
 /// A note that a member of a group of two has come to its barrier.

@@ -222,6 +222,11 @@ impl Pass<'_> {
                 self.asked_for(from, comp, tag, request, comps);
                 Ok(())
             }
+            Message::Pieces { landing } => {
+                let request = Request::decode(small).ok_or("it offers pieces to nowhere")?;
+                self.offered_pieces(from, landing, request);
+                Ok(())
+            }
             Message::Note { group, number } => {
                 let note =
                     Note::decode(from, number, small).ok_or("it tells a group nothing that makes sense")?;
@@ -243,7 +248,7 @@ impl Pass<'_> {
         }
     }
 
-    fn finish(&self, to: Rank, token: u64, verdict: Verdict) {
+    pub(super) fn finish(&self, to: Rank, token: u64, verdict: Verdict) {
         self.device.control(self.inner, to, Message::Finish { token }, verdict.encode());
     }
 

@@ -122,6 +122,17 @@ impl DeviceInner {
         self.await_parts(runtime, landing, Arriving::new(from, size, target), ask);
     }
 
+    /// Waits for bytes that their owner is about to be asked for. Its name, for the owner.
+    pub(crate) fn expect_answer(&self, runtime: &Inner, from: Rank, (size, target): (usize, Target)) -> u64 {
+        let (landing, deadline) = (self.bulk.name(), target.deadline());
+        let mut all = self.bulk.arriving.lock();
+        all.insert(landing, Arriving::new(from, size, target));
+        self.bulk.arriving.set_count(all.len());
+        drop(all);
+        runtime.deadlines.note(deadline);
+        landing
+    }
+
     fn await_parts(&self, runtime: &Inner, landing: u64, mut arriving: Arriving, ask: Ask) {
         let (from, deadline) = (arriving.from, arriving.target.deadline());
         let mut ask = Some(ask);

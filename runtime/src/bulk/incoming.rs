@@ -2,6 +2,7 @@
 
 use super::granting::Ask;
 use super::inflow::Inflow;
+use super::packed::Asked;
 use super::pull::Pull;
 use super::showing::Showing;
 use super::wire::{Offer, Verdict};
@@ -33,6 +34,8 @@ pub(crate) enum Target {
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
     /// Into a region of this rank: a put. Then its sender is told, and a completion object if there is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, token: u64 },
+    /// A list of places in a region of this rank's, and the bytes of a put behind it.
+    Pieces { buffer: Buffer, asked: Asked },
     /// Nowhere: whoever waited for it has given up.
     Nowhere,
 }
@@ -148,7 +151,10 @@ impl Target {
     /// Where its bytes go, if anywhere.
     pub(super) fn buffer(&mut self) -> Option<&mut Buffer> {
         match self {
-            Self::Receive { buffer, .. } | Self::Am { buffer, .. } | Self::Put { buffer, .. } => Some(buffer),
+            Self::Receive { buffer, .. }
+            | Self::Am { buffer, .. }
+            | Self::Put { buffer, .. }
+            | Self::Pieces { buffer, .. } => Some(buffer),
             Self::Nowhere => None,
         }
     }
@@ -156,8 +162,13 @@ impl Target {
     pub(super) fn tag(&self) -> Tag {
         match self {
             Self::Receive { tag, .. } | Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
-            Self::Nowhere => Tag::default(),
+            Self::Pieces { .. } | Self::Nowhere => Tag::default(),
         }
+    }
+
+    /// Whether it is for this rank's memory: its sender is told when that is as it wants it, and not before.
+    pub(super) fn is_memory(&self) -> bool {
+        matches!(self, Self::Put { .. } | Self::Pieces { .. })
     }
 
     /// By when it has to be there.
@@ -174,7 +185,9 @@ impl Target {
             Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
             // Its buffer is the region's, and stays there.
             Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp, UserContext::default()),
-            Self::Nowhere => (Tag::default(), Buffer::Empty, None, UserContext::default()),
+            Self::Pieces { .. } | Self::Nowhere => {
+                (Tag::default(), Buffer::Empty, None, UserContext::default())
+            }
         };
         (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
@@ -183,7 +196,7 @@ impl Target {
     pub(super) fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
         match self {
             Self::Receive { .. } => Some(self.end(from, size, Some(error))),
-            Self::Am { .. } | Self::Put { .. } => None,
+            Self::Am { .. } | Self::Put { .. } | Self::Pieces { .. } => None,
             Self::Nowhere => Some(self.end(from, size, None)),
         }
     }
@@ -311,17 +324,28 @@ impl Bulk {
     /// was nobody's operation here, or an engine is at it.
     pub(crate) fn refuse(&self, by: Rank, landing: u64, verdict: Verdict) -> Option<Option<Ended>> {
         let error = verdict.error(by)?;
+        // Parts that another thread has yet to take in are no nonsense, though nobody wants them.
+        self.refuse_with(by, landing, &error, |size| match verdict {
+            Verdict::Broken { sent } => usize::try_from(sent).map_or(size, |sent| sent.min(size)),
+            _ => 0,
+        })
+    }
+
+    /// Ends what was to come, with an error. `until`: so many of its bytes are sent.
+    pub(super) fn refuse_with(
+        &self,
+        by: Rank,
+        landing: u64,
+        error: &OpError,
+        until: impl FnOnce(usize) -> usize,
+    ) -> Option<Option<Ended>> {
         let mut all = self.arriving.lock();
         let one = all.get_mut(&landing).filter(|one| one.from == by)?;
-        // Parts that another thread has yet to take in are no nonsense, though nobody wants them.
-        one.until = match verdict {
-            Verdict::Broken { sent } => usize::try_from(sent).map_or(one.size, |sent| sent.min(one.size)),
-            _ => 0,
-        };
+        one.until = until(one.size);
         if one.must_wait(&|_| error.clone()) {
             return Some(None);
         }
-        let ended = one.give_up(error);
+        let ended = one.give_up(error.clone());
         if one.got >= one.until {
             all.remove(&landing);
         }
@@ -357,7 +381,7 @@ impl Bulk {
 
     /// Whether an operation on a peer's memory is under way that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
-        self.sends_to_memory(peer, before) || self.gets_from(peer, before)
+        self.sends_to_memory(peer, before) || self.gets_from(peer, before) || self.packed.has(peer, before)
     }
 }
 
@@ -378,6 +402,9 @@ impl Pass<'_> {
 
     /// All bytes of a message are on this side: in place, or lost.
     pub(super) fn arrived(&mut self, from: Rank, size: usize, target: Target, lost: Option<Box<OpError>>) {
+        if let Target::Pieces { buffer, asked } = target {
+            return self.carry_out(from, asked, &buffer);
+        }
         if let Target::Put { token, .. } = &target {
             let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
             self.device.control(self.inner, from, Message::Finish { token: *token }, verdict.encode());

@@ -20,7 +20,7 @@ use super::wire::{Mapped, Offer};
 use crate::device::{DeviceInner, Outstanding};
 use crate::names::Rank;
 use crate::peer::route::Linked;
-use crate::progress::{Fetched, Landing};
+use crate::progress::{Fetched, Landing, Owed};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
@@ -370,7 +370,8 @@ impl DeviceInner {
                 let about = (from, status.tag, size);
                 let landing = Landing::of_message(transfer, comp, about, status.user_context);
                 let fetched = Fetched { token: offer.token, from: imported, deadline };
-                self.add_landing(Landing { fetched: Some(Box::new(fetched)), ..landing });
+                let owed = Some(Box::new(Owed::Fetched(fetched)));
+                self.add_landing(Landing { owed, ..landing });
                 Ok(())
             }
             Err(refused) => {

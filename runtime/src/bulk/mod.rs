@@ -48,6 +48,8 @@
 //!   writes pieces from the back         reads pieces from the front
 //! ```
 //!
+//! Pieces of a batch whose memory only its owner reaches go many together: see `packed`.
+//!
 //! An offer travels in the place of its message: it is matched, delivered and held back in the same order
 //! (design.md §4.1). The bytes take whatever way there is. Names of transfers are numbers that are never used
 //! again, and are looked up together with the rank that they were given to: one that is late, repeated or
@@ -62,6 +64,7 @@ mod incoming;
 mod inflow;
 mod mapped;
 mod outgoing;
+pub(crate) mod packed;
 mod pending;
 mod pull;
 mod share;
@@ -77,6 +80,8 @@ pub(crate) use flush::Flush;
 pub(crate) use incoming::{Arriving, Target};
 pub(crate) use mapped::{Exposures, Unmapped};
 pub(crate) use outgoing::{Offered, Stream};
+pub(crate) use packed::Carried;
+use packed::Packed;
 pub(crate) use pull::Pull;
 pub(crate) use share::Shares;
 pub(crate) use staging::{BLOCK, Block, Staging, Way};
@@ -119,6 +124,8 @@ pub(crate) struct Bulk {
     pub(crate) introduced: Introduced,
     /// Those who wait for operations on a peer's memory.
     flushes: Waiting<Vec<Flush>>,
+    /// Pieces that go together.
+    packed: Packed,
     next: AtomicU64,
     /// How many may be offered at a time.
     limit: u32,
@@ -164,6 +171,7 @@ impl Bulk {
             introduced: Introduced::default(),
             helps: Waiting::for_progress(chores, Chore::Helps),
             flushes: Waiting::for_progress(chores, Chore::Flushes),
+            packed: Packed::default(),
             next: AtomicU64::new(1),
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
         }

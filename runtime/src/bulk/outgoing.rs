@@ -362,7 +362,7 @@ impl Bulk {
         })
     }
 
-    /// Sends a request about the peer's memory, from the backlog if need be; `bytes` are what a put sends.
+    /// Sends a request about the peer's memory, from the backlog if need be; `bytes` are what is sent to it.
     pub(crate) fn request(
         &self,
         device: &DeviceInner,
@@ -373,7 +373,7 @@ impl Bulk {
         bytes: Buffer,
     ) {
         request.token = self.name();
-        if matches!(message, Message::OfferPut { .. }) {
+        if matches!(message, Message::OfferPut { .. } | Message::Pieces { .. }) {
             request.second = address(&bytes);
         }
         let peer = operation.rank;

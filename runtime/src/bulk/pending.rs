@@ -14,6 +14,7 @@ impl Bulk {
             && self.arriving.is_empty()
             && self.pulls.is_empty()
             && self.flushes.is_empty()
+            && self.packed.is_empty()
     }
 
     /// Lists what is under way.

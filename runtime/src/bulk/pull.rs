@@ -171,7 +171,7 @@ impl Pass<'_> {
         self.moved = true;
         let Pull { from, size, target, offer, .. } = pull;
         // A put's end is told when it has arrived, whichever way it came.
-        if !matches!(target, Target::Put { .. }) {
+        if !target.is_memory() {
             let message = Message::Finish { token: offer.token };
             self.device.control(self.inner, from, message, Verdict::Done.encode());
         }

@@ -3,7 +3,7 @@
 
 use super::Bulk;
 use super::granting::Ask;
-use super::incoming::{Arriving, Target};
+use super::incoming::Arriving;
 use super::wire::{Window, encode_landing, encode_window};
 use super::writing::AT_ONCE;
 use crate::device::DeviceInner;
@@ -115,7 +115,7 @@ impl DeviceInner {
         chunk: usize,
     ) -> Option<Ask> {
         let linked = self.known_route(from)?.linked()?;
-        let is_put = matches!(arriving.target, Target::Put { .. });
+        let is_put = arriving.target.is_memory();
         let buffer = arriving.target.buffer()?;
         if arriving.size <= chunk || is_put || !linked.caps.remote_memory || !buffer.kind().is_host() {
             return None;

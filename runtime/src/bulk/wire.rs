@@ -85,11 +85,11 @@ pub(crate) struct Request {
     pub(crate) token: u64,
     /// The region's number.
     pub(crate) region: u64,
-    /// Where in the region.
+    /// Where in the region; or how many pieces of it.
     pub(crate) offset: u64,
-    /// Bytes; or the first operand.
+    /// Bytes; or the first operand. Of pieces: those of their list as well.
     pub(crate) first: u64,
-    /// Of a put: where they lie in the asker's memory, or 0. Of a get: how many may come at first, or 0 for all. Or the second
+    /// Of a put, or of pieces: where they lie in the asker's memory, or 0. Of a get: how many may come at first, or 0 for all. Or the second
     /// operand.
     pub(crate) second: u64,
 }

@@ -1,7 +1,7 @@
 //! Messages that the sender's NIC writes to where they go.
 
 use super::Bulk;
-use super::incoming::{Arriving, Target};
+use super::incoming::Arriving;
 use super::inflow::Inflow;
 use super::wire::encode_landing;
 use crate::device::DeviceInner;
@@ -22,7 +22,7 @@ impl DeviceInner {
     pub(super) fn expose(&self, from: Rank, arriving: &mut Arriving) -> Option<RemotePlace> {
         let linked = self.known_route(from)?.linked()?;
         // The bytes of a put are not written: if the NIC could reach the region, it would not have come to this.
-        let is_put = matches!(arriving.target, Target::Put { .. });
+        let is_put = arriving.target.is_memory();
         if arriving.size < WRITTEN || is_put || !linked.caps.remote_memory {
             return None;
         }

@@ -204,7 +204,7 @@ impl<K> Post<'_, K> {
                     gives_source,
                     signal,
                     name: self.device_inner().bulk.now(),
-                    fetched: None,
+                    owed: None,
                 };
                 match stream {
                     Some(stream) => self.device_inner().add_copy(&self.runtime.0, stream, landing),
@@ -400,7 +400,7 @@ impl Post<'_, Put<'_>> {
             gives_source: true,
             signal: place.signal,
             name: device.bulk.now(),
-            fetched: None,
+            owed: None,
         });
         Ok(Begun::UnderWay)
     }

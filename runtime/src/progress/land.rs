@@ -1,7 +1,7 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
 use super::{Meeting, Met, found};
-use crate::bulk::{Moving, Target};
+use crate::bulk::{Carried, Moving, Target};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
@@ -29,8 +29,16 @@ pub(crate) struct Landing {
     pub(crate) signal: Option<RemoteComp>,
     /// Of a put or a get: its name, for those who wait for all that began before them. None comes before that of a message.
     pub(crate) name: u64,
-    /// Of a message that is fetched.
-    pub(crate) fetched: Option<Box<Fetched>>,
+    /// What the peer is to be told.
+    pub(crate) owed: Option<Box<Owed>>,
+}
+
+/// For what a peer waits until a copy of this rank's is over.
+pub(crate) enum Owed {
+    /// For its message to be fetched.
+    Fetched(Fetched),
+    /// For pieces of this rank's memory.
+    Pieces(Carried),
 }
 
 /// What more there is to know of a message that is fetched from its sender's memory.
@@ -60,7 +68,7 @@ impl Landing {
             gives_source: false,
             signal: None,
             name: u64::MAX,
-            fetched: None,
+            owed: None,
         }
     }
 

@@ -21,7 +21,7 @@ mod upkeep;
 
 use deliver::arrival;
 pub(crate) use deliver::{Deferred, Delivery};
-pub(crate) use land::{Fetched, Landing};
+pub(crate) use land::{Fetched, Landing, Owed};
 pub(crate) use line::InLine;
 pub(crate) use request::DumpRequest;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};

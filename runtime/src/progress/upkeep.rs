@@ -1,6 +1,6 @@
 //! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
 
-use super::{Fetched, Landing, Pass};
+use super::{Fetched, Landing, Owed, Pass};
 use crate::bulk::wire::{Verdict, word};
 use crate::error::OpError;
 use crate::names::Rank;
@@ -130,15 +130,20 @@ impl Pass<'_> {
             let message = Message::Signal { comp, tag: landing.tag };
             self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
         }
-        if let Some(fetched) = landing.fetched.take() {
-            let Fetched { token, from, deadline } = *fetched;
-            if outcome.is_ok() && from.region().is_none() {
-                // It was withdrawn meanwhile: what was found there need not be the message.
-                self.device.ask_again(self.inner, landing, token, deadline);
-                return;
+        match landing.owed.take().map(|owed| *owed) {
+            None => {}
+            Some(Owed::Fetched(Fetched { token, from, deadline })) => {
+                if outcome.is_ok() && from.region().is_none() {
+                    // It was withdrawn meanwhile: what was found there need not be the message.
+                    self.device.ask_again(self.inner, landing, token, deadline);
+                    return;
+                }
+                let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
+                self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
             }
-            let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
-            self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
+            Some(Owed::Pieces(carried)) => {
+                self.device.carried_out(self.inner, landing.rank, &carried, outcome.as_ref().err());
+            }
         }
         let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
         self.signal_or_defer(comp.as_ref(), status);

@@ -44,6 +44,8 @@ pub(crate) enum Message {
     OfferPut { comp: RemoteComp, tag: Tag },
     /// Asks for a part of a region. Then its owner tells the completion object, if there is one.
     Get { comp: RemoteComp, tag: Tag },
+    /// Offers a list of pieces of a region, with bytes that are put there; or, with a name for where they go, asks for these.
+    Pieces { landing: u64 },
     /// Asks for an atomic operation.
     Atomic { swap: bool },
     /// Messages that are to be matched are to be offered; or not any more. A later turn overrules earlier ones.
@@ -86,6 +88,7 @@ const HERE: u64 = 19;
 const WITHDRAW: u64 = 20;
 const LET_GO: u64 = 21;
 const UNWRITTEN: u64 = 22;
+const PIECES: u64 = 23;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -113,6 +116,7 @@ impl Message {
             Self::Signal { comp, tag } => Self::to(SIGNAL, comp, tag),
             Self::OfferPut { comp, tag } => Self::to(OFFER_PUT, comp, tag),
             Self::Get { comp, tag } => Self::to(GET, comp, tag),
+            Self::Pieces { landing } => Header([PIECES, landing]),
             Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
             Self::Note { group, number } => Header([NOTE | u64::from(group) << 32, number]),
             Self::Hold { on, turn } => Header([HOLD, turn << 1 | u64::from(on)]),
@@ -131,7 +135,10 @@ impl Message {
 
     /// Whether it asks for something that the receiver then has to do.
     pub(crate) fn is_request(self) -> bool {
-        matches!(self, Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. })
+        matches!(
+            self,
+            Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. }
+        )
     }
 
     /// The header under which a message is offered, from that under which it would travel in one piece.
@@ -218,6 +225,7 @@ impl Message {
             SIGNAL if policy == 0 && engine == 0 => Ok(Self::Signal { comp, tag }),
             OFFER_PUT if policy == 0 && engine == 0 => Ok(Self::OfferPut { comp, tag }),
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),
+            PIECES if word == PIECES => Ok(Self::Pieces { landing: tag.0 }),
             NOTE if policy == 0 && engine == 0 => Ok(Self::Note { group: comp.0, number: tag.0 }),
             HOLD if word == HOLD => Ok(Self::Hold { on: tag.0 & 1 == 1, turn: tag.0 >> 1 }),
             ATOMIC if word == ATOMIC && tag.0 <= 1 => Ok(Self::Atomic { swap: tag.0 == 1 }),
@@ -269,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..24) {
+        fn every_header_is_a_message_that_encodes_to_it_or_an_error(word: u64, tag: u64, small in 0_u64..25) {
             for word in [word, word & 0xffff_ffff_ffff_ff00 | small, word & 0xffff_03ff, word & !0xffff_ffff | 1] {
                 prop_assert_eq!(Message::is_am(Header([word, tag])), matches!(Message::decode(Header([word, tag])), Ok(Message::Am { .. })));
                 if let Ok(message) = Message::decode(Header([word, tag])) {

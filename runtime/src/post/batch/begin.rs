@@ -80,11 +80,11 @@ impl Post<'_, Batch<'_>> {
             }
             return Ok(Started::Over(self.status(plan.size)));
         }
-        if !plan.rest.is_empty() && !has_waited && self.is_full() {
+        if !(plan.rest.is_empty() && plan.packed.is_empty()) && !has_waited && self.is_full() {
             return Ok(Started::Full(RetryReason::Unanswered));
         }
         let join = self.join(plan.size, comp);
-        let Plan { together, face, host, rest, .. } = plan;
+        let Plan { together, face, host, rest, packed, .. } = plan;
         // Of a face there is one part only, so the CPU has none of it here.
         let staging = &self.runtime.0.staging;
         let engines = together.into_iter().map(|together| Moving::start_together(together, staging));
@@ -97,7 +97,7 @@ impl Post<'_, Batch<'_>> {
             join.add();
             join.take_back(Some(OpError::Copy(error)));
         }
-        let mut rest = Rest::new(&rest, self.kind.is_put, &join);
+        let mut rest = Rest::new(&rest, &packed, self.kind.is_put, &join);
         if !self.go_on(&mut rest) {
             return Ok(Started::Partly(rest));
         }
@@ -156,7 +156,7 @@ impl Post<'_, Batch<'_>> {
                 gives_source: self.kind.is_put,
                 signal: None,
                 name: device.bulk.now(),
-                fetched: None,
+                owed: None,
             };
             match stream {
                 Some(stream) => device.add_copy(&self.runtime.0, stream, landing),

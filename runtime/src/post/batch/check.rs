@@ -1,6 +1,7 @@
 //! Nothing of a batch is moved before all of its pieces are known to be possible.
 
 use super::apart::{Apart, overlap};
+use super::pack::goes_with_others;
 use super::{Batch, Faces, Many, Piece};
 use crate::error::PostError;
 use crate::post::options::Post;
@@ -25,6 +26,8 @@ pub(super) struct Plan<'p> {
     pub(super) host_face: Option<(&'p Region, usize)>,
     /// What goes piece by piece.
     pub(super) rest: Vec<Piece<'p>>,
+    /// Small pieces that their owner has to reach.
+    pub(super) packed: Vec<Piece<'p>>,
     /// What engines reach: memory that is mapped here, beside which kind of local memory.
     pub(super) mapped: Vec<(&'p Region, MemKind)>,
     /// Bytes, in all.
@@ -45,18 +48,31 @@ enum Way<'p> {
     /// With others of that number in the plan. The mapped region, and where in it the remote one begins.
     Together(usize, &'p Region, usize),
     Host(&'p Region, usize),
+    /// By their owner, who gets many together.
+    ByOwner,
     Alone,
+}
+
+impl<'p> Plan<'p> {
+    /// Has a piece go by its owner or by itself.
+    fn leave(&mut self, piece: Piece<'p>, way: Way<'p>) {
+        match way {
+            Way::ByOwner if goes_with_others(piece.len()) => self.packed.push(piece),
+            _ => self.rest.push(piece),
+        }
+    }
 }
 
 impl Plan<'_> {
     /// Whether the CPU does all of it, now.
     pub(super) fn is_at_once(&self) -> bool {
-        self.together.is_empty() && self.face.is_none() && self.rest.is_empty()
+        self.together.is_empty() && self.face.is_none() && self.rest.is_empty() && self.packed.is_empty()
     }
 
     /// Whether engines do all of it, and there is something.
     pub(super) fn is_engines(&self) -> bool {
-        self.host.is_empty() && self.host_face.is_none() && self.rest.is_empty() && !self.is_at_once()
+        let is_elsewhere = self.rest.is_empty() && self.packed.is_empty();
+        self.host.is_empty() && self.host_face.is_none() && is_elsewhere && !self.is_at_once()
     }
 }
 
@@ -97,7 +113,9 @@ impl<'a> Post<'_, Batch<'a>> {
         let mapped = self.remote(&place, 0, local.gpu().or(near))?;
         let other = mapped.map_or(MemKind::Host, |(region, _)| region.kind());
         check_kinds(other, local.kind()).map_err(PostError::Memory)?;
-        let Some((region, base)) = mapped else { return Ok(Way::Alone) };
+        let Some((region, base)) = mapped else {
+            return Ok(if self.link_of_nic().is_some() { Way::Alone } else { Way::ByOwner });
+        };
         if region.kind().is_host() && local.kind().is_host() {
             return Ok(Way::Host(region, base));
         }
@@ -190,14 +208,14 @@ impl<'a> Post<'_, Batch<'a>> {
                 theirs.check(room).map_err(wrong("remote"))?;
                 plan.host_face = Some((region, base));
             }
-            Way::Alone => {
+            Way::ByOwner | Way::Alone => {
                 let piece = |(here, there): (usize, usize)| Piece {
                     local,
                     range: here..here + ours.count[0],
                     rmr,
                     offset: there as u64,
                 };
-                plan.rest.extend(faces.rows().map(piece));
+                faces.rows().map(piece).for_each(|piece| plan.leave(piece, way));
             }
         }
         Ok(plan)
@@ -232,13 +250,13 @@ fn plan_run<'a, const IS_PUT: bool>(
     apart.enter(if IS_PUT { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });
     let named = Limit { here: local.len(), there: rmr.len() };
     match way {
-        Way::Alone => {
+        Way::ByOwner | Way::Alone => {
             for (at, piece) in run.iter().enumerate() {
                 let (start, len) = named.check(piece).map_err(|cause| (at, cause))?;
                 apart.note(if IS_PUT { piece.offset } else { start as u64 }, len);
                 plan.size = plan.size.saturating_add(len);
                 if len > 0 {
-                    plan.rest.push(piece.clone());
+                    plan.leave(piece.clone(), way);
                 }
             }
         }

@@ -6,18 +6,20 @@
 //! | `apart` | whether two pieces write the same byte |
 //! | `begin` | what is begun together, what the CPU copies, and what goes piece by piece |
 //! | `join` | one end for all of it |
-//! | `rest` | pieces that are operations of their own, as many at a time as there is room for |
+//! | `pack` | small pieces that their owner has to reach, many in one message |
+//! | `rest` | what are operations of their own, as many at a time as there is room for |
 //!
 //! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one call of the driver
 //! ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)), a face by one call as well; beside host memory that is not pinned
-//! they go by way of pinned blocks, one call for each; between host memory the CPU copies them in a loop. Everything else (memory that its
-//! owner or a NIC has to reach)
-//! goes as a put or get for each piece, or row of a face. The signal goes when all of them are over.
+//! they go by way of pinned blocks, one call for each; between host memory the CPU copies them in a loop. Small ones that their owner has
+//! to reach go many in one message. Everything else (long ones, and what a NIC has to reach) goes as a put or get for each piece, or row of
+//! a face. The signal goes when all of them are over.
 
 mod apart;
 mod begin;
 mod check;
 mod join;
+mod pack;
 mod rest;
 
 use super::PostBatch;

@@ -1,7 +1,9 @@
-//! Pieces of a batch that are operations of their own: what no engine is given together with others, and what its owner or a
-//! NIC has to reach. As many are begun as there is room for; progress goes on with the others.
+//! What of a batch are operations of their own: pieces that no engine is given together with others, that a NIC has to reach, or that
+//! are long; and packs of the small ones that their owner has to reach. As many are begun as there is room for; progress goes on with
+//! the others.
 
 use super::join::Join;
+use super::pack::Pack;
 use super::{Batch, Piece};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
@@ -15,9 +17,14 @@ use std::sync::Arc;
 
 /// What is left of a batch. Its share in the join is that of who begins.
 pub(in crate::post) struct Rest {
-    pieces: VecDeque<Single>,
+    parts: VecDeque<Part>,
     is_put: bool,
     join: Arc<Join>,
+}
+
+enum Part {
+    Single(Single),
+    Pack(Pack),
 }
 
 /// A piece with handles of its own.
@@ -28,13 +35,20 @@ struct Single {
 }
 
 impl Rest {
-    pub(super) fn new(pieces: &[Piece<'_>], is_put: bool, join: &Arc<Join>) -> Self {
+    /// `alone` go one by one, `packed` many together.
+    pub(super) fn new(
+        alone: &[Piece<'_>],
+        packed: &[Piece<'_>],
+        is_put: bool,
+        join: &Arc<Join>,
+    ) -> Self {
         let single = |piece: &Piece<'_>| {
             // It was found to be within its region.
             let local = piece.local.slice(piece.range.start, piece.len())?;
-            Some(Single { local, rmr: piece.rmr.clone(), offset: piece.offset })
+            Some(Part::Single(Single { local, rmr: piece.rmr.clone(), offset: piece.offset }))
         };
-        Self { pieces: pieces.iter().filter_map(single).collect(), is_put, join: join.clone() }
+        let packs = Pack::all_of(packed).into_iter().map(Part::Pack);
+        Self { parts: alone.iter().filter_map(single).chain(packs).collect(), is_put, join: join.clone() }
     }
 
     pub(in crate::post) fn join(&self) -> &Arc<Join> {
@@ -48,22 +62,30 @@ impl Rest {
 
     /// Bytes that are not under way.
     pub(in crate::post) fn size(&self) -> usize {
-        self.pieces.iter().map(|single| single.local.len()).sum()
+        let size = |part: &Part| match part {
+            Part::Single(single) => single.local.len(),
+            Part::Pack(pack) => pack.len(),
+        };
+        self.parts.iter().map(size).sum()
     }
 }
 
 impl Post<'_, Batch<'_>> {
-    /// Begins as many pieces as there is room for; whether none is left. Each is an operation of its own, as long as none has failed.
+    /// Begins as many parts as there is room for; whether none is left. Each is an operation of its own, as long as none has failed.
     pub(in crate::post) fn go_on(&self, rest: &mut Rest) -> bool {
         let comp: Arc<dyn Completion> = rest.join.clone();
-        while let Some(single) = rest.pieces.front() {
+        while let Some(part) = rest.parts.front_mut() {
             if rest.join.has_failed() {
-                rest.pieces.clear();
+                rest.parts.clear();
                 return true;
             }
             // First: it may be over on another thread before the call returns.
             rest.join.add();
-            match self.begin_one(single, rest.is_put, &comp) {
+            let begun = match part {
+                Part::Single(single) => self.begin_one(single, rest.is_put, &comp),
+                Part::Pack(pack) => self.begin_pack(pack, rest.is_put, &rest.join),
+            };
+            match begun {
                 Ok(Outcome::Posted) => {}
                 Ok(Outcome::Done(status)) => rest.join.take_back(status.error.map(|error| *error)),
                 Ok(Outcome::Retry(_)) | Err(PostError::OffersFull { .. } | PostError::BacklogFull { .. }) => {
@@ -72,7 +94,7 @@ impl Post<'_, Batch<'_>> {
                 }
                 Err(error) => rest.join.take_back(Some(OpError::of_post(error, self.rank))),
             }
-            rest.pieces.pop_front();
+            rest.parts.pop_front();
         }
         true
     }

@@ -1,0 +1,401 @@
+//! Pieces that go together to or from memory of a rank that nobody but that rank reaches.
+//!
+//! ```text
+//! asker                                  owner
+//!   pieces (token, region, count) ────►  an offer like any other. What comes is a list of places, and of a put the bytes behind it
+//!                                        copies them to their places; or, asked for, from there, one behind the other
+//!   ◄──────────────────── finish (token)
+//!   ◄──────────── part (landing, offset) of a get: all that was asked for
+//! ```
+//!
+//! A list is one of places in one region: where a piece begins there, and its bytes, sixteen bytes for each. All of it is checked before
+//! anything is copied.
+
+use super::wire::{Offer, Request, Verdict};
+use super::{Bulk, Ended, Moving, Staging, Target};
+use crate::chores::Waiting;
+use crate::device::DeviceInner;
+use crate::error::OpError;
+use crate::names::{Rank, Tag, UserContext};
+use crate::progress::{Landing, Owed, Pass};
+use crate::protocol::header::Message;
+use crate::region::{Refusal, Region};
+use crate::runtime::Inner;
+use carrack_transports::mem::copy::check_kinds;
+use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, Together};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Bytes of the longest piece that goes together with others. What is longer is worth a message of its own, whose bytes are copied once
+/// instead of three times.
+pub(crate) const PIECE: usize = 4 << 10;
+
+/// Bytes of the pieces of one message, at most: what both sides allocate for it.
+pub(crate) const BYTES: usize = 64 << 10;
+
+/// Pieces of one message, at most.
+pub(crate) const COUNT: usize = 1024;
+
+/// Messages of pieces that a rank has under way to another, at most, on one device: bounds what both sides allocate.
+pub(crate) const AT_ONCE: usize = 32;
+
+/// Bytes of a place in a list.
+const PLACE: usize = 16;
+
+/// A list of places, where each begins in the region, and its bytes; and behind it room for `room` bytes. Where that begins.
+///
+/// # Errors
+/// None: it is host memory.
+pub(crate) fn list(
+    places: impl ExactSizeIterator<Item = (u64, usize)>,
+    room: usize,
+) -> Result<(Region, usize), CopyError> {
+    let len = places.len() * PLACE;
+    let region = Region::host(len + room);
+    let words = places.flat_map(|(offset, len)| [offset, len as u64]);
+    let bytes: Vec<_> = words.flat_map(u64::to_le_bytes).collect();
+    region.slice(0, len).map_or(Ok(()), |list| list.write(&bytes))?;
+    Ok((region, len))
+}
+
+/// Reads a list of places in a region of `room` bytes; and their bytes in all.
+fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), Verdict> {
+    let (words, _) = bytes.as_chunks::<8>();
+    let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).ok();
+    let mut size = 0_usize;
+    let place = |pair: &[[u8; 8]; 2]| {
+        let [offset, len] = pair;
+        let (offset, len) = (word(offset)?, word(len)?);
+        size = size.saturating_add(len);
+        offset.checked_add(len).is_some_and(|end| end <= room).then_some((offset, len))
+    };
+    let places: Option<_> = words.as_chunks::<2>().0.iter().map(place).collect();
+    places.map(|places| (places, size)).ok_or(Verdict::Outside)
+}
+
+/// Copies between bytes that lie one behind the other in `packed`, from `at` on, and places in regions. Between host memory the CPU does
+/// it now; else the regions are all of one GPU, whose engine is given all of them together.
+///
+/// # Errors
+/// Something lies outside of its memory, no engine reaches it, or the engine refuses: then nothing is under way.
+pub(crate) fn copy_packed<'r>(
+    (packed, mut at): (&Region, usize),
+    places: impl ExactSizeIterator<Item = (&'r Region, usize, usize)>,
+    spreads: bool,
+    staging: &Arc<Staging>,
+) -> Result<Option<Moving>, CopyError> {
+    let (count, mut together) = (places.len(), None::<Together>);
+    for (region, offset, len) in places {
+        let (place, bytes) = ((region, offset), (packed, at));
+        let ((dst, to), (src, from)) = if spreads { (place, bytes) } else { (bytes, place) };
+        at += len;
+        if region.kind().is_host() {
+            Hosts::between(dst, src)?.copy(to, from, len)?;
+            continue;
+        }
+        let unknown = || CopyError::Unknown { dst: dst.kind(), src: src.kind() };
+        let together = match &mut together {
+            Some(together) if together.takes(dst, src) => together,
+            None => together.insert(Together::between(dst, src, count).ok_or_else(unknown)?),
+            Some(_) => return Err(unknown()),
+        };
+        if !together.push((dst, to), (src, from), len) {
+            return Err(CopyError::TooLong { len, room: dst.len().saturating_sub(to) });
+        }
+    }
+    together.map(|together| Moving::start_together(together, staging)).transpose()
+}
+
+/// Pieces that are under way, on this rank's behalf and on others': for those who wait until there are none of its own, and so that there
+/// are not too many.
+pub(crate) struct Packed(Arc<Waiting<Vec<One>>>);
+
+impl Default for Packed {
+    fn default() -> Self {
+        Self(Arc::new(Waiting::new()))
+    }
+}
+
+struct One {
+    name: u64,
+    peer: Rank,
+    /// Whether the peer has asked for it.
+    is_asked: bool,
+}
+
+/// They are, as long as there is this.
+pub(crate) struct UnderWay(Arc<Waiting<Vec<One>>>, u64);
+
+impl UnderWay {
+    /// They are, as long as there is `region`, too: an operation that was not over in time leaves its bytes to the peer, which has not
+    /// done with them.
+    pub(crate) fn with(self: &Arc<Self>, region: &Region) {
+        region.keep_with(|| self.clone());
+    }
+}
+
+impl Keeper for UnderWay {
+    fn keep(&self, owner: Box<dyn Any + Send + Sync>) {
+        drop(owner);
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut all = self.0.lock();
+        all.retain(|one| one.name != self.1);
+        self.0.set_count(all.len());
+    }
+}
+
+impl Packed {
+    /// One more, unless there are `most` with that peer, on the same side's behalf.
+    fn note(&self, one: One, most: usize) -> Option<UnderWay> {
+        let under_way = UnderWay(self.0.clone(), one.name);
+        let mut all = self.0.lock();
+        let is_alike = |other: &&One| other.peer == one.peer && other.is_asked == one.is_asked;
+        if all.iter().filter(is_alike).count() >= most {
+            // Its drop takes the lock.
+            drop(all);
+            return None;
+        }
+        all.push(one);
+        self.0.set_count(all.len());
+        drop(all);
+        Some(under_way)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether any of this rank's to or from a peer's memory began before `name`.
+    pub(super) fn has(&self, peer: Rank, before: u64) -> bool {
+        let is_meant = |one: &One| !one.is_asked && one.peer == peer && one.name < before;
+        !self.is_empty() && self.0.lock().iter().any(is_meant)
+    }
+}
+
+impl Bulk {
+    /// Pieces to or from a peer's memory will be under way. `None`: so many are that others have to wait.
+    pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
+        self.packed.note(One { name: self.now(), peer, is_asked: false }, AT_ONCE)
+    }
+
+    /// Ends what was to arrive here, because its owner has refused it.
+    pub(crate) fn refuse_packed(&self, by: Rank, landing: u64, error: &OpError) -> Option<Ended> {
+        self.refuse_with(by, landing, error, |_| 0).flatten()
+    }
+}
+
+/// Pieces that a peer puts, or asks for.
+pub(crate) struct Asked {
+    /// The peer's name for it.
+    token: u64,
+    /// This rank's region.
+    region: u64,
+    /// How many.
+    count: usize,
+    /// The peer's name for where they go, if it asks for them.
+    wanted: Option<u64>,
+    _under_way: UnderWay,
+}
+
+impl Pass<'_> {
+    /// Pieces are offered, or asked for.
+    pub(super) fn offered_pieces(&mut self, from: Rank, landing: u64, request: Request) {
+        let Request { token, region, offset: count, first: size, second: addr } = request;
+        let wanted = (landing != 0).then_some(landing);
+        let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let (count, size) = (fits(count), fits(size));
+        let list = count.saturating_mul(PLACE);
+        let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
+        if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0) {
+            return self.finish(from, token, Verdict::Failed);
+        }
+        let bulk = &self.device.bulk;
+        // It may hear of an end before that is noted here.
+        let one = One { name: bulk.now(), peer: from, is_asked: true };
+        let Some(under_way) = bulk.packed.note(one, 2 * AT_ONCE) else {
+            let why = format!("it asks for more than {AT_ONCE} lists of pieces at a time, and takes no answer");
+            return self.device.break_with(from, why);
+        };
+        let buffer = Buffer::Region(Region::host(size).whole());
+        let asked = Asked { token, region, count, wanted, _under_way: under_way };
+        let target = Target::Pieces { buffer, asked };
+        let offer = Offer { size: size as u64, token, addr, mapped: None };
+        if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
+            self.signal_or_defer(comp.as_ref(), status);
+        }
+    }
+
+    /// The list has come, and the bytes behind it.
+    pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
+        let token = asked.token;
+        if let Err(verdict) = self.begin_pieces(from, asked, buffer) {
+            self.finish(from, token, verdict);
+        }
+    }
+
+    fn begin_pieces(&mut self, from: Rank, asked: Asked, buffer: &Buffer) -> Result<(), Verdict> {
+        let Buffer::Region(come) = buffer else { return Err(Verdict::Failed) };
+        let (come, list) = (come.region(), asked.count * PLACE);
+        let places = come.slice(0, list).and_then(|places| places.to_vec().ok()).ok_or(Verdict::Failed)?;
+        let meant = self.inner.regions.find(asked.region, 0, 0).map_err(|refusal| match refusal {
+            Refusal::Stale => Verdict::Stale,
+            Refusal::Outside => Verdict::Outside,
+        })?;
+        let region = meant.region();
+        check_kinds(MemKind::Host, region.kind()).map_err(|_| Verdict::Failed)?;
+        let (places, size) = read_list(&places, region.len())?;
+        let is_sound = match asked.wanted {
+            None => list + size == come.len(),
+            Some(_) => (1..=BYTES).contains(&size),
+        };
+        if !is_sound {
+            return Err(Verdict::Failed);
+        }
+        let packed = if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
+        let each = places.iter().map(|&(offset, len)| (region, offset, len));
+        let begun = copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.inner.staging);
+        let moving = begun.map_err(|why| {
+            tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
+            Verdict::Failed
+        })?;
+        let Some(moving) = moving else {
+            self.device.pieces_are_done(self.inner, from, &asked, &packed.0);
+            return Ok(());
+        };
+        let owed = Owed::Pieces(Carried { asked, packed: packed.0 });
+        let about = (from, Tag::default(), size);
+        let landing = Landing::of_message(moving, None, about, UserContext::default());
+        self.device.add_landing(Landing { owed: Some(Box::new(owed)), ..landing });
+        Ok(())
+    }
+}
+
+/// Pieces that an engine is at, because a peer has asked for that.
+pub(crate) struct Carried {
+    asked: Asked,
+    packed: Region,
+}
+
+impl DeviceInner {
+    /// An engine is done with pieces.
+    pub(crate) fn carried_out(&self, runtime: &Inner, from: Rank, carried: &Carried, error: Option<&CopyError>) {
+        let Carried { asked, packed } = carried;
+        match error {
+            None => self.pieces_are_done(runtime, from, asked, packed),
+            Some(why) => {
+                tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
+                let message = Message::Finish { token: asked.token };
+                self.control(runtime, from, message, Verdict::Failed.encode());
+            }
+        }
+    }
+
+    /// Pieces are in their places, or out of them: whoever asked is told, and gets what it asked for.
+    fn pieces_are_done(&self, runtime: &Inner, from: Rank, asked: &Asked, packed: &Region) {
+        self.control(runtime, from, Message::Finish { token: asked.token }, Verdict::Done.encode());
+        if let Some(landing) = asked.wanted {
+            self.bulk.answer(from, (landing, usize::MAX), packed.whole().into(), Tag::default(), None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carrack_transports::gpu::Flavour;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_transports::gpu::Gpu;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_list_is_read_as_it_was_written_and_no_place_lies_outside(
+            places in proptest::collection::vec((0_usize..200, 0_usize..50), 0..20), room in 0_usize..250,
+        ) {
+            let written = places.iter().map(|&(offset, len)| (offset as u64, len));
+            let (region, behind) = list(written, 7).unwrap();
+            prop_assert_eq!((region.len(), behind), (places.len() * PLACE + 7, places.len() * PLACE));
+            let bytes = region.slice(0, behind).unwrap().to_vec().unwrap();
+            let is_outside = places.iter().any(|(offset, len)| offset + len > room);
+            match read_list(&bytes, room) {
+                Ok((found, size)) => {
+                    prop_assert!(!is_outside);
+                    prop_assert_eq!(size, places.iter().map(|(_, len)| len).sum::<usize>());
+                    prop_assert_eq!(found, places);
+                }
+                Err(verdict) => prop_assert!(is_outside && verdict == Verdict::Outside),
+            }
+        }
+
+        #[test]
+        fn whatever_a_peer_writes_is_a_list_of_places_within_the_region_or_refused(words: Vec<u64>, room: usize) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            if let Ok((places, _)) = read_list(&bytes, room) {
+                prop_assert!(places.iter().all(|(offset, len)| offset.checked_add(*len).unwrap() <= room));
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_under_way_with_a_peer_and_each_counts_until_its_bytes_are_gone() {
+        let packed = Packed::default();
+        let one = |name, peer, is_asked| One { name, peer: Rank(peer), is_asked };
+        let mut held: Vec<_> = (0..3).map(|name| packed.note(one(name, 1, false), 3).map(Arc::new)).collect();
+        assert!(held.iter().all(Option::is_some) && packed.note(one(3, 1, false), 3).is_none());
+        assert!(packed.note(one(4, 2, false), 3).is_some() && packed.note(one(5, 1, true), 3).is_some());
+        assert!(packed.has(Rank(1), 1) && !packed.has(Rank(1), 0) && !packed.has(Rank(2), 9));
+        let bytes = Region::host(10);
+        held[0].take().unwrap().with(&bytes);
+        assert!(packed.has(Rank(1), 1));
+        drop(bytes);
+        assert!(!packed.has(Rank(1), 1) && packed.has(Rank(1), 2));
+        drop(held);
+        assert!(packed.is_empty());
+    }
+
+    #[test]
+    fn bytes_go_to_their_places_and_come_back_whatever_memory_these_are_in() {
+        let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
+        let gpus = [0, 1].map(|at| driver.gpu(at).unwrap());
+        let staging = Arc::new(Staging::default());
+        let memory = |flavour| gpus[0].allocate(100, flavour).unwrap();
+        let other = gpus[1].allocate(100, Flavour::Plain).unwrap();
+        let copy = |packed: &Region, places: &[(&Region, usize, usize)], spreads| {
+            match copy_packed((packed, 5), places.iter().copied(), spreads, &staging)? {
+                None => Ok(()),
+                Some(mut moving) => loop {
+                    if let Some(ended) = moving.poll(true) {
+                        break ended;
+                    }
+                },
+            }
+        };
+        for region in [Region::host(100), memory(Flavour::Pinned), memory(Flavour::Plain)] {
+            region.whole().write(&[0; 100]).unwrap();
+            let packed = Region::host(35);
+            packed.whole().write(&(0..35).collect::<Vec<u8>>()).unwrap();
+            let places = [(&region, 90, 10), (&region, 0, 0), (&region, 3, 15), (&region, 60, 5)];
+            copy(&packed, &places, true).unwrap();
+            let found = region.whole().to_vec().unwrap();
+            let mut wanted = [0; 100];
+            for (place, first, len) in [(90, 5, 10), (3, 15, 15), (60, 30, 5)] {
+                (first..first + len).zip(&mut wanted[place..]).for_each(|(byte, place)| *place = byte);
+            }
+            assert_eq!(found, wanted);
+            let back = Region::host(35);
+            back.whole().write(&[0; 35]).unwrap();
+            copy(&back, &places, false).unwrap();
+            assert_eq!(back.whole().to_vec().unwrap()[5..], packed.whole().to_vec().unwrap()[5..]);
+            // Outside, on either side.
+            assert!(copy(&packed, &[(&region, 91, 10)], true).is_err());
+            assert!(copy(&packed, &[(&region, 0, 31)], true).is_err());
+            if !region.kind().is_host() {
+                assert!(copy(&packed, &[(&region, 0, 5), (&other, 0, 5)], true).is_err(), "of two GPUs");
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Small pieces of memory that only its owner reaches, many in one message: see [`packed`](crate::bulk::packed).
+
+use super::join::Join;
+use super::{Batch, Piece};
+use crate::bulk::packed::{BYTES, COUNT, PIECE, UnderWay, copy_packed, list};
+use crate::bulk::wire::Request;
+use crate::bulk::Target;
+use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
+use crate::device::{Device, DeviceInner, Outstanding};
+use crate::error::{OpError, PostError};
+use crate::names::Rank;
+use crate::post::options::{Outcome, Post, RetryReason};
+use crate::progress::Landing;
+use crate::protocol::header::Message;
+use crate::region::Region;
+use crate::runtime::Inner;
+use carrack_transports::mem::RegionSlice;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Whether a piece of so many bytes goes together with others.
+pub(super) fn goes_with_others(len: usize) -> bool {
+    len <= PIECE
+}
+
+/// How many packs are looked at for a place among them: as many as a program may fill in turns.
+const OPEN: usize = 8;
+
+/// Pieces of one region of the other rank's; here all of host memory, or all of one GPU's.
+#[derive(Default)]
+pub(super) struct Pack {
+    /// The number of the other rank's region.
+    region: u64,
+    /// What each is here, and where it begins there.
+    pieces: Vec<(RegionSlice, u64)>,
+    bytes: usize,
+}
+
+impl Pack {
+    /// As few as may be, of pieces in whatever order. Each was found to be within its region.
+    pub(super) fn all_of(pieces: &[Piece<'_>]) -> Vec<Self> {
+        let mut packs = Vec::<Self>::new();
+        for piece in pieces {
+            let region = piece.rmr.number();
+            let Some(local) = piece.local.slice(piece.range.start, piece.len()) else { continue };
+            // The name may have been forged: its owner says so then.
+            let place = piece.rmr.offset().saturating_add(piece.offset);
+            let begun = packs.iter_mut().rev().take(OPEN).find(|pack| pack.takes(&local, region));
+            match begun {
+                Some(pack) => pack.push(local, place),
+                None => {
+                    let mut pack = Self { region, ..Self::default() };
+                    pack.push(local, place);
+                    packs.push(pack);
+                }
+            }
+        }
+        packs
+    }
+
+    fn takes(&self, local: &RegionSlice, region: u64) -> bool {
+        let is_alike = |(first, _): &(RegionSlice, u64)| {
+            let (first, other) = (first.region(), local.region());
+            let has_same_engine =
+                || first.gpu().zip(other.gpu()).is_some_and(|(one, another)| Arc::ptr_eq(one, another));
+            first.is(other)
+                || (first.kind().is_host() && other.kind().is_host())
+                || (first.kind() == other.kind() && has_same_engine())
+        };
+        self.region == region
+            && self.pieces.len() < COUNT
+            && self.bytes + local.len() <= BYTES
+            && self.pieces.first().is_none_or(is_alike)
+    }
+
+    fn push(&mut self, local: RegionSlice, place: u64) {
+        self.bytes += local.len();
+        self.pieces.push((local, place));
+    }
+
+    /// Its bytes, without the list.
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Where pieces are here.
+fn places(pieces: &[(RegionSlice, u64)]) -> impl ExactSizeIterator<Item = (&Region, usize, usize)> {
+    pieces.iter().map(|(local, _)| (local.region(), local.offset(), local.len()))
+}
+
+impl Post<'_, Batch<'_>> {
+    /// Begins a pack: as an operation of its own, which `join` hears of.
+    pub(super) fn begin_pack(
+        &self,
+        pack: &mut Pack,
+        is_put: bool,
+        join: &Arc<Join>,
+    ) -> Result<Outcome, PostError> {
+        self.check_deadline()?;
+        self.check_reach()?;
+        let (device, runtime) = (self.device_inner(), &self.runtime.0);
+        pack.pieces.iter().try_for_each(|(local, _)| local.region().recheck()).map_err(PostError::Freed)?;
+        let under_way = if device.bulk.is_full() { None } else { device.bulk.note_packed(self.rank) };
+        let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
+        let under_way = Arc::new(under_way);
+        let lists = pack.pieces.iter().map(|(local, place)| (*place, local.len()));
+        let (packed, behind) = list(lists, if is_put { pack.bytes } else { 0 }).map_err(PostError::Memory)?;
+        under_way.with(&packed);
+        let request = Request {
+            token: 0,
+            region: pack.region,
+            offset: pack.pieces.len() as u64,
+            first: packed.len() as u64,
+            second: 0,
+        };
+        let end: Arc<dyn Completion> =
+            Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
+        let way = Way { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
+        let operation = self.outstanding(pack.bytes, Some(&end));
+        if is_put {
+            let filled = copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
+            match filled.map_err(PostError::Memory)? {
+                None => offer(device, runtime, request, operation, packed),
+                Some(moving) => {
+                    let (about, user_context) = ((self.rank, self.tag, pack.bytes), self.user_context);
+                    let comp = Filled { way, next: Mutex::new(Some((request, operation, packed))) };
+                    device.add_landing(Landing::of_message(
+                        moving,
+                        Some(Arc::new(comp)),
+                        about,
+                        user_context,
+                    ));
+                }
+            }
+        } else {
+            let list = packed;
+            let packed = Region::host(pack.bytes);
+            let Outstanding { rank, tag, size, user_context, deadline, .. } = operation;
+            let pieces = Mutex::new(std::mem::take(&mut pack.pieces));
+            let answered = Answered { way: way.clone(), pieces, packed: packed.clone() };
+            let target = Target::Receive {
+                tag,
+                buffer: packed.whole().into(),
+                comp: Some(Arc::new(answered)),
+                user_context,
+                deadline,
+            };
+            let landing = device.expect_answer(runtime, rank, (size, target));
+            // Its end is the list's only; when what it asks for has to be here, that knows.
+            let comp: Arc<dyn Completion> = Arc::new(Refused { way, rank, landing });
+            let operation =
+                Outstanding { rank, tag, size, user_context, comp: Some(comp), deadline: Deadline::NEVER };
+            let message = Message::Pieces { landing };
+            device.bulk.request(device, runtime, message, request, operation, list.whole().into());
+        }
+        Ok(Outcome::Posted)
+    }
+}
+
+/// Offers a list and the bytes behind it.
+fn offer(device: &DeviceInner, runtime: &Inner, request: Request, operation: Outstanding, packed: Region) {
+    let message = Message::Pieces { landing: 0 };
+    device.bulk.request(device, runtime, message, request, operation, packed.whole().into());
+}
+
+/// The end of a pack.
+struct End {
+    join: Arc<Join>,
+    under_way: Mutex<Option<Arc<UnderWay>>>,
+}
+
+impl Completion for End {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        drop(taken(&self.under_way));
+        self.join.signal(status)
+    }
+
+    fn describe(&self) -> String {
+        self.join.describe()
+    }
+}
+
+fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// What a pack that is under way goes on with, and where it ends.
+#[derive(Clone)]
+struct Way {
+    runtime: Weak<Inner>,
+    /// The number of the device.
+    device: u32,
+    end: Arc<dyn Completion>,
+}
+
+impl Way {
+    /// Goes on, unless something has failed. What `go_on` gives back is the end of it.
+    fn on(
+        &self,
+        mut status: Status,
+        go_on: impl FnOnce(&Inner, &DeviceInner) -> Option<Result<(), OpError>>,
+    ) -> Result<(), Status> {
+        if status.error.is_none() {
+            let runtime = self.runtime.upgrade();
+            let device = |runtime: &Arc<Inner>| runtime.devices().get(self.device as usize).cloned();
+            let there = runtime.as_ref().and_then(|runtime| Some((runtime, device(runtime)?)));
+            let gone_on = match there.filter(|(_, device)| !device.0.is_closed()) {
+                Some((runtime, device)) => go_on(runtime, &device.0),
+                None => Some(Err(OpError::Closed)),
+            };
+            match gone_on {
+                None => return Ok(()),
+                Some(outcome) => status.error = outcome.err().map(Box::new),
+            }
+        }
+        self.end.signal(status)
+    }
+}
+
+/// An engine has brought together what is put.
+struct Filled {
+    way: Way,
+    next: Mutex<Option<(Request, Outstanding, Region)>>,
+}
+
+impl Completion for Filled {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        self.way.on(status, |runtime, device| match taken(&self.next) {
+            // Told once more, because the end found no room.
+            None => Some(Ok(())),
+            Some((request, operation, packed)) => {
+                offer(device, runtime, request, operation, packed);
+                None
+            }
+        })
+    }
+}
+
+/// What was asked for is here, one behind the other.
+struct Answered {
+    way: Way,
+    pieces: Mutex<Vec<(RegionSlice, u64)>>,
+    packed: Region,
+}
+
+impl Completion for Answered {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        let Status { rank, tag, size, user_context, .. } = status;
+        self.way.on(status, |runtime, device| {
+            let pieces = std::mem::take(&mut *self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
+            match copy_packed((&self.packed, 0), places(&pieces), true, &runtime.staging) {
+                Ok(None) => Some(Ok(())),
+                Ok(Some(moving)) => {
+                    let (end, about) = (self.way.end.clone(), (rank, tag, size));
+                    device.add_landing(Landing::of_message(moving, Some(end), about, user_context));
+                    None
+                }
+                Err(error) => Some(Err(OpError::Copy(error))),
+            }
+        })
+    }
+}
+
+/// The owner has the list; or it will give nothing, and what is waited for does not come.
+struct Refused {
+    way: Way,
+    rank: Rank,
+    landing: u64,
+}
+
+impl Completion for Refused {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        let (Some(error), Some(runtime)) = (status.error, self.way.runtime.upgrade()) else { return Ok(()) };
+        let device = runtime.devices().get(self.way.device as usize).cloned();
+        if let Some(Device(device)) = device
+            && let Some((Some(comp), status)) = device.bulk.refuse_packed(self.rank, self.landing, &error)
+            && let Err(status) = comp.signal(status)
+        {
+            device.defer_status(comp, status);
+        }
+        Ok(())
+    }
+}
