@@ -325,7 +325,9 @@ fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_
     }
 }
 
-fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver<J: Job>() {
+fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver<
+    J: Job,
+>() {
     if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
         return;
     }

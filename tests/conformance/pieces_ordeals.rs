@@ -187,7 +187,9 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
     let zero = &ground.ranks[0];
     // Some that each go by themselves, and so many small ones that their messages are too many.
     let sorts = [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)];
-    for (memory, (count, len)) in [Memory::Host, Memory::Gpu].into_iter().flat_map(|one| sorts.map(|sort| (one, sort))) {
+    for (memory, (count, len)) in
+        [Memory::Host, Memory::Gpu].into_iter().flat_map(|one| sorts.map(|sort| (one, sort)))
+    {
         let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
         let bytes = random(&mut rng, count * len);
         local.whole().write(&bytes).unwrap();
@@ -418,7 +420,9 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
     }
 }
 
-fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_leaves_the_others_be<J: Job>() {
+fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_leaves_the_others_be<
+    J: Job,
+>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     for (memory, theirs, is_put) in [
@@ -435,7 +439,12 @@ fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_
         forged[20..28].copy_from_slice(&u64::MAX.to_le_bytes());
         let forged = Rmr::from_bytes(&forged).unwrap();
         for wrong in [995, 1000, 5000, u64::MAX - 10] {
-            let piece = |at: usize, offset| Piece { local: &local, range: at * 10..at * 10 + 10, rmr: &forged, offset };
+            let piece = |at: usize, offset| Piece {
+                local: &local,
+                range: at * 10..at * 10 + 10,
+                rmr: &forged,
+                offset,
+            };
             let pieces = [piece(0, 0), piece(1, wrong), piece(2, 500)];
             let sink = Sink::keeping();
             let call = || match is_put {
@@ -456,7 +465,12 @@ fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_
         }
         // And afterwards what makes sense goes on.
         let pieces: Vec<_> = (0..50)
-            .map(|at: usize| Piece { local: &local, range: at * 20..at * 20 + 10, rmr: &remote.rmr, offset: at as u64 * 10 })
+            .map(|at: usize| Piece {
+                local: &local,
+                range: at * 20..at * 20 + 10,
+                rmr: &remote.rmr,
+                offset: at as u64 * 10,
+            })
             .collect();
         let call = || match is_put {
             true => zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call(),

@@ -179,7 +179,9 @@ impl Packed {
 impl Bulk {
     /// Pieces to or from a peer's memory will be under way. `None`: so many are that others have to wait.
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
-        self.packed.note(One { name: self.now(), peer, is_asked: false }, AT_ONCE)
+        // Those that an engine is at are to be offered yet.
+        let most = AT_ONCE.min(usize::try_from(self.limit).unwrap_or(AT_ONCE));
+        self.packed.note(One { name: self.now(), peer, is_asked: false }, most)
     }
 
     /// Ends what was to arrive here, because its owner has refused it.
@@ -217,7 +219,8 @@ impl Pass<'_> {
         // It may hear of an end before that is noted here.
         let one = One { name: bulk.now(), peer: from, is_asked: true };
         let Some(under_way) = bulk.packed.note(one, 2 * AT_ONCE) else {
-            let why = format!("it asks for more than {AT_ONCE} lists of pieces at a time, and takes no answer");
+            let why =
+                format!("it asks for more than {AT_ONCE} lists of pieces at a time, and takes no answer");
             return self.device.break_with(from, why);
         };
         let buffer = Buffer::Region(Region::host(size).whole());
@@ -282,7 +285,13 @@ pub(crate) struct Carried {
 
 impl DeviceInner {
     /// An engine is done with pieces.
-    pub(crate) fn carried_out(&self, runtime: &Inner, from: Rank, carried: &Carried, error: Option<&CopyError>) {
+    pub(crate) fn carried_out(
+        &self,
+        runtime: &Inner,
+        from: Rank,
+        carried: &Carried,
+        error: Option<&CopyError>,
+    ) {
         let Carried { asked, packed } = carried;
         match error {
             None => self.pieces_are_done(runtime, from, asked, packed),
@@ -307,8 +316,8 @@ impl DeviceInner {
 mod tests {
     use super::*;
     use carrack_transports::gpu::Flavour;
-    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::Gpu;
+    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
     use proptest::prelude::*;
 
     proptest! {
@@ -364,15 +373,18 @@ mod tests {
         let staging = Arc::new(Staging::default());
         let memory = |flavour| gpus[0].allocate(100, flavour).unwrap();
         let other = gpus[1].allocate(100, Flavour::Plain).unwrap();
-        let copy = |packed: &Region, places: &[(&Region, usize, usize)], spreads| {
-            match copy_packed((packed, 5), places.iter().copied(), spreads, &staging)? {
-                None => Ok(()),
-                Some(mut moving) => loop {
-                    if let Some(ended) = moving.poll(true) {
-                        break ended;
-                    }
-                },
-            }
+        let copy = |packed: &Region, places: &[(&Region, usize, usize)], spreads| match copy_packed(
+            (packed, 5),
+            places.iter().copied(),
+            spreads,
+            &staging,
+        )? {
+            None => Ok(()),
+            Some(mut moving) => loop {
+                if let Some(ended) = moving.poll(true) {
+                    break ended;
+                }
+            },
         };
         for region in [Region::host(100), memory(Flavour::Pinned), memory(Flavour::Plain)] {
             region.whole().write(&[0; 100]).unwrap();

@@ -135,10 +135,7 @@ impl Message {
 
     /// Whether it asks for something that the receiver then has to do.
     pub(crate) fn is_request(self) -> bool {
-        matches!(
-            self,
-            Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. }
-        )
+        matches!(self, Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. })
     }
 
     /// The header under which a message is offered, from that under which it would travel in one piece.

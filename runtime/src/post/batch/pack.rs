@@ -2,9 +2,9 @@
 
 use super::join::Join;
 use super::{Batch, Piece};
+use crate::bulk::Target;
 use crate::bulk::packed::{BYTES, COUNT, PIECE, UnderWay, copy_packed, list};
 use crate::bulk::wire::Request;
-use crate::bulk::Target;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner, Outstanding};
@@ -117,7 +117,8 @@ impl Post<'_, Batch<'_>> {
         let end: Arc<dyn Completion> =
             Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
         let way = Way { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
-        let operation = self.outstanding(pack.bytes, Some(&end));
+        // Of what is sent: the batch's own size is the join's to tell.
+        let operation = self.outstanding(packed.len(), Some(&end));
         if is_put {
             let filled = copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
             match filled.map_err(PostError::Memory)? {
@@ -139,6 +140,7 @@ impl Post<'_, Batch<'_>> {
             let Outstanding { rank, tag, size, user_context, deadline, .. } = operation;
             let pieces = Mutex::new(std::mem::take(&mut pack.pieces));
             let answered = Answered { way: way.clone(), pieces, packed: packed.clone() };
+            let bytes = pack.bytes;
             let target = Target::Receive {
                 tag,
                 buffer: packed.whole().into(),
@@ -146,7 +148,7 @@ impl Post<'_, Batch<'_>> {
                 user_context,
                 deadline,
             };
-            let landing = device.expect_answer(runtime, rank, (size, target));
+            let landing = device.expect_answer(runtime, rank, (bytes, target));
             // Its end is the list's only; when what it asks for has to be here, that knows.
             let comp: Arc<dyn Completion> = Arc::new(Refused { way, rank, landing });
             let operation =

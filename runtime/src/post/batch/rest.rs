@@ -36,12 +36,7 @@ struct Single {
 
 impl Rest {
     /// `alone` go one by one, `packed` many together.
-    pub(super) fn new(
-        alone: &[Piece<'_>],
-        packed: &[Piece<'_>],
-        is_put: bool,
-        join: &Arc<Join>,
-    ) -> Self {
+    pub(super) fn new(alone: &[Piece<'_>], packed: &[Piece<'_>], is_put: bool, join: &Arc<Join>) -> Self {
         let single = |piece: &Piece<'_>| {
             // It was found to be within its region.
             let local = piece.local.slice(piece.range.start, piece.len())?;
