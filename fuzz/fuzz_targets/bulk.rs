@@ -7,7 +7,7 @@ use carrack::bootstrap::{Bootstrap, InProcess};
 use carrack::buffer::Region;
 use carrack::packet::{HostAllocator, PacketPool};
 use carrack::settings::{Settings, TransportChoice};
-use carrack::{Counter, Outcome, PostError, Rank, Rmr, Runtime, Tag};
+use carrack::{Counter, Outcome, Piece, PostError, Rank, Rmr, Runtime, Tag};
 use carrack_transports::contract::{AddressBlob, Batch, Header, Identity, Op, PeerId, Transport};
 use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::MemRef;
@@ -59,6 +59,19 @@ enum Step {
         first: Word,
         second: Word,
     },
+    /// Pieces of the region that there is, offered or asked for.
+    Pieces {
+        token: Word,
+        landing: u8,
+        count: Word,
+        size: Word,
+    },
+    /// A part that is a list of places, with so many bytes behind it.
+    List {
+        landing: u8,
+        places: Vec<(Word, Word)>,
+        len: u16,
+    },
     Send {
         len: u16,
     },
@@ -68,6 +81,12 @@ enum Step {
     },
     Put {
         len: u16,
+        number: Word,
+    },
+    /// Pieces, each of so many bytes, put or got.
+    Batch {
+        is_put: bool,
+        lens: Vec<u16>,
         number: Word,
     },
     Get {
@@ -149,6 +168,35 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                 let kind = 9 + u64::from(kind % 3);
                 let words = [token.get(), number, offset.get(), first.get(), second.get()];
                 say([kind, u64::from(kind == 11 && second.get() % 2 == 0)], &flat(&words));
+            }
+            Step::Pieces { token, landing, count, size } => {
+                // What the list takes, and some more or less.
+                let size = size.get().wrapping_add(count.get().wrapping_mul(16));
+                say([23, landing.into()], &flat(&[token.get(), number, count.get(), size, 0]));
+            }
+            Step::List { landing, places, len } => {
+                let words: Vec<_> = places.iter().flat_map(|(at, len)| [at.get(), len.get()]).collect();
+                let mut bytes = flat(&words);
+                bytes.resize(bytes.len() + usize::from(len), 8);
+                bytes.truncate(8192);
+                say([6, landing.into()], &bytes);
+            }
+            Step::Batch { is_put, lens, number } => {
+                let rmr = remote(number.get())?;
+                let local = Region::host(lens.iter().copied().map(usize::from).sum());
+                let mut at = 0;
+                let pieces: Vec<_> = lens
+                    .iter()
+                    .map(|&len| {
+                        let range = at..at + usize::from(len);
+                        at = range.end;
+                        Piece { local: &local, offset: range.start as u64, range, rmr: &rmr }
+                    })
+                    .collect();
+                count(match is_put {
+                    true => runtime.post_put_batch(Rank(1), &pieces).comp(&ended).call(),
+                    false => runtime.post_get_batch(Rank(1), &pieces).comp(&ended).call(),
+                });
             }
             Step::Send { len } => {
                 let bytes = vec![1; 8193 + usize::from(len)];

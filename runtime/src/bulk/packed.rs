@@ -26,9 +26,12 @@ use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, Togethe
 use std::any::Any;
 use std::sync::Arc;
 
-/// Bytes of the longest piece that goes together with others. What is longer is worth a message of its own, whose bytes are copied once
-/// instead of three times.
+/// Bytes of the longest piece of host memory that goes together with others. What is longer is worth a message of its own, whose bytes
+/// are copied once instead of three times: as quick from 4 KiB on (docs/measurements.md, fifteenth session).
 pub(crate) const PIECE: usize = 4 << 10;
+
+/// The same of memory of a GPU, whose engine is told of each message.
+pub(crate) const GPU_PIECE: usize = 32 << 10;
 
 /// Bytes of the pieces of one message, at most: what both sides allocate for it.
 pub(crate) const BYTES: usize = 64 << 10;

@@ -80,7 +80,7 @@ impl Post<'_, Batch<'_>> {
             }
             return Ok(Started::Over(self.status(plan.size)));
         }
-        if !(plan.rest.is_empty() && plan.packed.is_empty()) && !has_waited && self.is_full() {
+        if plan.has_rest() && !has_waited && self.is_full() {
             return Ok(Started::Full(RetryReason::Unanswered));
         }
         let join = self.join(plan.size, comp);

@@ -57,7 +57,7 @@ impl<'p> Plan<'p> {
     /// Has a piece go by its owner or by itself.
     fn leave(&mut self, piece: Piece<'p>, way: Way<'p>) {
         match way {
-            Way::ByOwner if goes_with_others(piece.len()) => self.packed.push(piece),
+            Way::ByOwner if goes_with_others(&piece) => self.packed.push(piece),
             _ => self.rest.push(piece),
         }
     }
@@ -66,13 +66,17 @@ impl<'p> Plan<'p> {
 impl Plan<'_> {
     /// Whether the CPU does all of it, now.
     pub(super) fn is_at_once(&self) -> bool {
-        self.together.is_empty() && self.face.is_none() && self.rest.is_empty() && self.packed.is_empty()
+        self.together.is_empty() && self.face.is_none() && !self.has_rest()
+    }
+
+    /// Whether some of it are operations of their own.
+    pub(super) fn has_rest(&self) -> bool {
+        !(self.rest.is_empty() && self.packed.is_empty())
     }
 
     /// Whether engines do all of it, and there is something.
     pub(super) fn is_engines(&self) -> bool {
-        let is_elsewhere = self.rest.is_empty() && self.packed.is_empty();
-        self.host.is_empty() && self.host_face.is_none() && is_elsewhere && !self.is_at_once()
+        self.host.is_empty() && self.host_face.is_none() && !self.has_rest() && !self.is_at_once()
     }
 }
 

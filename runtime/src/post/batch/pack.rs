@@ -3,7 +3,7 @@
 use super::join::Join;
 use super::{Batch, Piece};
 use crate::bulk::Target;
-use crate::bulk::packed::{BYTES, COUNT, PIECE, UnderWay, copy_packed, list};
+use crate::bulk::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed, list};
 use crate::bulk::wire::Request;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
@@ -18,9 +18,9 @@ use crate::runtime::Inner;
 use carrack_transports::mem::RegionSlice;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Whether a piece of so many bytes goes together with others.
-pub(super) fn goes_with_others(len: usize) -> bool {
-    len <= PIECE
+/// Whether a piece goes together with others.
+pub(super) fn goes_with_others(piece: &Piece<'_>) -> bool {
+    piece.len() <= if piece.local.kind().is_host() { PIECE } else { GPU_PIECE }
 }
 
 /// How many packs are looked at for a place among them: as many as a program may fill in turns.
