@@ -365,6 +365,12 @@ fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_
     }
 }
 
+/// How many pieces of how many bytes are more than 16 operations on memory that only its owner, or a NIC, reaches: some that each go by
+/// themselves, and so many small ones that their messages are as many.
+pub(super) fn more_than_16<J: Job>() -> [(usize, usize); 2] {
+    [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)]
+}
+
 /// Calls again as long as it has to be.
 pub(super) fn posted_or_refused(
     ranks: &[Runtime],

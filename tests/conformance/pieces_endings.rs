@@ -1,11 +1,11 @@
 //! Batches under which something ends: the registration of the memory, the time that they have, the last handle to what an engine is at.
 
-use super::pieces::{Ground, Memory};
+use super::pieces::{Ground, Memory, more_than_16, on_both};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::KernelCopyChoice;
-use carrack::{Face, OpError, Piece, Rank};
+use carrack::{Face, OpError, PeerState, Piece, Rank};
 use std::time::Duration;
 
 crate::over_each_transport_and!(
@@ -13,10 +13,9 @@ crate::over_each_transport_and!(
     WithCopiers;
     a_batch_whose_registration_ends_in_the_midst_ends_once,
     a_batch_that_nobody_answers_ends_once_when_its_time_is_over,
+    who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_who_never_listens,
     what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it,
 );
-
-const COUNT: usize = 300;
 
 /// More pieces than may wait for an answer, of memory that only its owner reaches, or its NIC.
 fn ground<J: Job>() -> Ground {
@@ -26,19 +25,22 @@ fn ground<J: Job>() -> Ground {
 }
 
 fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
-    for (memory, is_put) in [(Memory::Host, true), (Memory::Gpu, true), (Memory::Host, false)] {
+    let kinds = [(Memory::Host, true), (Memory::Gpu, true), (Memory::Host, false), (Memory::Gpu, false)];
+    for ((memory, is_put), (count, len)) in
+        kinds.into_iter().flat_map(|kind| more_than_16::<J>().map(|sort| (kind, sort)))
+    {
         let ground = ground::<J>();
         let zero = &ground.ranks[0];
-        let (local, remote) = (ground.local(memory, COUNT * 100), ground.remote(memory, false, COUNT * 100));
-        local.whole().write(&[7; COUNT * 100]).unwrap();
-        remote.region.whole().write(&[0; COUNT * 100]).unwrap();
+        let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
+        local.whole().write(&vec![7; count * len]).unwrap();
+        remote.region.whole().write(&vec![0; count * len]).unwrap();
         let piece = |at: usize| Piece {
             local: &local,
-            range: at * 100..(at + 1) * 100,
+            range: at * len..(at + 1) * len,
             rmr: &remote.rmr,
-            offset: (at * 100) as u64,
+            offset: (at * len) as u64,
         };
-        let pieces: Vec<_> = (0..COUNT).map(piece).collect();
+        let pieces: Vec<_> = (0..count).map(piece).collect();
         let over = Sink::keeping();
         let batch = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
@@ -69,19 +71,21 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
 }
 
 fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
-    for is_put in [true, false] {
+    for (is_put, (count, len)) in
+        [true, false].into_iter().flat_map(|is_put| more_than_16::<J>().map(|sort| (is_put, sort)))
+    {
         let ground = ground::<J>();
         let zero = &ground.ranks[0];
         let (local, remote) =
-            (ground.local(Memory::Host, COUNT * 100), ground.remote(Memory::Host, false, COUNT * 100));
-        local.whole().write(&[7; COUNT * 100]).unwrap();
+            (ground.local(Memory::Host, count * len), ground.remote(Memory::Host, false, count * len));
+        local.whole().write(&vec![7; count * len]).unwrap();
         let piece = |at: usize| Piece {
             local: &local,
-            range: at * 100..(at + 1) * 100,
+            range: at * len..(at + 1) * len,
             rmr: &remote.rmr,
-            offset: (at * 100) as u64,
+            offset: (at * len) as u64,
         };
-        let pieces: Vec<_> = (0..COUNT).map(piece).collect();
+        let pieces: Vec<_> = (0..count).map(piece).collect();
         let over = Sink::keeping();
         let batch = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
@@ -102,6 +106,47 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
         assert_eq!((over.count(), ground.told.count()), (0, 0), "put: {is_put}");
         let waiting = zero.pending();
         assert!(!waiting.operations.iter().any(|op| op.what.ends_with("of a batch")), "{waiting:?}");
+    }
+}
+
+fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_who_never_listens<J: Job>() {
+    if J::IS_RDMA {
+        return;
+    }
+    for is_put in [true, false] {
+        let ground = Ground::over(J::pair_with(J::settings().kernel_copy(KernelCopyChoice::Off)));
+        connect(&ground.ranks);
+        let zero = &ground.ranks[0];
+        let (count, len) = (20_000, 100);
+        let (local, remote) =
+            (ground.local(Memory::Host, count * len), ground.remote(Memory::Host, false, count * len));
+        local.whole().write(&vec![7; count * len]).unwrap();
+        remote.region.whole().write(&vec![7; count * len]).unwrap();
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at * len..(at + 1) * len,
+            rmr: &remote.rmr,
+            offset: (at * len) as u64,
+        };
+        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let batch = || match is_put {
+            true => zero.post_put_batch(Rank(1), &pieces),
+            false => zero.post_get_batch(Rank(1), &pieces),
+        };
+        // Of all of them together the other rank would have more lists than a rank may send.
+        let over = Sink::keeping();
+        for _ in 0..5 {
+            let late = batch().comp(&over).deadline(Duration::from_millis(5)).allow_retry(false).call();
+            assert!(late.unwrap().is_posted());
+            let status = over.one(std::slice::from_ref(zero));
+            assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");
+        }
+        settle(&ground.ranks);
+        let call = || batch().allow_posted(false).call();
+        assert!(done(on_both(&ground.ranks, call).unwrap()).error.is_none());
+        assert_eq!(ground.ranks[1].peer_state(Rank(0)), PeerState::Up);
+        settle(&ground.ranks);
+        assert!(ground.ranks.iter().all(|rank| rank.pending().operations.is_empty()));
     }
 }
 

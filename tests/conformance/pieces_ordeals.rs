@@ -1,6 +1,6 @@
 //! Batches that are refused, wait, are ordered after something, or come to a bad end.
 
-use super::pieces::{Ground, Memory, Remote, on_both, posted_or_refused};
+use super::pieces::{Ground, Memory, Remote, more_than_16, on_both, posted_or_refused};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
@@ -185,8 +185,7 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
     let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
     let (ground, mut rng) = (Ground::over(J::pair_with(settings)), rng());
     let zero = &ground.ranks[0];
-    // Some that each go by themselves, and so many small ones that their messages are too many.
-    let sorts = [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)];
+    let sorts = more_than_16::<J>();
     for (memory, (count, len)) in
         [Memory::Host, Memory::Gpu].into_iter().flat_map(|one| sorts.map(|sort| (one, sort)))
     {
