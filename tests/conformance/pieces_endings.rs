@@ -135,7 +135,7 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         };
         // Of all of them together the other rank would have more lists than a rank may send.
         let over = Sink::keeping();
-        for _ in 0..5 {
+        for _ in 0..8 {
             let late = batch().comp(&over).deadline(Duration::from_millis(100)).allow_retry(false).call();
             assert!(late.unwrap().is_posted());
             let status = over.one(std::slice::from_ref(zero));

@@ -16,6 +16,10 @@ const GET: u64 = 10;
 const ATOMIC: u64 = 11;
 const NOTE: u64 = 13;
 const PIECES: u64 = 23;
+const PART: u64 = 6;
+
+/// Lists of pieces that a rank may have on their way, with room for ends that were not heard of.
+const MOST: u64 = 128;
 
 const ATTACKER: Rank = Rank(1);
 
@@ -136,10 +140,34 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
             job.ranks[0].pending().operations.iter().any(|op| op.what.contains("on its way here"));
         assert!(!is_coming, "{count} pieces, {size} B");
     }
-    // Lists whose bytes never come: as many as two ranks could have on their way, and no more.
-    push_up_to(&mut job, 65, "lists of pieces", |number| {
+    // Lists that never come: as many as an honest rank can have on their way, and no more.
+    push_up_to(&mut job, MOST + 1, "lists of pieces", |number| {
         ([PIECES, number % 2 * 5], words([number, region, 1, 16 + (1 - number % 2) * 8, 0]))
     });
+    // And such as come, but whose answers are not taken.
+    let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
+    let mr = job.ranks[0].register_memory(&Region::host(1 << 16)).unwrap();
+    let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
+    let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
+    let list = |number: u64| {
+        let landing = 2 * number + 2;
+        [
+            ([PIECES, 5], words([number, region, 1, 16, 0])),
+            // The victim gives a name to the list, and one to its bytes.
+            ([PART, landing], words([0, 1 << 16])),
+        ]
+    };
+    for number in 0..MOST / 2 {
+        list(number).into_iter().for_each(|(header, bytes)| job.push(INLINE, header, &bytes));
+    }
+    let answers = |job: &Job3| {
+        job.ranks[0].pending().operations.iter().filter(|op| op.what == "message on its way out").count()
+    };
+    until(&job.ranks, || answers(&job) as u64 == MOST / 2);
+    push_up_to(&mut job, 2 * MOST, "lists of pieces", |number| {
+        list(MOST / 2 + number / 2).into_iter().nth(number as usize % 2).unwrap()
+    });
+    assert_eq!(answers(&job), 0);
 }
 
 /// A note that a member of a group of two has come to its barrier.

@@ -5,7 +5,8 @@ use super::{Bulk, Target};
 use crate::names::Rank;
 
 impl Target {
-    /// Whether it is the peer that has begun it; else a receive or a get of this rank.
+    /// Whether it is the peer that has begun it; else a receive or a get of this rank. Lists of pieces are counted by themselves, and
+    /// are fewer.
     fn is_asked_for(&self) -> bool {
         matches!(self, Self::Am { .. } | Self::Put { .. })
     }

@@ -102,7 +102,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A device's large messages. Whoever needs two of the locks takes that of `writings` before that of `streams`, and that of
-/// `streams` or `helps` before that of `offered`; that of `ready` last.
+/// `streams` or `helps` before that of `offered`; that of `ready` or `packed` last.
 pub(crate) struct Bulk {
     /// Sent, and not asked for yet.
     offered: Waiting<ByName<Offered>>,

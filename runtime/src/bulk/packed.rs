@@ -5,7 +5,7 @@
 //!   pieces (token, region, count) ────►  an offer like any other. What comes is a list of places, and of a put the bytes behind it
 //!                                        copies them to their places; or, asked for, from there, one behind the other
 //!   ◄──────────────────── finish (token)
-//!   ◄──────────── part (landing, offset) of a get: all that was asked for
+//!   ◄──────────── part (landing, offset) of a get: all that was asked for, maybe before the finish
 //! ```
 //!
 //! A list is one of places in one region: where a piece begins there, and its bytes, sixteen bytes for each. All of it is checked before
@@ -41,6 +41,10 @@ pub(crate) const COUNT: usize = 1024;
 
 /// Messages of pieces that a rank has under way to another, at most, on one device: bounds what both sides allocate.
 pub(crate) const AT_ONCE: usize = 32;
+
+/// Those of a peer's, at most. It may hear of the end of as many as it has under way before a thread here has let go of them: one that is
+/// held up just then, or several.
+const OF_A_PEER: usize = 4 * AT_ONCE;
 
 /// Bytes of a place in a list.
 const PLACE: usize = 16;
@@ -203,7 +207,7 @@ pub(crate) struct Asked {
     count: usize,
     /// The peer's name for where they go, if it asks for them.
     wanted: Option<u64>,
-    _under_way: UnderWay,
+    under_way: Arc<UnderWay>,
 }
 
 impl Pass<'_> {
@@ -219,15 +223,14 @@ impl Pass<'_> {
             return self.finish(from, token, Verdict::Failed);
         }
         let bulk = &self.device.bulk;
-        // It may hear of an end before that is noted here.
         let one = One { name: bulk.now(), peer: from, is_asked: true };
-        let Some(under_way) = bulk.packed.note(one, 2 * AT_ONCE) else {
+        let Some(under_way) = bulk.packed.note(one, OF_A_PEER) else {
             let why =
                 format!("it asks for more than {AT_ONCE} lists of pieces at a time, and takes no answer");
             return self.device.break_with(from, why);
         };
         let buffer = Buffer::Region(Region::host(size).whole());
-        let asked = Asked { token, region, count, wanted, _under_way: under_way };
+        let asked = Asked { token, region, count, wanted, under_way: Arc::new(under_way) };
         let target = Target::Pieces { buffer, asked };
         let offer = Offer { size: size as u64, token, addr, mapped: None };
         if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
@@ -255,13 +258,15 @@ impl Pass<'_> {
         check_kinds(MemKind::Host, region.kind()).map_err(|_| Verdict::Failed)?;
         let (places, size) = read_list(&places, region.len())?;
         let is_sound = match asked.wanted {
-            None => list + size == come.len(),
+            None => list.checked_add(size) == Some(come.len()),
             Some(_) => (1..=BYTES).contains(&size),
         };
         if !is_sound {
             return Err(Verdict::Failed);
         }
         let packed = if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
+        // Whoever takes no answers has them counted.
+        asked.under_way.with(&packed.0);
         let each = places.iter().map(|&(offset, len)| (region, offset, len));
         let begun = copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.inner.staging);
         let moving = begun.map_err(|why| {
@@ -311,6 +316,7 @@ impl DeviceInner {
         self.control(runtime, from, Message::Finish { token: asked.token }, Verdict::Done.encode());
         if let Some(landing) = asked.wanted {
             self.bulk.answer(from, (landing, usize::MAX), packed.whole().into(), Tag::default(), None);
+            self.end_if_gone(from);
         }
     }
 }

@@ -25,13 +25,17 @@ pub(super) enum Given {
 impl<K> Post<'_, K> {
     /// The link and what is known of the region, where a NIC could do it.
     fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
-        Some((self.link_of_nic()?, self.known_of(place)))
+        let device = self.device_inner();
+        let linked = device.known_route(self.rank)?.linked()?;
+        if !linked.caps.remote_memory || !linked.link.is_up() {
+            return None;
+        }
+        Some((linked, self.known_of(place)))
     }
 
-    /// The link, if it is one by which a NIC reaches memory.
-    pub(super) fn link_of_nic(&self) -> Option<&Linked> {
-        let linked = self.device_inner().known_route(self.rank)?.linked()?;
-        (linked.caps.remote_memory && linked.link.is_up()).then_some(linked)
+    /// Whether a NIC reaches the region, or may, as far as is known.
+    pub(super) fn goes_by_nic(&self, place: &Place<'_>) -> bool {
+        self.nic(place).is_some_and(|(_, remote)| *remote.look() != Knowledge::Refused)
     }
 
     /// What is known of the region. Its owner is asked where it is, the first time.

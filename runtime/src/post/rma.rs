@@ -151,6 +151,16 @@ impl<K> Post<'_, K> {
         Ok(route)
     }
 
+    /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as that is known.
+    pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
+        match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
+            (Some(required), Some(transport)) if required != transport => {
+                Err(other_path(self.rank, Some(transport), required, ""))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here and now.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
         let imported = || place.rmr.imported(&self.runtime.0, None).ok();

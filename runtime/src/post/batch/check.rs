@@ -118,7 +118,7 @@ impl<'a> Post<'_, Batch<'a>> {
         let other = mapped.map_or(MemKind::Host, |(region, _)| region.kind());
         check_kinds(other, local.kind()).map_err(PostError::Memory)?;
         let Some((region, base)) = mapped else {
-            return Ok(if self.link_of_nic().is_some() { Way::Alone } else { Way::ByOwner });
+            return Ok(if self.goes_by_nic(&place) { Way::Alone } else { Way::ByOwner });
         };
         if region.kind().is_host() && local.kind().is_host() {
             return Ok(Way::Host(region, base));

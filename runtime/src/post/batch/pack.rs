@@ -78,6 +78,13 @@ impl Pack {
         self.pieces.push((local, place));
     }
 
+    /// Whether its memory is still there: asked once for pieces of one region that come one after the other.
+    fn recheck(&self) -> Result<(), PostError> {
+        let runs = self.pieces.chunk_by(|(one, _), (next, _)| one.region().is(next.region()));
+        let mut firsts = runs.filter_map(|run| run.first());
+        firsts.try_for_each(|(local, _)| local.region().recheck()).map_err(PostError::Freed)
+    }
+
     /// Its bytes, without the list.
     pub(super) fn len(&self) -> usize {
         self.bytes
@@ -98,11 +105,11 @@ impl Post<'_, Batch<'_>> {
         join: &Arc<Join>,
     ) -> Result<Outcome, PostError> {
         self.check_deadline()?;
-        self.check_reach()?;
+        self.check_transport(self.check_reach()?)?;
         let (device, runtime) = (self.device_inner(), &self.runtime.0);
-        pack.pieces.iter().try_for_each(|(local, _)| local.region().recheck()).map_err(PostError::Freed)?;
         let under_way = if device.bulk.is_full() { None } else { device.bulk.note_packed(self.rank) };
         let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
+        pack.recheck()?;
         let under_way = Arc::new(under_way);
         let lists = pack.pieces.iter().map(|(local, place)| (*place, local.len()));
         let (packed, behind) = list(lists, if is_put { pack.bytes } else { 0 }).map_err(PostError::Memory)?;
@@ -228,13 +235,10 @@ struct Filled {
 
 impl Completion for Filled {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        self.way.on(status, |runtime, device| match taken(&self.next) {
-            // Told once more, because the end found no room.
-            None => Some(Ok(())),
-            Some((request, operation, packed)) => {
-                offer(device, runtime, request, operation, packed);
-                None
-            }
+        self.way.on(status, |runtime, device| {
+            let (request, operation, packed) = taken(&self.next)?;
+            offer(device, runtime, request, operation, packed);
+            None
         })
     }
 }
