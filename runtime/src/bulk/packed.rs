@@ -225,8 +225,7 @@ impl Pass<'_> {
         let bulk = &self.device.bulk;
         let one = One { name: bulk.now(), peer: from, is_asked: true };
         let Some(under_way) = bulk.packed.note(one, OF_A_PEER) else {
-            let why =
-                format!("it asks for more than {AT_ONCE} lists of pieces at a time, and takes no answer");
+            let why = format!("it has {OF_A_PEER} lists of pieces on their way, and sends more");
             return self.device.break_with(from, why);
         };
         let buffer = Buffer::Region(Region::host(size).whole());

@@ -123,7 +123,7 @@ impl Post<'_, Batch<'_>> {
         };
         let end: Arc<dyn Completion> =
             Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
-        let way = Way { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
+        let onward = Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // Of what is sent: the batch's own size is the join's to tell.
         let operation = self.outstanding(packed.len(), Some(&end));
         if is_put {
@@ -132,7 +132,7 @@ impl Post<'_, Batch<'_>> {
                 None => offer(device, runtime, request, operation, packed),
                 Some(moving) => {
                     let (about, user_context) = ((self.rank, self.tag, pack.bytes), self.user_context);
-                    let comp = Filled { way, next: Mutex::new(Some((request, operation, packed))) };
+                    let comp = Filled { onward, next: Mutex::new(Some((request, operation, packed))) };
                     device.add_landing(Landing::of_message(
                         moving,
                         Some(Arc::new(comp)),
@@ -146,7 +146,7 @@ impl Post<'_, Batch<'_>> {
             let packed = Region::host(pack.bytes);
             let Outstanding { rank, tag, size, user_context, deadline, .. } = operation;
             let pieces = Mutex::new(std::mem::take(&mut pack.pieces));
-            let answered = Answered { way: way.clone(), pieces, packed: packed.clone() };
+            let answered = Answered { onward: onward.clone(), pieces, packed: packed.clone() };
             let bytes = pack.bytes;
             let target = Target::Receive {
                 tag,
@@ -156,8 +156,8 @@ impl Post<'_, Batch<'_>> {
                 deadline,
             };
             let landing = device.expect_answer(runtime, rank, (bytes, target));
-            // Its end is the list's only; when what it asks for has to be here, that knows.
-            let comp: Arc<dyn Completion> = Arc::new(Refused { way, rank, landing });
+            // The deadline is that of what it asks for.
+            let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
             let operation =
                 Outstanding { rank, tag, size, user_context, comp: Some(comp), deadline: Deadline::NEVER };
             let message = Message::Pieces { landing };
@@ -194,16 +194,16 @@ fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
     place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// What a pack that is under way goes on with, and where it ends.
+/// By what a pack that is under way goes on, and where it ends.
 #[derive(Clone)]
-struct Way {
+struct Onward {
     runtime: Weak<Inner>,
     /// The number of the device.
     device: u32,
     end: Arc<dyn Completion>,
 }
 
-impl Way {
+impl Onward {
     /// Goes on, unless something has failed. What `go_on` gives back is the end of it.
     fn on(
         &self,
@@ -229,13 +229,13 @@ impl Way {
 
 /// An engine has brought together what is put.
 struct Filled {
-    way: Way,
+    onward: Onward,
     next: Mutex<Option<(Request, Outstanding, Region)>>,
 }
 
 impl Completion for Filled {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        self.way.on(status, |runtime, device| {
+        self.onward.on(status, |runtime, device| {
             let (request, operation, packed) = taken(&self.next)?;
             offer(device, runtime, request, operation, packed);
             None
@@ -245,7 +245,7 @@ impl Completion for Filled {
 
 /// What was asked for is here, one behind the other.
 struct Answered {
-    way: Way,
+    onward: Onward,
     pieces: Mutex<Vec<(RegionSlice, u64)>>,
     packed: Region,
 }
@@ -253,12 +253,12 @@ struct Answered {
 impl Completion for Answered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let Status { rank, tag, size, user_context, .. } = status;
-        self.way.on(status, |runtime, device| {
+        self.onward.on(status, |runtime, device| {
             let pieces = std::mem::take(&mut *self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
             match copy_packed((&self.packed, 0), places(&pieces), true, &runtime.staging) {
                 Ok(None) => Some(Ok(())),
                 Ok(Some(moving)) => {
-                    let (end, about) = (self.way.end.clone(), (rank, tag, size));
+                    let (end, about) = (self.onward.end.clone(), (rank, tag, size));
                     device.add_landing(Landing::of_message(moving, Some(end), about, user_context));
                     None
                 }
@@ -270,15 +270,17 @@ impl Completion for Answered {
 
 /// The owner has the list; or it will give nothing, and what is waited for does not come.
 struct Refused {
-    way: Way,
+    onward: Onward,
     rank: Rank,
     landing: u64,
 }
 
 impl Completion for Refused {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        let (Some(error), Some(runtime)) = (status.error, self.way.runtime.upgrade()) else { return Ok(()) };
-        let device = runtime.devices().get(self.way.device as usize).cloned();
+        let (Some(error), Some(runtime)) = (status.error, self.onward.runtime.upgrade()) else {
+            return Ok(());
+        };
+        let device = runtime.devices().get(self.onward.device as usize).cloned();
         if let Some(Device(device)) = device
             && let Some((Some(comp), status)) = device.bulk.refuse_packed(self.rank, self.landing, &error)
             && let Err(status) = comp.signal(status)
