@@ -1,7 +1,12 @@
 //! Many copies in one call, and faces.
 
+use crate::roles::Other;
 use crate::support::{MIB, make, need, payload};
+use crate::user;
+use carrack_transports::gpu::Stream;
+use carrack_transports::gpu::cuda::CudaStream;
 use carrack_transports::mem::{Face, Region, Together, Transfer, start_face};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const ROOM: usize = 2 * MIB;
 
@@ -72,6 +77,70 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
                     assert!(dst.whole().to_vec().unwrap() == wanted, "{what}: {count:?} {pitch:?}");
                 }
             }
+        }
+    }
+}
+
+/// What the program has put in front of a batch on its stream is read, and what it puts behind it reads what the batch wrote; on default
+/// streams, too, of which the legacy one takes no batch: that goes beside it.
+#[test]
+fn a_batch_on_a_default_stream_is_behind_what_came_before_it_and_in_front_of_what_comes_after() {
+    let Some(_) = need(1) else { return };
+    // Alone: what is held up there holds up others.
+    Other::alone("default streams");
+}
+
+/// What the process above does.
+pub fn on_default_streams() {
+    const COUNT: usize = 1000;
+    let (driver, gpus) = need(1).unwrap();
+    let gpu = &gpus[0];
+    let [first, second, third, last] = [0; 4].map(|_| make(gpu, "plain", ROOM));
+    let flag = make(gpu, "pinned", 8);
+    // SAFETY: an aligned word of pinned memory, which the kernel reads and this function writes, as an atomic only.
+    let word = unsafe { AtomicU32::from_ptr(flag.addr() as *mut u32) };
+    user::set_current(user::primary(0));
+    let theirs = user::stream(0);
+    // Legacy by either name, that of the thread, one that goes with the legacy one, and one that does not.
+    for (turn, raw) in [0, 1, 2, theirs, user::stream(1)].into_iter().enumerate() {
+        for as_face in [false, true] {
+            let what = format!("stream {raw:#x}, a face: {as_face}");
+            // SAFETY: a stream that lives to the end of the program, or a default one.
+            let stream = unsafe { CudaStream::from_raw(&driver, raw) }.unwrap();
+            let content = payload(ROOM, 2 * turn as u64 + u64::from(as_face));
+            first.whole().write(&content).unwrap();
+            for region in [&second, &third, &last] {
+                region.whole().write(&vec![0; ROOM]).unwrap();
+            }
+            word.store(0, Ordering::Release);
+            user::spin(raw, flag.addr());
+            user::copy_async(second.addr(), first.addr(), ROOM, raw);
+            let mut wanted = vec![0; ROOM];
+            let mut batch = if as_face {
+                let face = Face { offset: 3, count: [700, COUNT, 1], pitch: [1100, 0] };
+                for (to, from) in Face::grid(&face, &face).unwrap().rows() {
+                    wanted[3 + to..3 + to + 700].copy_from_slice(&content[3 + from..3 + from + 700]);
+                }
+                start_face((&third, &face), (&second, &face), Some(&stream)).unwrap().unwrap()
+            } else {
+                let mut together = Together::between(&third, &second, COUNT).unwrap();
+                for at in 0..COUNT {
+                    let (there, here, len) = (at * 1024 + 3, (COUNT - 1 - at) * 1300 + 1, 1 + at * 13 % 900);
+                    assert!(together.push((&third, there), (&second, here), len));
+                    wanted[there..there + len].copy_from_slice(&content[here..here + len]);
+                }
+                together.start_on(&stream).unwrap()
+            };
+            user::copy_async(last.addr(), third.addr(), ROOM, raw);
+            for _ in 0..1000 {
+                assert!(batch.poll().is_none(), "{what}: it did not wait for what came before it");
+            }
+            word.store(1, Ordering::Release);
+            user::synchronize(raw);
+            ended(batch);
+            assert!(third.whole().to_vec().unwrap() == wanted, "{what}: the batch");
+            assert!(last.whole().to_vec().unwrap() == wanted, "{what}: what came after it");
+            stream.synchronize().unwrap();
         }
     }
 }

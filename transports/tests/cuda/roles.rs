@@ -4,6 +4,7 @@ use crate::beside;
 use crate::contexts;
 use crate::copier;
 use crate::copies;
+use crate::pieces;
 use crate::processes;
 use crate::streams;
 use crate::waits;
@@ -78,6 +79,7 @@ pub fn play() {
         ["kinds by a copier"] => copier::kinds(),
         ["captured"] => streams::beside_a_capture(),
         ["beside a kernel"] => streams::beside_a_kernel(),
+        ["default streams"] => pieces::on_default_streams(),
         ["words"] => streams::words(),
         ["synchronisation"] => streams::synchronisation(),
         ["rule a"] => waits::rule_a(),
