@@ -250,15 +250,31 @@ fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
     assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
 }
 
-/// It has ended well, so the launcher ends nobody for it.
+/// It has ended well, so the launcher ends nobody for it. Before the others look for it, and when they have waited for some time.
 #[test]
 fn ranks_that_meet_are_told_of_one_that_never_comes() {
-    let explain =
-        format!("[ $CARRACK_RANK = 1 ] && exit 0; exec env -u {MARK} '{}' explain", carrack().display());
+    for when in ["exit 0", "sleep 1; exit 0"] {
+        let explain = format!(
+            "[ $CARRACK_RANK = 1 ] && {{ {when}; }}; exec env -u {MARK} '{}' explain",
+            carrack().display()
+        );
+        let run = script(3, &[], &explain).run();
+        assert_eq!(run.code(), 1);
+        let told = "cannot be had: rank 1 exited with status 0 without ending its runtime";
+        assert!(run.stderr.contains(told), "{when}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn ranks_that_meet_are_told_of_one_that_there_is_no_path_to() {
+    let explain = format!(
+        "[ $CARRACK_RANK = 1 ] && export CARRACK_TRANSPORT=loopback; exec env -u {MARK} '{}' explain",
+        carrack().display()
+    );
     let run = script(3, &[], &explain).run();
     assert_eq!(run.code(), 1);
-    let told = "cannot be had: rank 1 exited with status 0 without ending its runtime";
-    assert!(run.stderr.contains(told), "{}", run.stderr);
+    assert!(run.stdout.contains("rank 0 to rank 1, device 0: no path"), "{}", run.stdout);
+    assert!(run.stderr.contains("its CARRACK_TRANSPORT"), "{}", run.stderr);
 }
 
 #[test]

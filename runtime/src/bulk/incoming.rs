@@ -35,7 +35,7 @@ pub(crate) enum Target {
     /// Into a region of this rank: a put. Then its sender is told, and a completion object if there is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, token: u64 },
     /// A list of places in a region of this rank's, and the bytes of a put behind it.
-    Pieces { buffer: Buffer, asked: Asked },
+    Pieces { buffer: Buffer, asked: Box<Asked> },
     /// Nowhere: whoever waited for it has given up.
     Nowhere,
 }
@@ -403,7 +403,7 @@ impl Pass<'_> {
     /// All bytes of a message are on this side: in place, or lost.
     pub(super) fn arrived(&mut self, from: Rank, size: usize, target: Target, lost: Option<Box<OpError>>) {
         if let Target::Pieces { buffer, asked } = target {
-            return self.carry_out(from, asked, &buffer);
+            return self.carry_out(from, *asked, &buffer);
         }
         if let Target::Put { token, .. } = &target {
             let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };

@@ -211,7 +211,8 @@ pub(crate) struct Asked {
 }
 
 impl Pass<'_> {
-    /// Pieces are offered, or asked for.
+    /// Pieces are offered, or asked for. Not inlined: what it keeps on the stack is nothing for other messages.
+    #[inline(never)]
     pub(super) fn offered_pieces(&mut self, from: Rank, landing: u64, request: Request) {
         let Request { token, region, offset: count, first: size, second: addr } = request;
         let wanted = (landing != 0).then_some(landing);
@@ -230,7 +231,7 @@ impl Pass<'_> {
         };
         let buffer = Buffer::Region(Region::host(size).whole());
         let asked = Asked { token, region, count, wanted, under_way: Arc::new(under_way) };
-        let target = Target::Pieces { buffer, asked };
+        let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let offer = Offer { size: size as u64, token, addr, mapped: None };
         if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
             self.signal_or_defer(comp.as_ref(), status);
@@ -238,6 +239,8 @@ impl Pass<'_> {
     }
 
     /// The list has come, and the bytes behind it.
+    #[cold]
+    #[inline(never)]
     pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
         let token = asked.token;
         if let Err(verdict) = self.begin_pieces(from, asked, buffer) {
@@ -276,7 +279,7 @@ impl Pass<'_> {
             self.device.pieces_are_done(self.inner, from, &asked, &packed.0);
             return Ok(());
         };
-        let owed = Owed::Pieces(Carried { asked, packed: packed.0 });
+        let owed = Owed::Pieces(Box::new(Carried { asked, packed: packed.0 }));
         let about = (from, Tag::default(), size);
         let landing = Landing::of_message(moving, None, about, UserContext::default());
         self.device.add_landing(Landing { owed: Some(Box::new(owed)), ..landing });
@@ -292,16 +295,18 @@ pub(crate) struct Carried {
 
 impl DeviceInner {
     /// An engine is done with pieces.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn carried_out(
         &self,
         runtime: &Inner,
         from: Rank,
-        carried: &Carried,
+        carried: Carried,
         error: Option<&CopyError>,
     ) {
         let Carried { asked, packed } = carried;
         match error {
-            None => self.pieces_are_done(runtime, from, asked, packed),
+            None => self.pieces_are_done(runtime, from, &asked, &packed),
             Some(why) => {
                 tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
                 let message = Message::Finish { token: asked.token };

@@ -175,7 +175,13 @@ impl<'a> Call<'a> {
                 None => match (self.barrier_instead(), self.gone(from)) {
                     (Some(note), _) => Poll::Ready(Err(self.contradiction(&note))),
                     (None, Some(error)) => Poll::Ready(Err(error)),
-                    (None, None) => Poll::Pending,
+                    (None, None) => {
+                        if !self.is_linked(from) {
+                            // Nothing tells of a rank that has published no address, and never will: it is looked for again.
+                            self.runtime.0.retries.add(context.waker());
+                        }
+                        Poll::Pending
+                    }
                 },
             }
         });
@@ -259,7 +265,7 @@ impl<'a> Call<'a> {
     }
 
     /// Why nothing will be heard of a rank any more, if that is known. Whoever is waited for has to be heard of when it goes, also if it
-    /// never came: then its address cannot be had.
+    /// never came: then its address cannot be had. Nor is one heard that there is no path to.
     fn gone(&self, rank: Rank) -> Option<CollectiveError> {
         let inner = &self.runtime.0;
         let device = &inner.default_device().0;
@@ -268,13 +274,19 @@ impl<'a> Call<'a> {
         {
             match route.link(inner, device) {
                 Err(PostError::PeerDown { cause, .. }) => return Some(self.down(rank, cause)),
-                Err(cause @ PostError::Bootstrap { .. }) => {
+                Err(cause @ (PostError::Bootstrap { .. } | PostError::Unreachable { .. })) => {
                     return Some(CollectiveError::Post { what: self.what(), cause });
                 }
                 Ok(_) | Err(_) => {}
             }
         }
         inner.down().get(&rank).cloned().map(|cause| self.down(rank, cause))
+    }
+
+    /// Whether it would be heard of when a rank goes. This one needs nobody to tell of it.
+    fn is_linked(&self, rank: Rank) -> bool {
+        let route = self.runtime.0.default_device().0.known_route(rank);
+        rank == self.runtime.rank() || route.is_some_and(|route| route.linked().is_some())
     }
 
     fn down(&self, rank: Rank, cause: DownCause) -> CollectiveError {

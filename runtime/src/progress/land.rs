@@ -38,7 +38,7 @@ pub(crate) enum Owed {
     /// For its message to be fetched.
     Fetched(Fetched),
     /// For pieces of this rank's memory.
-    Pieces(Carried),
+    Pieces(Box<Carried>),
 }
 
 /// What more there is to know of a message that is fetched from its sender's memory.

@@ -7,6 +7,7 @@ use crate::names::Rank;
 use crate::peer::backlog::{Parked, Step};
 use crate::protocol::header::Message;
 use carrack_transports::contract::DownCause;
+use carrack_transports::mem::CopyError;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
@@ -130,23 +131,32 @@ impl Pass<'_> {
             let message = Message::Signal { comp, tag: landing.tag };
             self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
         }
-        match landing.owed.take().map(|owed| *owed) {
-            None => {}
-            Some(Owed::Fetched(Fetched { token, from, deadline })) => {
-                if outcome.is_ok() && from.region().is_none() {
-                    // It was withdrawn meanwhile: what was found there need not be the message.
-                    self.device.ask_again(self.inner, landing, token, deadline);
-                    return;
-                }
-                let verdict = if outcome.is_ok() { Verdict::Done } else { Verdict::Failed };
-                self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
-            }
-            Some(Owed::Pieces(carried)) => {
-                self.device.carried_out(self.inner, landing.rank, &carried, outcome.as_ref().err());
-            }
+        if let Some(owed) = landing.owed.take()
+            && self.pay(landing, *owed, outcome.as_ref().err())
+        {
+            return;
         }
         let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
         self.signal_or_defer(comp.as_ref(), status);
+    }
+
+    /// Tells the peer what it waits for. Whether that is not the end: what was fetched has to be asked for after all.
+    fn pay(&mut self, landing: &mut Landing, owed: Owed, error: Option<&CopyError>) -> bool {
+        let Fetched { token, from, deadline } = match owed {
+            Owed::Fetched(fetched) => fetched,
+            Owed::Pieces(carried) => {
+                self.device.carried_out(self.inner, landing.rank, *carried, error);
+                return false;
+            }
+        };
+        if error.is_none() && from.region().is_none() {
+            // It was withdrawn meanwhile: what was found there need not be the message.
+            self.device.ask_again(self.inner, landing, token, deadline);
+            return true;
+        }
+        let verdict = if error.is_none() { Verdict::Done } else { Verdict::Failed };
+        self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
+        false
     }
 
     #[cold]

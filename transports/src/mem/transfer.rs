@@ -2,7 +2,7 @@
 
 use super::copy::{copy, copy_on};
 use super::{Buffer, Copied, CopyError, MemKind, MemMut, MemRef, RegionSlice};
-use crate::gpu::{Event, Stream};
+use crate::gpu::{Event, GpuError, Stream};
 
 /// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
 /// while an engine is at work; dropping it early waits for the engine.
@@ -121,18 +121,21 @@ impl Transfer {
     }
 
     /// The same, without how it ended. Never blocks.
-    #[inline]
+    #[inline(always)]
     pub fn is_over(&mut self) -> bool {
         let State::Pending(event) = &self.state else { return true };
         match event.query() {
             Ok(false) => return false,
             Ok(true) => self.state = State::Done,
-            Err(cause) => {
-                let (dst, src) = (kind_of(&self.dst), kind_of(&self.src));
-                self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
-            }
+            Err(cause) => self.fail(cause),
         }
         true
+    }
+
+    #[cold]
+    fn fail(&mut self, cause: GpuError) {
+        let (dst, src) = (kind_of(&self.dst), kind_of(&self.src));
+        self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
     }
 
     /// Why it failed, once it is over, if it did.
