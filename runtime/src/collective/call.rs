@@ -29,7 +29,7 @@ pub(super) struct Call<'a> {
     late: OnceLock<Arc<Late>>,
 }
 
-/// In the lowest byte of a failure's word: that the rank to blame is gone.
+/// In the lowest byte of a failure's word: that the rank to blame is gone, or never came, or cannot be reached.
 const GONE: u64 = 1;
 /// That it contributes another number of bytes: that number above, and the sender's own in place of the list's hash.
 const UNEVEN: u64 = 2;
@@ -328,7 +328,13 @@ impl<'a> Call<'a> {
     fn blame(&self, error: &CollectiveError) -> (Rank, u64) {
         match error {
             CollectiveError::Op { cause: OpError::PeerDown { rank, .. }, .. }
-            | CollectiveError::Post { cause: PostError::PeerDown { rank, .. }, .. } => (*rank, GONE),
+            | CollectiveError::Post {
+                cause:
+                    PostError::PeerDown { rank, .. }
+                    | PostError::Bootstrap { rank, .. }
+                    | PostError::Unreachable { rank, .. },
+                ..
+            } => (*rank, GONE),
             CollectiveError::Uneven { rank, theirs, .. } => (*rank, UNEVEN | (*theirs as u64) << 8),
             _ => (self.runtime.rank(), 0),
         }
