@@ -47,6 +47,17 @@ pub(super) struct Remote {
     pub(super) registered: carrack::Mr,
 }
 
+/// So many pieces of so many bytes, side by side in `local`, and in the other rank's memory where `place` says of each.
+pub(super) fn side_by_side<'a>(
+    local: &'a Region,
+    rmr: &'a Rmr,
+    (count, len): (usize, usize),
+    place: impl Fn(usize) -> usize,
+) -> Vec<Piece<'a>> {
+    let piece = |at: usize| Piece { local, range: at * len..(at + 1) * len, rmr, offset: place(at) as u64 };
+    (0..count).map(piece).collect()
+}
+
 impl Ground {
     pub(super) fn new<J: Job>() -> Self {
         Self::over(J::pair())
@@ -299,13 +310,7 @@ fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_
         pairs.filter(|pair| [pair.0, pair.1].contains(&Memory::Gpu) && pair.1 != Memory::Pinned)
     {
         let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, true, 128_000));
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * 64..(at + 1) * 64,
-            rmr: &remote.rmr,
-            offset: (999 - at as u64) * 128,
-        };
-        let pieces: Vec<_> = (0..1000).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (1000, 64), |at| (999 - at) * 128);
         for (is_put, is_face) in [(true, false), (true, true), (false, false), (false, true)] {
             let (sink, before) = (Sink::keeping(), fake.counters());
             let mut post = match (is_put, is_face) {
@@ -337,13 +342,7 @@ fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_
     let face = Face { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };
     for (ours, theirs) in ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote))) {
         let (local, remote) = (ground.local(ours, 128_000), ground.remote(theirs, false, 128_000));
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * 64..(at + 1) * 64,
-            rmr: &remote.rmr,
-            offset: (999 - at as u64) * 128,
-        };
-        let pieces: Vec<_> = (0..1000).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (1000, 64), |at| (999 - at) * 128);
         for (is_put, is_face) in [(true, false), (true, true), (false, false), (false, true)] {
             let what = format!("{ours:?} {theirs:?}, put: {is_put}, face: {is_face}");
             let (sink, before) = (Sink::keeping(), fake.counters());

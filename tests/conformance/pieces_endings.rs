@@ -1,6 +1,6 @@
 //! Batches under which something ends: the registration of the memory, the time that they have, the last handle to what an engine is at.
 
-use super::pieces::{Ground, Memory, more_than_16, on_both};
+use super::pieces::{Ground, Memory, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
@@ -34,13 +34,7 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
         let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![0; count * len]).unwrap();
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * len..(at + 1) * len,
-            rmr: &remote.rmr,
-            offset: (at * len) as u64,
-        };
-        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
         let over = Sink::keeping();
         let batch = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
@@ -79,13 +73,7 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
         let (local, remote) =
             (ground.local(Memory::Host, count * len), ground.remote(Memory::Host, false, count * len));
         local.whole().write(&vec![7; count * len]).unwrap();
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * len..(at + 1) * len,
-            rmr: &remote.rmr,
-            offset: (at * len) as u64,
-        };
-        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
         let over = Sink::keeping();
         let batch = match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
@@ -122,13 +110,7 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
             (ground.local(Memory::Host, count * len), ground.remote(Memory::Host, false, count * len));
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![7; count * len]).unwrap();
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * len..(at + 1) * len,
-            rmr: &remote.rmr,
-            offset: (at * len) as u64,
-        };
-        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
         let batch = || match is_put {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),

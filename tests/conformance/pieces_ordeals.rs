@@ -1,6 +1,6 @@
 //! Batches that are refused, wait, are ordered after something, or come to a bad end.
 
-use super::pieces::{Ground, Memory, Remote, more_than_16, on_both, posted_or_refused};
+use super::pieces::{Ground, Memory, Remote, more_than_16, on_both, posted_or_refused, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
@@ -192,13 +192,7 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
         let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
         let bytes = random(&mut rng, count * len);
         local.whole().write(&bytes).unwrap();
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * len..(at + 1) * len,
-            rmr: &remote.rmr,
-            offset: ((count - 1 - at) * len) as u64,
-        };
-        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| (count - 1 - at) * len);
         let (over, flushed) = (Sink::keeping(), Sink::keeping());
         let put = zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name);
         assert!(put.allow_retry(false).call().unwrap().is_posted());
@@ -228,13 +222,7 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
         let ground = Ground::over(J::pair_with(settings));
         let (local, remote) =
             (ground.local(memory, count * len), ground.remote(Memory::Host, false, count * len));
-        let piece = |at: usize| Piece {
-            local: &local,
-            range: at * len..(at + 1) * len,
-            rmr: &remote.rmr,
-            offset: (at * len) as u64,
-        };
-        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
         let over = Sink::keeping();
         connect(&ground.ranks);
         let zero = &ground.ranks[0];

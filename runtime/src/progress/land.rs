@@ -37,7 +37,7 @@ pub(crate) struct Landing {
 pub(crate) enum Owed {
     /// For its message to be fetched.
     Fetched(Fetched),
-    /// For pieces of this rank's memory.
+    /// For pieces of this rank's memory: in a box of their own, that what is owed for a message is small to move.
     Pieces(Box<Carried>),
 }
 
