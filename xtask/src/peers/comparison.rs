@@ -16,6 +16,8 @@ pub(super) struct Measured {
 pub(super) struct Entry {
     pub(super) side: &'static str,
     pub(super) role: Role,
+    /// Which test of its own benchmark it is measured by.
+    pub(super) test: Option<&'static str>,
     /// Once it is prepared.
     pub(super) setting: Option<Setting>,
     /// One a round.
@@ -40,7 +42,7 @@ impl Measured {
     pub(super) fn prepare(row: Row, sides: &[Box<dyn Side>]) -> Self {
         let mut measured = Self { row, entries: Vec::new() };
         for side in sides {
-            let mut entry = Entry::new(side.name(), side.role());
+            let mut entry = Entry { test: side.test(&row), ..Entry::new(side.name(), side.role()) };
             if measured.is_skipped() {
                 entry.out = Some(Out::Skipped);
             } else {
@@ -95,7 +97,7 @@ impl Measured {
 
 impl Entry {
     pub(super) fn new(side: &'static str, role: Role) -> Self {
-        Self { side, role, setting: None, figures: Vec::new(), out: None }
+        Self { side, role, test: None, setting: None, figures: Vec::new(), out: None }
     }
 
     /// Of the rounds' values.

@@ -63,6 +63,7 @@ struct Line<'a> {
 #[derive(Debug, Serialize)]
 struct SideLine<'a> {
     side: &'static str,
+    test: Option<&'static str>,
     median: Option<f64>,
     average: Option<f64>,
     rounds: Vec<f64>,
@@ -158,7 +159,8 @@ impl Report<'_> {
         let Line { ratio, average_ratio, of_copy, of_one_thread, .. } = self.line(measured);
         let peer = match measured.better_peer() {
             Some(peer) => {
-                format!("{} ({})", peer.side, peer.setting.map_or("", |setting| setting.variant.name))
+                let test = peer.test.map_or_else(String::new, |test| format!(" {test}"));
+                format!("{}{test} ({})", peer.side, peer.setting.map_or("", |setting| setting.variant.name))
             }
             None => "-".to_owned(),
         };
@@ -198,6 +200,7 @@ impl Report<'_> {
     fn side_line<'a>(&self, row: &Row, entry: &'a Entry) -> SideLine<'a> {
         SideLine {
             side: entry.side,
+            test: entry.test,
             median: entry.median(),
             average: entry.average(),
             rounds: entry.figures.iter().map(|figure| figure.value).collect(),
@@ -291,6 +294,16 @@ mod tests {
         assert!(cells("send rate, 8 B, 4 threads ").contains(" 3.50"));
         assert!(cells("send rate, 8 B, 4 threads, 1 device").contains(" 0.80"));
         assert!(cells("put bandwidth, 1 MiB").contains(" 0.90"));
+    }
+
+    #[test]
+    fn the_table_says_which_test_of_the_peers_it_was() {
+        let theirs = Entry { test: Some("ucp_put_lat"), ..entry("UCX", &[0.1], None) };
+        let row = "gpu:copier:put:latency:8".parse().unwrap();
+        let measured = [Measured { row, entries: vec![entry("carrack", &[0.1], None), theirs] }];
+        let report = report(&measured);
+        assert!(report.table().contains("UCX ucp_put_lat"), "{}", report.table());
+        assert!(report.json().contains(r#""side":"UCX","test":"ucp_put_lat""#), "{}", report.json());
     }
 
     #[test]

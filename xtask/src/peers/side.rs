@@ -21,6 +21,11 @@ pub(super) trait Side {
         Role::Peer
     }
 
+    /// What its own benchmark calls the row's test, where that is one of several that could stand beside it.
+    fn test(&self, _: &Row) -> Option<&'static str> {
+        None
+    }
+
     /// Short runs, before the rounds: whether it can do the row, and with which settings it is fastest.
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError>;
 

@@ -129,6 +129,10 @@ impl Side for Ucx {
         format!("UCX {}", self.version)
     }
 
+    fn test(&self, row: &Row) -> Option<&'static str> {
+        name(row)
+    }
+
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
         match name(row) {
             Some(_) => {
