@@ -17,8 +17,8 @@ pub(crate) enum Chore {
     Pulls = 1 << 3,
     /// Those who wait for operations on memory.
     Flushes = 1 << 4,
-    /// What could not be delivered.
-    Deferred = 1 << 5,
+    /// Deliveries that wait for their completion object.
+    Undelivered = 1 << 5,
     /// Active messages on their way into memory of a GPU.
     Line = 1 << 13,
     /// Large messages that others copy from here.
@@ -35,6 +35,8 @@ pub(crate) enum Chore {
     Deadlines = 1 << 7,
     /// Of the whole runtime: futures to be polled again.
     Retries = 1 << 8,
+    /// Of the whole runtime: errors of progress that no caller was given so far.
+    Complaints = 1 << 17,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
     /// Of the whole runtime: regions that NICs of others reach, and whose registration has ended.

@@ -11,7 +11,7 @@ use crate::peer::backlog::{Parked, Stage};
 use crate::peer::hold::{Deaf, Holds};
 use crate::peer::route::{Linked, Route};
 use crate::post::Ordered;
-use crate::progress::{Deferred, InLine, Landing};
+use crate::progress::{InLine, Landing, Undelivered};
 use crate::region::direct::Remotes;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
@@ -77,7 +77,8 @@ pub(crate) struct DeviceInner {
     pub(crate) landing_turn: AtomicUsize,
     /// Active messages on their way into `pool`, where that is memory of a GPU.
     pub(crate) line: Waiting<VecDeque<InLine>>,
-    pub(crate) deferred: Waiting<VecDeque<Deferred>>,
+    /// Deliveries that wait for their completion object.
+    pub(crate) undelivered: Waiting<Undelivered>,
     /// What waits for events and streams of the user's.
     pub(crate) ordered: Waiting<Ordered>,
     /// What of all this is not empty.
@@ -224,7 +225,7 @@ impl DeviceInner {
             landing: Waiting::for_progress(&chores, Chore::Landings),
             landing_turn: AtomicUsize::new(0),
             line: Waiting::for_progress(&chores, Chore::Line),
-            deferred: Waiting::for_progress(&chores, Chore::Deferred),
+            undelivered: Waiting::for_progress(&chores, Chore::Undelivered),
             ordered: Waiting::for_progress(&chores, Chore::Ordered),
             chores,
             closed: AtomicBool::new(false),
@@ -276,13 +277,6 @@ impl DeviceInner {
             self.busy.set_count(busy.len());
         }
         Ok(())
-    }
-
-    /// Keeps a status for which its completion object had no room.
-    pub(crate) fn defer_status(&self, comp: Arc<dyn Completion>, status: Status) {
-        let mut deferred = self.deferred.lock();
-        deferred.push_back(Deferred::Status(comp, status));
-        self.deferred.set_count(deferred.len());
     }
 
     /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room; then what `late` gives

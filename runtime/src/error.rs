@@ -382,13 +382,14 @@ pub enum AwaitError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgressError {
-    /// A completion object has no room. What is for it waits, and nothing is lost; other messages of the
-    /// device wait behind it.
+    /// A completion object has no room. Deliveries for it wait, in order, and nothing is lost; those for
+    /// other objects pass. It is reported once for as long as any of them wait.
     #[error(
-        "a completion object is full ({0}): take statuses out of it, or give it more room (CARRACK_QUEUE_LENGTH); {1} deliveries wait"
+        "a completion object is full ({0}): take statuses out of it, or make it with more room; {1} deliveries wait for it"
     )]
     CompletionFull(String, usize),
-    /// There is no packet to put a message into. It waits, and nothing is lost.
+    /// There is no packet to put a message into. The message waits for its completion object, as with a
+    /// full one, and nothing is lost.
     #[error(
         "no packet is left for a message: drop those that were kept, or raise CARRACK_PACKETS_MAX; {0} deliveries wait"
     )]

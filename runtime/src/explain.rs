@@ -84,7 +84,7 @@ impl Runtime {
         let begun = Instant::now();
         let waited = loop {
             let left = patience.saturating_sub(begun.elapsed());
-            match self.wait_for(left.min(AGAIN), look) {
+            match self.0.wait_keeping(&look, Some(left.min(AGAIN))) {
                 Err(WaitError::TimedOut(_)) if left > AGAIN => {}
                 Err(WaitError::TimedOut(_)) => break Err(WaitError::TimedOut(patience)),
                 other => break other,

@@ -135,7 +135,7 @@ impl Inner {
         let mut deferred = 0;
         for device in &devices {
             device.0.list_pending(&mut |operation| operations.push(operation));
-            deferred += device.0.deferred.count() as usize;
+            deferred += device.0.undelivered.lock().len();
         }
         let mut down: Vec<_> = self.down().keys().copied().collect();
         down.sort_unstable();
@@ -157,6 +157,7 @@ impl Inner {
         self.chores.take_all();
         self.deadlines.correct();
         self.retries.correct();
+        self.complaints.correct();
         self.suspects.correct();
         self.words.correct();
         // One write, so that the dumps of several ranks do not mix.
@@ -208,7 +209,7 @@ impl DeviceInner {
             && self.bulk.is_idle()
             && self.landing.is_empty()
             && self.line.is_empty()
-            && self.deferred.is_empty()
+            && self.undelivered.is_empty()
             && !self.orders_sent()
             && self.outstanding.is_empty()
     }

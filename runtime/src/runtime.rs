@@ -14,7 +14,7 @@ use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::{Retries, end_copies};
-use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, drop_told, signal};
+use crate::progress::{Complaints, DumpRequest, InLine, ProgressThread, drop_told, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::streams::{Here, Streams};
@@ -66,6 +66,8 @@ pub(crate) struct Inner {
     pub(crate) suspects: Suspects,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
+    /// Errors of progress that no caller was given so far.
+    pub(crate) complaints: Complaints,
     _dump: DumpRequest,
     /// Ranks that are known to be gone.
     down: Waiting<HashMap<Rank, DownCause>>,
@@ -180,6 +182,7 @@ impl RuntimeBuilder {
             waiting_offers: WaitingOffers::new(settings.offers()),
             suspects: Suspects::new(&chores),
             retries: Retries::new(&chores),
+            complaints: Complaints::new(&chores),
             words: Words::new(&chores),
             _dump: DumpRequest::listen(settings.dump().is_on(), &chores),
             chores,
@@ -475,10 +478,7 @@ impl Inner {
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
         let ended = self.note_gone(rank, cause);
-        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
-        let mut deferred = device.deferred.lock();
-        deferred.extend(told);
-        device.deferred.set_count(deferred.len());
+        device.tell_later(ended);
     }
 
     /// Notes that a rank is gone. The receives that only it could have answered, and whom to tell.
@@ -555,9 +555,8 @@ impl Drop for Inner {
             let (ordered, on_streams) = device.0.end_ordered();
             ended.extend(ordered);
             copies.extend(on_streams);
-            // Before the landings are looked at: a message that has met its receive may become one.
-            let deferred = std::mem::take(&mut *device.0.deferred.lock());
-            ended.extend(deferred.into_iter().filter_map(|deferred| deferred.into_status(self, &device.0)));
+            let undelivered = std::mem::take(&mut *device.0.undelivered.lock());
+            ended.extend(undelivered.into_statuses());
             ended.extend(device.0.bulk.fail(None, &|_| OpError::Closed));
             ended.extend(device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)));
             ended.extend(

@@ -33,7 +33,26 @@ impl Runtime {
 }
 
 impl Inner {
+    /// Waits for a caller that returns errors of progress.
     pub(crate) fn wait(&self, done: &dyn Fn() -> bool, limit: Option<Duration>) -> Result<(), WaitError> {
+        self.wait_with(done, limit, Self::progress_everything)
+    }
+
+    /// Waits for a caller with another result: errors of progress are kept for one that returns them.
+    pub(crate) fn wait_keeping(
+        &self,
+        done: &dyn Fn() -> bool,
+        limit: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        self.wait_with(done, limit, Self::progress_everything_keeping)
+    }
+
+    fn wait_with(
+        &self,
+        done: &dyn Fn() -> bool,
+        limit: Option<Duration>,
+        progress: fn(&Self) -> Result<bool, ProgressError>,
+    ) -> Result<(), WaitError> {
         if self.is_forked() {
             return Err(ProgressError::Forked.into());
         }
@@ -44,7 +63,7 @@ impl Inner {
             if done() {
                 return Ok(());
             }
-            match self.progress_everything() {
+            match progress(self) {
                 Ok(true) => {
                     spins = 0;
                     continue;
@@ -75,19 +94,6 @@ impl Inner {
             quiet_since = Instant::now();
             spins = 0;
         }
-    }
-
-    pub(crate) fn progress_everything(&self) -> Result<bool, ProgressError> {
-        let mut moved = self.progress(&self.default_device().0)?;
-        let devices = self.devices();
-        if devices.len() > 1 {
-            let others = devices[1..].to_vec();
-            drop(devices);
-            for device in &others {
-                moved |= self.progress(&device.0)?;
-            }
-        }
-        Ok(moved)
     }
 
     /// Sleeps until something happens, or `done` turns true on another thread, or the time is up.

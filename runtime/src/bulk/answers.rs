@@ -12,7 +12,7 @@ use crate::deadline::Deadline;
 use crate::device::Outstanding;
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
-use crate::progress::{Deferred, Pass, guarded, panicked};
+use crate::progress::{Pass, guarded, panicked};
 use crate::protocol::header::Message;
 use crate::region::direct::Withdrawal;
 use crate::region::{Refusal, RegionSlice};
@@ -61,9 +61,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Finds a place for a large active message, and has it brought there.
+    /// An active message that its sender offers: a large one, or one that its sender holds.
     #[cold]
-    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
     pub(crate) fn offered_am(
         &mut self,
         from: Rank,
@@ -71,21 +70,34 @@ impl Pass<'_> {
         tag: Tag,
         offer: Offer,
         comps: &Snapshot,
-    ) -> Result<(), Deferred> {
+    ) {
         if !self.takes_request(from) {
-            return Ok(());
+            return;
         }
-        let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
-        let refuse = |verdict: Verdict| {
-            let message = Message::Finish { token: offer.token };
-            self.device.control(self.inner, from, message, verdict.encode());
-        };
         let Some(comp) = comps.get(name) else {
             // As with a small one: the sender has done its part.
-            refuse(Verdict::Done);
+            self.finish(from, offer.token, Verdict::Done);
+            let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
-            return Ok(());
+            return;
         };
+        if !self.queue_offer(comp, from, tag, offer) {
+            self.fetch_am(comp, comp.clone(), (from, tag), offer);
+        }
+    }
+
+    /// Finds a place for an offered active message, and has it brought there. `comp` says where;
+    /// `told` gets the status.
+    #[cold]
+    pub(crate) fn fetch_am(
+        &mut self,
+        comp: &Arc<dyn Completion>,
+        told: Arc<dyn Completion>,
+        (from, tag): (Rank, Tag),
+        offer: Offer,
+    ) {
+        let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
+        let refuse = |verdict: Verdict| self.finish(from, offer.token, verdict);
         let named = guarded(|| comp.place(from, tag, size));
         let buffer = match named {
             Ok(Some(buffer)) if buffer.len() >= size => Ok(buffer),
@@ -93,7 +105,7 @@ impl Pass<'_> {
             Err(panic) => {
                 refuse(Verdict::Failed);
                 self.complain(panicked(from, panic.as_ref()));
-                return Ok(());
+                return;
             }
         };
         let buffer = match buffer {
@@ -102,12 +114,12 @@ impl Pass<'_> {
                 refuse(Verdict::Failed);
                 tracing::warn!(%from, size, %why, "no memory for an active message");
                 self.complain(ProgressError::NoMemory { from, size, why: Box::new(why) });
-                return Ok(());
+                return;
             }
         };
-        match self.device.accept(self.inner, from, offer, Target::Am { tag, buffer, comp: comp.clone() }) {
-            Some((comp, status)) => self.signal(comp.as_ref(), status),
-            None => Ok(()),
+        let target = Target::Am { tag, buffer, comp: told };
+        if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
+            self.signal(comp.as_ref(), status);
         }
     }
 
@@ -195,7 +207,7 @@ impl Pass<'_> {
                 // It may also be the end of what was asked for here, which only ends so when it cannot be had.
                 let ended = ended.or_else(|| bulk.refuse(from, token, verdict));
                 if let Some((comp, status)) = ended.ok_or_else(unknown)? {
-                    self.signal_or_defer(comp.as_ref(), status);
+                    self.signal(comp.as_ref(), status);
                 }
                 Ok(())
             }
@@ -299,7 +311,7 @@ impl Pass<'_> {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         let (user_context, error) = (UserContext::default(), outcome.err().map(Box::new));
         let status = Status { rank: from, tag, size, user_context, buffer: Buffer::Empty, error };
-        self.signal_or_defer(Some(&comp), status);
+        self.signal_arrival(&comp, status);
     }
 
     /// A put that this rank has to carry out.
@@ -311,7 +323,7 @@ impl Pass<'_> {
         if let Some((comp, status)) =
             self.device.accept(self.inner, from, Offer { size, token, addr, mapped: None }, target)
         {
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 

@@ -80,7 +80,7 @@ impl Pass<'_> {
                 self.device.control(self.inner, flush.rank(), message, SmallBytes::empty());
             }
             let (comp, status) = flush.end(None);
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }

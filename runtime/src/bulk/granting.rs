@@ -227,7 +227,7 @@ impl Pass<'_> {
                     self.device.control(self.inner, from, message, encode_landing(limit as u64));
                 }
                 Todo::Over(one) => self.arrived(one.from, one.size, one.target, one.lost),
-                Todo::Tell((comp, status)) => self.signal_or_defer(comp.as_ref(), status),
+                Todo::Tell((comp, status)) => self.signal(comp.as_ref(), status),
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
-use crate::progress::{Deferred, Landing, Pass};
+use crate::progress::{Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Exposed, Payload, PeerMemory};
@@ -418,7 +418,7 @@ impl Pass<'_> {
             Some(error) => Some(target.end(from, size, Some(*error))),
         };
         if let Some((comp, status)) = ended {
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }
@@ -445,7 +445,7 @@ impl DeviceInner {
                 let (tag, user_context, size) = Default::default();
                 let error = Some(Box::new(OpError::PeerDown { rank: to, cause: cause.clone() }));
                 let status = Status { rank: to, tag, size, user_context, buffer: Buffer::Empty, error };
-                self.defer_status(comp, status);
+                self.tell_later([(Some(comp), status)]);
             }
             return;
         }
@@ -461,10 +461,7 @@ impl DeviceInner {
     pub(crate) fn end_if_gone(&self, peer: Rank) {
         let Some(cause) = self.known_route(peer).and_then(|route| route.down()) else { return };
         let ended = self.bulk.fail(Some(peer), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
-        let mut deferred = self.deferred.lock();
-        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
-        deferred.extend(told);
-        self.deferred.set_count(deferred.len());
+        self.tell_later(ended);
     }
 }
 

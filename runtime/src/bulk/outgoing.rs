@@ -518,7 +518,7 @@ impl Pass<'_> {
                     stream.end(Some(&|_| error.clone()))
                 }
             };
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }

@@ -234,7 +234,7 @@ impl Pass<'_> {
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let offer = Offer { size: size as u64, token, addr, mapped: None };
         if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 

@@ -194,7 +194,7 @@ impl Pass<'_> {
         let message = Message::Finish { token: offer.token };
         self.device.control(self.inner, from, message, Verdict::Failed.encode());
         if let Some((comp, status)) = target.fail(from, size, error) {
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 
@@ -210,7 +210,7 @@ impl Pass<'_> {
         self.moved = true;
         self.inner.suspect(pull.from);
         if let Some((comp, status)) = target.fail(pull.from, pull.size, OpError::TimedOut(pull.from)) {
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }

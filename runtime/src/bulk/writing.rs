@@ -415,7 +415,7 @@ impl Pass<'_> {
         }
         for (writing, outcome) in over {
             let (comp, status) = writing.end(outcome);
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }

@@ -204,7 +204,8 @@ impl<'a> Call<'a> {
         let stirred = self.board.stirred();
         let done = || self.has_ticked(step) || self.board.stirred() != stirred;
         // A rank that is known to be gone stirs nothing any more: after a short while everything is looked at.
-        if self.runtime.wait_for(Duration::from_millis(1), done).is_ok() && self.has_ticked(step) {
+        let heard = self.runtime.0.wait_keeping(&done, Some(Duration::from_millis(1)));
+        if heard.is_ok() && self.has_ticked(step) {
             return Ok(());
         }
         self.drive(self.hear(from, step)).map(drop)

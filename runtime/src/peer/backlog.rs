@@ -253,7 +253,7 @@ impl Parked {
 
     /// Whether its receiver keeps too many messages to take it whole.
     fn has_to_offer(&self, device: &DeviceInner) -> bool {
-        Message::is_send(self.header) && device.offers_all(self.rank)
+        !self.is_of_runtime() && device.offers_all(self.rank)
     }
 
     /// Starts the copy into a block.

@@ -9,10 +9,9 @@
 //! rank does that was told nothing.
 
 use crate::bulk::wire::Offer;
-use crate::device::DeviceInner;
 use crate::matching::Content;
 use crate::names::Rank;
-use crate::progress::{Deferred, Delivery, Pass};
+use crate::progress::Pass;
 use crate::settings::Settings;
 use carrack_transports::contract::DownCause;
 use std::collections::HashMap;
@@ -104,23 +103,6 @@ impl Pass<'_> {
             self.device.break_with(from, why);
         }
         !is_beyond
-    }
-}
-
-impl DeviceInner {
-    /// A peer has broken the protocol: progress ends what there is with it.
-    #[cold]
-    pub(crate) fn break_with(&self, rank: Rank, why: String) {
-        if self.known_route(rank).is_some_and(|route| route.down().is_some()) {
-            return;
-        }
-        let mut deferred = self.deferred.lock();
-        let is_known = |one: &Deferred| matches!(one, Deferred::Delivery(Delivery::Down { rank: other, .. }) if *other == rank);
-        if !deferred.iter().any(is_known) {
-            let cause = DownCause::Protocol(why);
-            deferred.push_back(Deferred::Delivery(Delivery::Down { rank, cause }));
-            self.deferred.set_count(deferred.len());
-        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! A bound on messages that wait for their receives.
 //!
-//! Small messages are sent whole, whether or not somebody waits for them. What nobody waits for yet has to be kept by the
-//! receiver, which has a budget for it (`CARRACK_UNEXPECTED`). A sender whose message goes beyond is told to
-//! *hold*: from then on its messages to be matched travel as offers, and their bytes stay with it, until the receiver
-//! has got rid of half of what it keeps. Offers take the place of their messages, so nothing changes but where the bytes
-//! wait; and a message is neither refused nor held up because others wait, so a program that is right cannot
+//! Small messages are sent whole, before their receiver is known to have room for them. A message to be matched
+//! waits at the receiver for its receive; an active message waits for room in its completion object. The
+//! receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose message goes beyond is told to
+//! *hold*: from then on its messages travel as offers, and their bytes stay with it, until the receiver keeps
+//! no more than half of its budget. Offers take the place of their messages, so only the place where the bytes
+//! wait changes. A message is neither refused nor held up because others wait, so a correct program cannot
 //! deadlock on it.
 //!
 //! What comes before a sender hears of it is bounded by the ring, and by [`DEAF`]: after that much, a sender has to
@@ -16,12 +17,12 @@ use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use carrack_transports::contract::Payload;
-use carrack_transports::mem::SmallBytes;
+use carrack_transports::mem::{Buffer, SmallBytes};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a message takes in the matching table, beside its payload.
 const ENTRY: usize = 128;
-/// Bytes that a device sends to be matched without having listened.
+/// Bytes that a device sends without having listened.
 const DEAF: u32 = 1 << 20;
 
 /// What a rank keeps of messages that have no receive yet.
@@ -33,6 +34,26 @@ pub(crate) struct Unexpected {
     packet_size: usize,
 }
 
+/// What a message that waits costs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    bytes: usize,
+    in_packet: bool,
+}
+
+impl Kept {
+    /// Of a message in a packet of `size` bytes.
+    pub(crate) fn packet(size: usize) -> Self {
+        Self { bytes: ENTRY + size, in_packet: true }
+    }
+
+    /// Of a message in a buffer that no packet pool has to get back.
+    pub(crate) fn buffer(buffer: &Buffer) -> Self {
+        let bytes = if matches!(buffer, Buffer::Small(_)) { 0 } else { buffer.len() };
+        Self { bytes: ENTRY + bytes, in_packet: false }
+    }
+}
+
 impl Unexpected {
     pub(crate) fn new(budget: usize, packet_size: usize) -> Self {
         Self { bytes: AtomicUsize::new(0), budget, packets: AtomicUsize::new(0), packet_size }
@@ -41,29 +62,40 @@ impl Unexpected {
     /// One more. Whether that is beyond the budget.
     #[inline]
     pub(crate) fn add(&self, payload: &Payload) -> bool {
-        let cost = self.cost(payload);
-        if matches!(payload, Payload::Packet(_)) {
-            self.packets.fetch_add(1, Ordering::Relaxed);
-        }
-        self.bytes.fetch_add(cost, Ordering::Relaxed) + cost > self.budget
+        self.charge(self.kept(payload))
     }
 
     /// One less.
     #[inline]
     pub(crate) fn sub(&self, payload: &Payload) {
-        self.bytes.fetch_sub(self.cost(payload), Ordering::Relaxed);
-        if matches!(payload, Payload::Packet(_)) {
+        self.release(self.kept(payload));
+    }
+
+    /// Adds the cost of a message that waits. Returns `true` if that is beyond the budget.
+    #[inline]
+    pub(crate) fn charge(&self, kept: Kept) -> bool {
+        if kept.in_packet {
+            self.packets.fetch_add(1, Ordering::Relaxed);
+        }
+        self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes > self.budget
+    }
+
+    /// Takes back what was charged.
+    #[inline]
+    pub(crate) fn release(&self, kept: Kept) {
+        self.bytes.fetch_sub(kept.bytes, Ordering::Relaxed);
+        if kept.in_packet {
             self.packets.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn cost(&self, payload: &Payload) -> usize {
-        ENTRY
-            + match payload {
-                Payload::Small(_) => 0,
-                Payload::Packet(_) => self.packet_size,
-                other => other.len(),
-            }
+    /// What a payload costs while it waits.
+    pub(crate) fn kept(&self, payload: &Payload) -> Kept {
+        match payload {
+            Payload::Small(_) => Kept { bytes: ENTRY, in_packet: false },
+            Payload::Packet(_) => Kept::packet(self.packet_size),
+            other => Kept { bytes: ENTRY + other.len(), in_packet: false },
+        }
     }
 
     /// Whether one more may stay in a packet of a pool that has so many.
@@ -162,7 +194,7 @@ impl Pass<'_> {
 }
 
 impl DeviceInner {
-    /// Whether a peer wants messages that are to be matched to be offered.
+    /// Whether a peer wants messages to be offered.
     #[inline]
     pub(crate) fn offers_all(&self, rank: Rank) -> bool {
         self.known_route(rank).is_some_and(|route| route.is_held())

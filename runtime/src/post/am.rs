@@ -46,7 +46,13 @@ impl Post<'_, Am<'_>> {
     #[inline]
     fn call_am(&mut self) -> Result<Outcome, PostError> {
         let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
-        if let Some(outcome) = transmit_short(self, &self.kind.sending, header) {
+        let deaf = &self.device_inner().deaf;
+        if !deaf.has_to_listen()
+            && let Some(outcome) = transmit_short(self, &self.kind.sending, header)
+        {
+            if let Outcome::Done(status) = &outcome {
+                deaf.sent(status.size);
+            }
             return Ok(outcome);
         }
         self.call_in_full(header)

@@ -239,7 +239,8 @@ impl Wake for Ring {
 
 impl Runtime {
     /// Drives a future to its end on this thread, and makes progress meanwhile; sleeps when there is nothing to do.
-    /// What progress complains of is logged, and it goes on.
+    /// Errors of progress are kept: the next calls of [`progress`](Self::progress) and
+    /// [`wait`](Self::wait) return them.
     ///
     /// # Errors
     /// Called in a forked process, or from a completion handler.
@@ -273,9 +274,7 @@ impl Runtime {
             }
             if ring.woken.load(Ordering::Acquire) {
                 // It has woken itself: what it waits for may need progress all the same.
-                if let Err(error) = self.0.progress_everything() {
-                    tracing::warn!(%error, "while waiting for a future");
-                }
+                self.0.progress_everything_keeping()?;
             }
             if every < Duration::MAX && asked.elapsed() >= every {
                 if let Some(reason) = gives_up() {
@@ -283,14 +282,9 @@ impl Runtime {
                 }
                 asked = Instant::now();
             }
-            match self.wait_for(every, || ring.woken.load(Ordering::Acquire)) {
-                Ok(()) => {}
-                Err(WaitError::TimedOut(_)) => {}
-                Err(error @ WaitError::Progress(ProgressError::Forked)) => return Err(error),
-                Err(error) => {
-                    tracing::warn!(%error, "while waiting for a future");
-                    std::thread::yield_now();
-                }
+            match self.0.wait_keeping(&|| ring.woken.load(Ordering::Acquire), Some(every)) {
+                Ok(()) | Err(WaitError::TimedOut(_)) => {}
+                Err(error) => return Err(error),
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::error::{OpError, PostError};
 use crate::matching::{Engines, Ticket};
 use crate::names::Rank;
 use crate::pending::PendingOp;
-use crate::progress::{Deferred, Landing, Pass, signal};
+use crate::progress::{Landing, Pass, signal};
 use crate::runtime::Inner;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::MemKind;
@@ -323,10 +323,7 @@ impl DeviceInner {
         let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
         let ended = self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() });
-        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
-        let mut deferred = self.deferred.lock();
-        deferred.extend(told);
-        self.deferred.set_count(deferred.len());
+        self.tell_later(ended);
     }
 
     /// Takes out what is late.
@@ -451,7 +448,7 @@ impl Pass<'_> {
                     continue;
                 }
                 Start::UnderWay(ticket) => self.inner.streams.rename(number, ticket),
-                Start::Over((comp, status)) => self.signal_or_defer(comp.as_ref(), status),
+                Start::Over((comp, status)) => self.signal(comp.as_ref(), status),
             }
             self.moved = true;
             let mut ordered = self.device.ordered.lock();

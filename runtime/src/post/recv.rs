@@ -10,7 +10,7 @@ use crate::device::DeviceInner;
 use crate::error::{OpError, PostError, ProgressError, WaitError};
 use crate::matching::{Content, Engines, Matching, MatchingEngine, Receive, Ticket};
 use crate::names::{Rank, Tag};
-use crate::progress::{SignalError, in_handler, signal};
+use crate::progress::in_handler;
 use crate::runtime::Runtime;
 
 /// What a receive is made of.
@@ -152,7 +152,7 @@ impl Post<'_, Recv<'_>> {
                 for receive in engine.receives_from(rank) {
                     let (comp, status) =
                         receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
-                    defer_if_full(device, signal(comp.as_ref(), status));
+                    runtime.tell(device, comp.as_ref(), status);
                 }
                 runtime.sleepers.wake();
             }
@@ -210,32 +210,22 @@ impl Post<'_, Recv<'_>> {
 
 /// Makes progress once for a call that waits.
 pub(super) fn step(runtime: &Runtime, device: &DeviceInner) {
-    if let Err(error) = runtime.0.progress(device) {
-        tracing::warn!(%error, "while waiting to post");
-    }
+    // In another process there is nothing to wait for: the next try says so.
+    let _ = runtime.0.progress_keeping(device);
     std::thread::yield_now();
 }
 
 pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Status, PostError> {
     loop {
-        match waiting.wait(runtime) {
-            Ok(mut statuses) => match statuses.pop() {
-                Some(status) => return Ok(status),
-                None => continue,
-            },
+        // Errors of progress are kept: they may be of other operations.
+        match runtime.0.wait_keeping(&|| waiting.test(), None) {
+            Ok(()) => {}
             Err(WaitError::Progress(ProgressError::Forked)) => return Err(PostError::Forked),
-            // Somebody else's trouble; what this call waits for may come all the same.
-            Err(error) => {
-                tracing::warn!(%error, "while waiting for an operation");
-                std::thread::yield_now();
-            }
+            Err(WaitError::Progress(_) | WaitError::TimedOut(_)) => return Err(PostError::WouldBlock),
         }
-    }
-}
-
-pub(super) fn defer_if_full(device: &DeviceInner, signalled: Result<(), SignalError>) {
-    if let Err(SignalError::Full(comp, status)) = signalled {
-        device.defer_status(comp, *status);
+        if let Some(status) = waiting.take().and_then(|mut statuses| statuses.pop()) {
+            return Ok(status);
+        }
     }
 }
 

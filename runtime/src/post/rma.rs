@@ -2,7 +2,7 @@
 
 use super::options::{Kind, Outcome, Path, Post, RetryReason, Tells};
 use super::pieces::Carries;
-use super::recv::{defer_if_full, step, wait_for};
+use super::recv::{step, wait_for};
 use super::transmit::own;
 use super::{PostGet, PostPut};
 use crate::buffer::{Buffer, SendBuffer};
@@ -14,7 +14,7 @@ use crate::device::{DeviceInner, Outstanding};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::peer::route::Route;
-use crate::progress::{Landing, in_handler, signal};
+use crate::progress::{Landing, in_handler};
 use crate::protocol::header::Message;
 use crate::region::{Region, Rmr};
 use crate::runtime::{Inner, Runtime};
@@ -234,7 +234,7 @@ impl<K> Post<'_, K> {
         Ok(match begun {
             Begun::Over(status) if self.allow.done => Outcome::Done(status),
             Begun::Over(status) => {
-                defer_if_full(self.device_inner(), signal(self.comp, status));
+                self.runtime.0.tell(self.device_inner(), self.comp, status);
                 self.runtime.0.sleepers.wake();
                 Outcome::Posted
             }

@@ -2,7 +2,7 @@
 
 use super::options::{Allow, Outcome, Path, Post, RetryReason, Sending};
 use super::order::Order;
-use super::recv::{defer_if_full, step, wait_for};
+use super::recv::{step, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
@@ -11,7 +11,7 @@ use crate::error::PostError;
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
-use crate::progress::{in_handler, signal};
+use crate::progress::in_handler;
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
@@ -146,7 +146,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
             if out.allow.done {
                 return Ok(Outcome::Done(status));
             }
-            defer_if_full(out.device, signal(out.comp, status));
+            out.runtime.0.tell(out.device, out.comp, status);
             out.runtime.0.sleepers.wake();
             Ok(Outcome::Posted)
         }
@@ -186,11 +186,10 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     if out.order.is_some() {
         return Ok(Attempt::Park);
     }
-    let is_send = Message::is_send(out.header);
-    if is_send && out.device.deaf.has_to_listen() {
+    if out.device.deaf.has_to_listen() {
         return Ok(Attempt::Busy(RetryReason::Unheard));
     }
-    if is_send && matches!(plan, Plan::Copy | Plan::HandOver) && out.route.is_held() {
+    if matches!(plan, Plan::Copy | Plan::HandOver) && out.route.is_held() {
         plan = Plan::Offer;
     }
     let size = buffer.len();
@@ -203,9 +202,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     };
     match submitted {
         Ok(Submit::Done) => {
-            if is_send {
-                out.device.deaf.sent(size);
-            }
+            out.device.deaf.sent(size);
             Ok(Attempt::Done)
         }
         Ok(Submit::Posted) => Ok(Attempt::Posted),
@@ -432,7 +429,7 @@ fn finish(out: &Outgoing<'_>, status: Status) -> Result<Outcome, PostError> {
     if out.allow.done {
         return Ok(Outcome::Done(status));
     }
-    defer_if_full(out.device, signal(out.comp, status));
+    out.runtime.0.tell(out.device, out.comp, status);
     out.runtime.0.sleepers.wake();
     Ok(Outcome::Posted)
 }

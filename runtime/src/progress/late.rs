@@ -33,7 +33,7 @@ impl Pass<'_> {
         for (comp, status) in ended {
             self.moved = true;
             self.inner.suspect(status.rank);
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! Whatever a transport brought, an engine copies it into a packet there, which takes its time. So that messages are handed over
 //! in the order in which they came, each stands in the device's *line*, also one about which there is nothing to be done, and only
-//! the first one's engine is asked. What cannot get into the line (no packet is left) is deferred, as anywhere else, and keeps its
-//! loan: the sender runs out of pieces, and nothing is lost.
+//! the first one's engine is asked. What cannot get into the line, because no packet is left, waits with its completion object
+//! (`undelivered`).
 
 use super::land::Landing;
-use super::{Deferred, Delivery, Pass, arrival};
+use super::{Pass, arrival};
 use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
-use crate::error::{OpError, ProgressError};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::error::OpError;
+use crate::names::{Rank, Tag, UserContext};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
 use std::sync::Arc;
@@ -21,6 +21,16 @@ pub(crate) enum InLine {
     Landing(Box<Landing>),
     /// It is to be told.
     There(Arc<dyn Completion>, Status),
+}
+
+/// An active message on its way into the line.
+pub(super) enum Lined {
+    /// It stands there.
+    Up,
+    /// It need not: it is to be told at once.
+    There(Status),
+    /// There is no packet for it. The reason is given if there is no memory.
+    NoRoom(Payload, Option<AllocError>),
 }
 
 impl InLine {
@@ -99,19 +109,17 @@ impl DeviceInner {
 impl Pass<'_> {
     /// Has an active message copied to the device's pool.
     #[cold]
-    #[allow(clippy::result_large_err, reason = "the error is the delivery that has to wait")]
     pub(super) fn line_up(
-        &mut self,
+        &self,
         (from, tag): (Rank, Tag),
-        (name, comp): (RemoteComp, &Arc<dyn Completion>),
+        comp: &Arc<dyn Completion>,
         payload: Payload,
-    ) -> Result<(), Deferred> {
+    ) -> Lined {
         let device = self.device;
         let size = payload.len();
-        let wait = |payload| Err(Deferred::Delivery(Delivery::Am { from, comp: name, tag, payload }));
         // Those without bytes need no packet, and are not to pile up either.
         if device.line.count() as usize >= device.pool.limit() {
-            return wait(payload);
+            return Lined::NoRoom(payload, None);
         }
         let next = match payload {
             Payload::Packet(packet) if packet.kind() == device.pool.kind() => {
@@ -124,16 +132,11 @@ impl Pass<'_> {
             payload => {
                 let place = match device.place_for(size) {
                     Ok(place) => place,
-                    Err(why) => {
-                        if let Some(why) = why {
-                            self.complain(ProgressError::NoPacketMemory(Box::new(why), 1));
-                        }
-                        return wait(payload);
-                    }
+                    Err(why) => return Lined::NoRoom(payload, why),
                 };
                 let source = match device.source_of(payload) {
                     Ok(source) => source,
-                    Err(payload) => return wait(payload),
+                    Err(payload) => return Lined::NoRoom(payload, None),
                 };
                 match Transfer::start(place, source) {
                     Ok(transfer) => {
@@ -155,57 +158,30 @@ impl Pass<'_> {
         };
         let mut line = device.line.lock();
         match next {
-            InLine::There(comp, status) if line.is_empty() => {
-                drop(line);
-                self.signal(Some(&comp), status)
-            }
+            InLine::There(_, status) if line.is_empty() => Lined::There(status),
             next => {
                 line.push_back(next);
                 device.line.set_count(line.len());
-                Ok(())
+                Lined::Up
             }
         }
     }
 
-    /// Hands over what has landed, from the front of the line. Whether nothing is held up by a completion object without room.
+    /// Hands over what has landed, from the front of the line.
     #[cold]
-    pub(super) fn move_line(&mut self) -> bool {
+    pub(super) fn move_line(&mut self) {
         loop {
             // One at a time, outside the lock: handing over calls users' code.
-            let Some(mut line) = self.device.line.try_lock() else { return true };
+            let Some(mut line) = self.device.line.try_lock() else { return };
             if !line.front_mut().is_some_and(InLine::is_there) {
-                return true;
+                return;
             }
-            let Some(first) = line.pop_front() else { return true };
-            let behind = line.len() + 1;
+            let Some(first) = line.pop_front() else { return };
             self.device.line.set_count(line.len());
             drop(line);
             let (comp, status) = first.end();
-            match self.signal(comp.as_ref(), status) {
-                Err(Deferred::Status(comp, status)) => {
-                    let full = ProgressError::CompletionFull(comp.describe(), behind);
-                    let mut line = self.device.line.lock();
-                    line.push_front(InLine::There(comp, status));
-                    self.device.line.set_count(line.len());
-                    drop(line);
-                    self.complain(full);
-                    return false;
-                }
-                Ok(()) | Err(Deferred::Delivery(_)) => self.moved = true,
-            }
+            self.signal_in_line(comp.as_ref(), status);
+            self.moved = true;
         }
-    }
-
-    /// Why deliveries wait for a packet, unless they only wait for engines.
-    pub(super) fn why_no_packet(&self, waiting: usize) -> Option<ProgressError> {
-        let Self { device, .. } = self;
-        if !device.line.is_empty() {
-            return None;
-        }
-        let failed = [&device.pool, &device.host_pool].into_iter().find_map(|pool| pool.last_failure());
-        Some(match failed {
-            Some(why) => ProgressError::NoPacketMemory(Box::new(why), waiting),
-            None => ProgressError::NoPacket(waiting),
-        })
     }
 }

@@ -7,9 +7,10 @@
 //! Matching happens before another thread can poll the device, so messages meet receives in the order
 //! in which they came. Everything else, handlers included, happens outside all locks.
 //!
-//! What cannot be delivered now (a full queue, no packet) is deferred, and nothing is taken off the
-//! device until it is: so a slow consumer pushes back on its peers, and memory stays bounded.
+//! What cannot be delivered now (a full queue, no packet) waits for its completion object, and everything
+//! else passes (`undelivered`).
 
+mod complaints;
 mod deliver;
 mod land;
 mod late;
@@ -17,14 +18,16 @@ mod line;
 mod request;
 mod signal;
 mod thread;
+mod undelivered;
 mod upkeep;
 
+pub(crate) use complaints::Complaints;
 use deliver::arrival;
-pub(crate) use deliver::{Deferred, Delivery};
 pub(crate) use land::{Fetched, Landing, Owed};
 pub(crate) use line::InLine;
 pub(crate) use request::DumpRequest;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
+pub(crate) use undelivered::Undelivered;
 pub(crate) use thread::ProgressThread;
 
 use crate::bulk::wire::Offer;
@@ -131,12 +134,7 @@ impl Runtime {
 
     /// Makes progress on all devices.
     pub fn progress_all(&self) -> Result<bool, ProgressError> {
-        let mut moved = false;
-        let devices = self.0.devices().clone();
-        for device in &devices {
-            moved |= self.0.progress(&device.0)?;
-        }
-        Ok(moved)
+        self.0.progress_everything()
     }
 }
 
@@ -149,7 +147,60 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Inner {
+    /// Makes progress for a caller that returns its errors, and those that were kept before.
+    #[inline]
     pub(crate) fn progress(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
+        self.pass::<true>(device)
+    }
+
+    /// Makes progress for a caller with another result: errors are kept for one that returns them.
+    pub(crate) fn progress_keeping(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
+        self.kept(self.pass::<false>(device))
+    }
+
+    /// Keeps an error, unless the call itself is one.
+    fn kept(&self, progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
+        match progress {
+            Err(error) if !matches!(error, ProgressError::Forked | ProgressError::InHandler) => {
+                self.complaints.keep(error);
+                Ok(true)
+            }
+            other => other,
+        }
+    }
+
+    /// Makes progress on all devices. Returns the first error; further ones are kept.
+    pub(crate) fn progress_everything(&self) -> Result<bool, ProgressError> {
+        let first = self.progress(&self.default_device().0);
+        self.progress_others(first)
+    }
+
+    /// Makes progress on all devices, as [`progress_keeping`](Self::progress_keeping).
+    pub(crate) fn progress_everything_keeping(&self) -> Result<bool, ProgressError> {
+        let first = self.progress_keeping(&self.default_device().0);
+        self.progress_others(first)
+    }
+
+    #[inline]
+    fn progress_others(
+        &self,
+        mut progress: Result<bool, ProgressError>,
+    ) -> Result<bool, ProgressError> {
+        let devices = self.devices();
+        if devices.len() > 1 && !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler))
+        {
+            let others = devices[1..].to_vec();
+            drop(devices);
+            for device in &others {
+                let moved = self.progress_keeping(&device.0)?;
+                progress = progress.map(|before| before | moved);
+            }
+        }
+        progress
+    }
+
+    #[inline]
+    fn pass<const TAKES_KEPT: bool>(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
         if in_handler() {
             return Err(ProgressError::InHandler);
         }
@@ -174,7 +225,7 @@ impl Inner {
         }
         let mut pass = Pass { inner: self, device, error: None, moved: false };
         pass.run(&mut scratch);
-        let Pass { error, moved, .. } = pass;
+        let Pass { mut error, moved, .. } = pass;
         SCRATCH.with(|kept| kept.set(Some(scratch)));
         if moved {
             self.sleepers.wake();
@@ -186,6 +237,9 @@ impl Inner {
             }
             if chores.has(Chore::Retries) {
                 self.retries.wake();
+            }
+            if chores.has(Chore::Complaints) && TAKES_KEPT && error.is_none() {
+                error = self.complaints.take();
             }
         }
         match error {
@@ -220,8 +274,8 @@ impl Pass<'_> {
             self.look_at_runtime(seldom);
         }
         let chores = self.device.chores.there();
-        if chores.any() && !self.upkeep(chores, scratch) {
-            return;
+        if chores.any() {
+            self.upkeep(chores, scratch);
         }
         self.device.deaf.listens();
         for lane in &self.device.lanes {
@@ -263,9 +317,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Does what is there to be done beside the transports. Whether they may be looked at.
+    /// Does what there is to be done, apart from the transports.
     #[cold]
-    fn upkeep(&mut self, chores: chores::Found, scratch: &mut Scratch) -> bool {
+    fn upkeep(&mut self, chores: chores::Found, scratch: &mut Scratch) {
         if chores.has(Chore::Backlogs) {
             self.move_backlogs();
         }
@@ -291,9 +345,13 @@ impl Pass<'_> {
         if chores.has(Chore::Holds) {
             self.move_holds();
         }
-        // What is in the line came before what is deferred.
-        let tells = !chores.has(Chore::Line) || self.move_line();
-        tells && (!chores.has(Chore::Deferred) || self.retry_deferred(&mut scratch.comps))
+        // What is in the line came before messages that wait for a packet.
+        if chores.has(Chore::Line) {
+            self.move_line();
+        }
+        if chores.has(Chore::Undelivered) {
+            self.retry_undelivered();
+        }
     }
 
     /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it
@@ -333,7 +391,7 @@ impl Pass<'_> {
     #[inline(never)]
     fn small_in_order(&self, batch: &mut Batch, met: &mut Met) {
         // Whether all before it is over: then nothing is overtaken by telling of it at once.
-        let (mut at_once, mut over) = (true, 0);
+        let (mut at_once, mut over) = (self.device.undelivered.is_empty(), 0);
         for message in batch.small_mut() {
             let is_am = Message::is_am(message.header);
             let found = if is_am { None } else { self.meet_small(message, met, at_once) };

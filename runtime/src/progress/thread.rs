@@ -1,11 +1,9 @@
 //! A thread that makes progress, for programs which ask for one.
 
-use crate::error::{ProgressError, WaitError};
 use crate::runtime::Inner;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// A thread that makes progress until this is dropped, and sleeps when there is nothing to do.
 pub(crate) struct ProgressThread {
@@ -27,21 +25,9 @@ impl ProgressThread {
 }
 
 fn run(inner: &Inner, stop: &AtomicBool) {
-    let mut last = String::new();
-    loop {
-        match inner.wait(&|| stop.load(Ordering::Acquire), None) {
-            Ok(()) | Err(WaitError::Progress(ProgressError::Forked)) => return,
-            Err(error) => {
-                // A full queue complains each time: once is enough.
-                let text = error.to_string();
-                if text != last {
-                    tracing::error!(%error, "in the progress thread");
-                    last = text;
-                }
-                std::thread::sleep(Duration::from_micros(100));
-            }
-        }
-    }
+    // Errors of progress are kept for the user's calls. What is left is that this is a fork, which has no
+    // such thread.
+    let _ = inner.wait_keeping(&|| stop.load(Ordering::Acquire), None);
 }
 
 impl Drop for ProgressThread {

@@ -78,7 +78,7 @@ impl Pass<'_> {
                 }
             }
             for (comp, status) in ended {
-                self.signal_or_defer(comp.as_ref(), status);
+                self.signal(comp.as_ref(), status);
             }
         }
     }
@@ -137,7 +137,7 @@ impl Pass<'_> {
             return;
         }
         let (comp, status) = landing.end(outcome.err().map(OpError::Copy));
-        self.signal_or_defer(comp.as_ref(), status);
+        self.signal(comp.as_ref(), status);
     }
 
     /// Tells the peer what it waits for. Whether that is not the end: what was fetched has to be asked for after all.
@@ -189,7 +189,7 @@ impl Pass<'_> {
             self.inner.regions.let_go(None, rank);
         }
         for (comp, status) in ended {
-            self.signal_or_defer(comp.as_ref(), status);
+            self.signal(comp.as_ref(), status);
         }
     }
 }

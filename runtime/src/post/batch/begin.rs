@@ -10,9 +10,8 @@ use crate::error::{OpError, PostError};
 use crate::post::options::{Post, RetryReason};
 use crate::post::order::Order;
 use crate::post::ordered::What;
-use crate::post::recv::defer_if_full;
 use crate::post::rma::{Begun, tell};
-use crate::progress::{Landing, signal};
+use crate::progress::Landing;
 use crate::region::Region;
 use carrack_transports::gpu::Stream;
 use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, start_face};
@@ -48,7 +47,7 @@ impl Post<'_, Batch<'_>> {
                     Err((error, _)) => {
                         let error = Some(Box::new(OpError::of_post(error, self.rank)));
                         let status = Status { error, ..self.nothing_left() };
-                        defer_if_full(self.device_inner(), signal(Some(&join), status));
+                        self.runtime.0.tell(self.device_inner(), Some(&join), status);
                         Ok(Begun::UnderWay)
                     }
                 }
@@ -104,7 +103,7 @@ impl Post<'_, Batch<'_>> {
         Ok(match join.release(None) {
             // As if it had ended later: it was begun.
             Some(status) if status.error.is_some() => {
-                defer_if_full(self.device_inner(), signal(comp, status));
+                self.runtime.0.tell(self.device_inner(), comp, status);
                 Started::UnderWay
             }
             Some(status) => Started::Over(status),
@@ -227,7 +226,7 @@ impl Post<'_, Batch<'_>> {
             let faces = face.into_iter().map(|face| self.start_face(face, Some(&**stream)));
             self.land_each(engines.chain(faces), &join, Some(stream))?;
             if let Some(status) = join.release(None) {
-                defer_if_full(self.device_inner(), signal(comp, status));
+                self.runtime.0.tell(self.device_inner(), comp, status);
             }
             return Ok(Begun::UnderWay);
         }

@@ -285,7 +285,7 @@ impl Completion for Refused {
             && let Some((Some(comp), status)) = device.bulk.refuse_packed(self.rank, self.landing, &error)
             && let Err(status) = comp.signal(status)
         {
-            device.defer_status(comp, status);
+            device.tell_later([(Some(comp), status)]);
         }
         Ok(())
     }

@@ -1,0 +1,64 @@
+//! Errors of progress that no caller could be given at once.
+//!
+//! A call of progress returns one error. Further ones, and those that turn up in calls with another
+//! result (collectives, futures, posts that wait, the progress thread), are kept: the user's next calls of
+//! progress or `wait` return them, one each.
+
+use crate::chores::{Chore, Chores, Waiting};
+use crate::error::ProgressError;
+use std::collections::VecDeque;
+
+/// Errors that are kept at most. Further ones are in the log only.
+const MOST: usize = 64;
+
+/// Errors that wait for a call that can return them, oldest first.
+pub(crate) struct Complaints(Waiting<VecDeque<ProgressError>>);
+
+impl Complaints {
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Complaints))
+    }
+
+    #[cold]
+    pub(crate) fn keep(&self, error: ProgressError) {
+        tracing::warn!(%error, "the next call of progress or wait returns this error");
+        let mut kept = self.0.lock();
+        if kept.len() < MOST {
+            kept.push_back(error);
+            self.0.set_count(kept.len());
+        }
+    }
+
+    #[cold]
+    pub(super) fn take(&self) -> Option<ProgressError> {
+        let mut kept = self.0.lock();
+        let first = kept.pop_front();
+        self.0.set_count(kept.len());
+        first
+    }
+
+    /// Puts its bit right, which a signal has set.
+    pub(crate) fn correct(&self) {
+        self.0.correct();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_kept_in_order_and_no_more_than_the_bound() {
+        let chores = Chores::default();
+        let complaints = Complaints::new(&chores);
+        for number in 0..MOST + 10 {
+            complaints.keep(ProgressError::NoPacket(number));
+        }
+        assert!(chores.there().has(Chore::Complaints));
+        for number in 0..MOST {
+            assert!(matches!(complaints.take(), Some(ProgressError::NoPacket(at)) if at == number));
+        }
+        assert!(complaints.take().is_none());
+        assert!(!chores.there().any());
+    }
+}
