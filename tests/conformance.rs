@@ -20,6 +20,7 @@
 //! | `names` | tags, contexts and completion objects that other ranks name |
 //! | `resources` | devices, engines, pools and runtimes, several of each |
 //! | `waiting` | threads that post, poll, and sleep |
+//! | `full_queues` | completion objects without room, and packets that are all out: everything else passes |
 //! | `gpu` | memory that the CPU cannot touch |
 //! | `gpu_packets` | active messages in a line before a GPU |
 //! | `contract` | transports without a runtime |
@@ -38,6 +39,8 @@ mod contract;
 mod control;
 #[path = "conformance/ending.rs"]
 mod ending;
+#[path = "conformance/full_queues.rs"]
+mod full_queues;
 #[path = "conformance/gpu.rs"]
 mod gpu;
 #[path = "conformance/gpu_packets.rs"]

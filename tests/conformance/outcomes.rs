@@ -19,7 +19,6 @@ over_each_transport!(
     a_path_that_is_demanded_is_taken_or_refused_with_the_reason,
     a_handler_may_post_and_may_neither_call_progress_nor_block,
     a_handler_that_panics_fails_its_delivery_and_nothing_else,
-    a_completion_object_without_room_is_told_of_and_nothing_is_lost,
     a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_runtime,
 );
 
@@ -196,38 +195,6 @@ fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
     step(&ranks);
 }
 
-fn a_completion_object_without_room_is_told_of_and_nothing_is_lost<J: Job>() {
-    let ranks = J::pair();
-    let narrow = CompQueue::new(2);
-    let free = Sink::keeping();
-    let (one, other) = (ranks[1].register_comp(&narrow).unwrap(), ranks[1].register_comp(&free).unwrap());
-    let room = narrow.capacity() as u64;
-    for tag in 0..20 {
-        let name = if tag < 10 { one } else { other };
-        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).call());
-    }
-    let told = until_full(&ranks);
-    assert!(told.to_string().contains("CARRACK_QUEUE_LENGTH"), "{told}");
-    assert_eq!(narrow.len() as u64, room);
-    assert_eq!(free.count(), 0, "what came behind it waits");
-    let mut next = 0;
-    while next < 10 {
-        match narrow.pop() {
-            Some(status) => {
-                assert_eq!(status.tag, Tag(next));
-                next += 1;
-            }
-            None => {
-                let _ = ranks[1].progress();
-            }
-        }
-    }
-    until_with_errors(&ranks, || free.count() == 10);
-    let tags: Vec<u64> = free.take().iter().map(|status| status.tag.0).collect();
-    assert_eq!(tags, (10..20).collect::<Vec<_>>());
-    assert!(narrow.pop().is_none());
-}
-
 fn a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_runtime<J: Job>() {
     let ranks = J::pair();
     let leave_one_untaken = || {
@@ -244,15 +211,4 @@ fn a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_run
     let queue = leave_one_untaken();
     drop(ranks);
     assert!(queue.upgrade().is_none(), "gone with the runtime");
-}
-
-fn until_full(ranks: &[Runtime]) -> ProgressError {
-    loop {
-        for rank in ranks {
-            if let Err(error) = rank.progress() {
-                assert!(matches!(error, ProgressError::CompletionFull(..)), "{error}");
-                return error;
-            }
-        }
-    }
 }

@@ -51,7 +51,7 @@ pub enum Payload {
     /// In memory of the sender's, which the sender could still change: to be copied out, and given back
     /// by dropping it.
     Loan(Loan),
-    /// On the heap, where whoever polled the device has put it aside; no transport gives this.
+    /// On the heap, put aside by the transport or by who polled it, because packets are short.
     Aside(Vec<u8>),
 }
 

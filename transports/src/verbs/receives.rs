@@ -140,6 +140,14 @@ impl Receives {
         let refilled = self.fill(slot);
         // While half of the receives stand, one that is missing is nobody's loss.
         let enough = 2 * self.empty.len() < self.slots.len();
+        if !refilled && !enough
+            && let Some(bytes) = packet.as_slice().map(<[u8]>::to_vec)
+        {
+            // Packets are out, and the receives that stand are needed for what the runtime has to say.
+            self.slots.get_mut(slot as usize)?.packet = Some(packet);
+            self.fresh.push(slot);
+            return Some((Taken::Large(Header(line.header), Payload::Aside(bytes)), true));
+        }
         if !refilled {
             self.empty.push((slot, (!enough).then_some(credit_to)));
         }

@@ -1,0 +1,328 @@
+//! Completion objects without room, and packets that are all out: deliveries wait for their object, in
+//! order and within the budget, and everything else passes.
+
+use crate::over_each_transport;
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::{
+    AsCompletion, CompQueue, Handler, OpError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+over_each_transport!(
+    what_a_full_queue_has_no_room_for_waits_in_order_and_holds_up_nothing_else,
+    each_episode_of_a_full_queue_is_reported_once,
+    collectives_end_while_a_queue_is_full,
+    collectives_end_while_all_packets_are_out,
+    beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders,
+    receives_and_puts_for_a_full_queue_end_in_order,
+    a_queue_that_its_users_have_dropped_gives_the_budget_back,
+    a_sender_that_dies_takes_back_what_it_has_offered_to_a_full_queue,
+    errors_of_progress_in_a_barrier_are_returned_by_the_next_calls,
+    what_waits_for_a_full_queue_is_pending,
+);
+
+fn number(status: &Status) -> u64 {
+    let bytes = status.buffer.to_vec().unwrap();
+    assert_eq!(bytes, pattern(status.tag.0, status.size), "message {:?}", status.tag);
+    status.tag.0
+}
+
+/// Sends messages of a few sizes, numbered from `from` on.
+fn send_to(ranks: &[Runtime; 2], name: RemoteComp, numbers: std::ops::Range<u64>, sizes: &[usize]) {
+    for at in numbers {
+        let message = pattern(at, sizes[at as usize % sizes.len()]);
+        let mut am = ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at));
+        let begun = Instant::now();
+        while am.call().unwrap().is_retry() {
+            ranks.iter().for_each(|rank| _ = rank.progress());
+            assert!(begun.elapsed() < patience(LIMIT / 2), "message {at} does not go");
+        }
+    }
+}
+
+/// Takes all that a queue gets, making progress, until as many have come.
+fn take_all(ranks: &[Runtime], queue: &CompQueue, expected: std::ops::Range<u64>) {
+    let mut next = expected.start;
+    until_with_errors(ranks, || {
+        while let Some(status) = queue.pop() {
+            assert_eq!(number(&status), next, "in the order in which they were sent");
+            next += 1;
+        }
+        next == expected.end
+    });
+    settle(ranks);
+    assert!(queue.pop().is_none(), "one came twice");
+}
+
+/// Runs something on a thread for each rank, and tells what the ranks got.
+fn on_each<R: Send>(ranks: &[Runtime], work: impl Fn(&Runtime) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn what_a_full_queue_has_no_room_for_waits_in_order_and_holds_up_nothing_else<J: Job>() {
+    let ranks = J::pair();
+    let (narrow, free) = (CompQueue::new(2), Sink::keeping());
+    let (one, other) =
+        (ranks[1].register_comp(&narrow).unwrap(), ranks[1].register_comp(&free).unwrap());
+    let sizes = [8, 300, 0, 4000, 100_000];
+    for at in 0..20 {
+        send_to(&ranks, one, at..at + 1, &sizes);
+        send_to(&ranks, other, at..at + 1, &sizes);
+    }
+    // Large ones come in any order: all must, whatever the queue has room for.
+    until_with_errors(&ranks, || free.count() == 20);
+    // What is matched passes, too.
+    let received = Sink::keeping();
+    let receive = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&received).allow_done(false);
+    assert!({ receive }.call().unwrap().is_posted());
+    sent(&ranks, || ranks[0].post_send(Rank(1), &pattern(5, 1000)[..], Tag(1)).call());
+    assert_eq!(received.one(&ranks).bytes().unwrap(), pattern(5, 1000));
+    assert_eq!(narrow.len(), narrow.capacity());
+    let mut came = Vec::new();
+    until_with_errors(&ranks, || {
+        came.extend(std::iter::from_fn(|| narrow.pop()).map(|status| number(&status)));
+        came.len() == 20
+    });
+    // Those that travel whole come in order; large ones are fetched, and may end later.
+    let whole: Vec<u64> = came.iter().copied().filter(|at| at % 5 != 4).collect();
+    assert!(whole.is_sorted(), "{came:?}");
+    came.sort_unstable();
+    assert_eq!(came, (0..20).collect::<Vec<_>>());
+    settle(&ranks);
+    assert!(narrow.pop().is_none());
+    assert_eq!(ranks[1].unexpected_bytes(), 0);
+}
+
+fn each_episode_of_a_full_queue_is_reported_once<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    for episode in 0..3 {
+        let first = episode * 10;
+        send_to(&ranks, name, first..first + 10, &[8]);
+        let mut told = 0;
+        let mut quiet = 0;
+        while quiet < 300 {
+            quiet += 1;
+            match ranks[1].progress() {
+                Ok(moved) => quiet = if moved { 0 } else { quiet },
+                Err(error) => {
+                    assert!(matches!(error, ProgressError::CompletionFull(..)), "{error}");
+                    assert!(error.to_string().contains("a queue of 2 entries"), "{error}");
+                    told += 1;
+                }
+            }
+            ranks[0].progress().unwrap();
+            nics_go_on();
+        }
+        // The sender's calls may have made progress on the receiver, and heard of it.
+        assert!(told <= 1, "told {told} times in episode {episode}");
+        assert!(!ranks[1].pending().to_string().contains(" 0 deliveries held up"));
+        take_all(&ranks, &narrow, first..first + 10);
+    }
+}
+
+fn collectives_end_while_a_queue_is_full<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    send_to(&ranks, name, 0..10, &[8, 2000]);
+    for _ in 0..3 {
+        on_each(&ranks, |rank| rank.barrier().unwrap());
+        let all = on_each(&ranks, |rank| rank.allgather(&[rank.rank().0 as u8; 3000]).unwrap());
+        assert!(all.iter().all(|all| all[0] == [0; 3000] && all[1] == [1; 3000]));
+    }
+    let error = ranks[1].wait(|| false).unwrap_err().to_string();
+    assert!(error.contains("a queue of 2 entries"), "kept for the next wait: {error}");
+    take_all(&ranks, &narrow, 0..10);
+}
+
+fn collectives_end_while_all_packets_are_out<J: Job>() {
+    const COUNT: u64 = 200;
+    let ranks = J::pair_with(J::settings().packets_max(16).shm_chunks(4));
+    let wide = CompQueue::new(1024);
+    let name = ranks[1].register_comp(&wide).unwrap();
+    send_to(&ranks, name, 0..COUNT, &[1000]);
+    for _ in 0..3 {
+        on_each(&ranks, |rank| rank.barrier().unwrap());
+        let all = on_each(&ranks, |rank| rank.allgather(&[rank.rank().0 as u8; 3000]).unwrap());
+        assert!(all.iter().all(|all| all[0] == [0; 3000] && all[1] == [1; 3000]));
+    }
+    assert!(wide.len() <= 16, "a status has a packet, of which there are 16: {}", wide.len());
+    take_all(&ranks, &wide, 0..COUNT);
+}
+
+fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>() {
+    const BUDGET: usize = 64 << 10;
+    // What a sender may send before it hears that it is to hold (`peer/hold.rs`), and one batch.
+    const SLACK: usize = (1 << 20) + (256 << 10);
+    let ranks = J::pair_with(J::settings().unexpected(BUDGET).offers(64));
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    let over = Sink::keeping();
+    let mut posted = 0;
+    let mut most = 0;
+    let begun = Instant::now();
+    // The sender goes on until it may not: then its messages are with it.
+    let mut refused = 0;
+    while refused < 2000 {
+        let message = pattern(posted, [8, 1000][posted as usize % 2]);
+        let am = ranks[0].post_am(Rank(1), message, name).tag(Tag(posted)).comp(&over).allow_done(false);
+        match { am }.call().unwrap() {
+            outcome if outcome.is_retry() => refused += 1,
+            _ => {
+                posted += 1;
+                refused = 0;
+            }
+        }
+        ranks.iter().for_each(|rank| _ = rank.progress());
+        most = most.max(ranks[1].unexpected_bytes());
+        assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end");
+    }
+    assert!(most > BUDGET / 2 && most < BUDGET + SLACK, "{most} bytes were kept");
+    assert!((over.count() as u64) < posted, "some are with their sender");
+    on_each(&ranks, |rank| rank.barrier().unwrap());
+    take_all(&ranks, &narrow, 0..posted);
+    until_with_errors(&ranks, || over.count() as u64 == posted);
+    assert_eq!(over.failed(), 0);
+    assert_eq!(ranks[1].unexpected_bytes(), 0);
+    // The window is open again: a message is sent whole.
+    settle(&ranks);
+    assert!(ranks[0].post_am(Rank(1), b"whole", name).call().unwrap().is_done());
+}
+
+fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    for at in 0..10 {
+        let receive =
+            ranks[1].post_recv(Rank(0), vec![0; 100], Tag(at)).comp(&narrow).allow_done(false).call();
+        assert!(receive.unwrap().is_posted());
+    }
+    for at in 0..10 {
+        sent(&ranks[..1], || ranks[0].post_send(Rank(1), &pattern(at, 100)[..], Tag(at)).call());
+    }
+    take_all(&ranks, &narrow, 0..10);
+    // Notifications of puts have no bytes, and are told in the order in which they came.
+    let region = carrack::buffer::Region::host(4096);
+    let mr = ranks[1].register_memory(&region).unwrap();
+    let rmr = ranks[1].get_rmr(&mr);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    for at in 0..10 {
+        let over = Sink::keeping();
+        let bytes = [at as u8; 64];
+        let put = ranks[0].post_put(Rank(1), &bytes, &rmr, 64 * at).remote_comp(name);
+        let mut put = put.tag(Tag(at)).comp(&over).allow_done(false);
+        let begun = Instant::now();
+        while put.call().unwrap().is_retry() {
+            ranks.iter().for_each(|rank| _ = rank.progress());
+            assert!(begun.elapsed() < patience(LIMIT / 2));
+        }
+        until_with_errors(&ranks, || over.count() == 1);
+    }
+    let mut tags = Vec::new();
+    until_with_errors(&ranks, || {
+        tags.extend(narrow.pop().map(|status| (status.tag.0, status.size)));
+        tags.len() == 10
+    });
+    tags.sort_unstable();
+    assert_eq!(tags, (0..10).map(|at| (at, 64)).collect::<Vec<_>>());
+}
+
+fn a_queue_that_its_users_have_dropped_gives_the_budget_back<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    send_to(&ranks, name, 0..50, &[1000]);
+    until_with_errors(&ranks, || ranks[1].unexpected_bytes() > 10_000);
+    ranks[1].deregister_comp(name).unwrap();
+    let gone = Arc::downgrade(narrow.as_completion());
+    drop(narrow);
+    let other = Sink::keeping();
+    let name = ranks[1].register_comp(&other).unwrap();
+    // Threads that make progress have the last handles until they next hear something.
+    until_with_errors(&ranks, || {
+        if ranks[1].unexpected_bytes() > 0 {
+            sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(0)).call());
+        }
+        ranks[1].unexpected_bytes() == 0 && gone.strong_count() == 0
+    });
+    assert_eq!(ranks[1].pending().deferred, 0);
+}
+
+fn a_sender_that_dies_takes_back_what_it_has_offered_to_a_full_queue<J: Job>() {
+    let [zero, one] = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = one.register_comp(&narrow).unwrap();
+    let ranks = [zero, one];
+    send_to(&ranks, name, 0..4, &[8]);
+    until_with_errors(&ranks, || ranks[1].pending().deferred == 2);
+    let over = Sink::keeping();
+    for at in 4..8 {
+        let am = ranks[0].post_am(Rank(1), pattern(at, 100_000), name).tag(Tag(at)).comp(&over).call();
+        assert!(am.unwrap().is_posted());
+    }
+    until_with_errors(&ranks, || ranks[1].pending().deferred == 6);
+    assert_eq!(over.count(), 0, "their bytes are with the sender");
+    let [zero, one] = ranks;
+    drop(zero);
+    assert_eq!((over.count(), over.failed()), (4, 4));
+    let ranks = [one];
+    until_with_errors(&ranks, || ranks[0].peer_down(Rank(0)).is_some());
+    let mut came = Vec::new();
+    until_with_errors(&ranks, || {
+        came.extend(std::iter::from_fn(|| narrow.pop()).map(|status| number(&status)));
+        ranks[0].pending().deferred == 0
+    });
+    assert_eq!(came, [0, 1, 2, 3], "what was sent whole is here");
+}
+
+fn errors_of_progress_in_a_barrier_are_returned_by_the_next_calls<J: Job>() {
+    let ranks = J::pair();
+    let fragile = Handler::new(|status| assert_ne!(status.size, 1, "on purpose"));
+    let name = ranks[1].register_comp(&fragile).unwrap();
+    connect(&ranks);
+    for name in [name, name, RemoteComp(77)] {
+        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).call());
+    }
+    on_each(&ranks, |rank| rank.barrier().unwrap());
+    let mut told: Vec<String> = Vec::new();
+    for _ in 0..3 {
+        // `wait` and `progress` alike.
+        let error = ranks[1].wait_for(Duration::from_millis(200), || false).unwrap_err();
+        told.push(error.to_string());
+    }
+    assert_eq!(told.iter().filter(|error| error.contains("on purpose")).count(), 2, "{told:?}");
+    assert_eq!(told.iter().filter(|error| error.contains("not registered here")).count(), 1, "{told:?}");
+    assert!(ranks[1].progress().is_ok());
+    // A future that is awaited keeps them as well.
+    sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).call());
+    sent(&ranks[..1], || ranks[0].post_send(Rank(1), b"behind it", Tag(1)).call());
+    let status = ranks[1].block_on(ranks[1].post_recv(Rank(0), vec![0; 9], Tag(1)).start());
+    assert_eq!(status.unwrap().unwrap().bytes().unwrap(), b"behind it");
+    let error = ranks[1].progress_all().unwrap_err();
+    assert!(matches!(error, ProgressError::HandlerPanicked { .. }), "{error}");
+}
+
+fn what_waits_for_a_full_queue_is_pending<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    send_to(&ranks, name, 0..7, &[8]);
+    until_with_errors(&ranks, || ranks[1].pending().deferred == 5);
+    assert!(!ranks[1].test_drained(ranks[1].default_device()));
+    // A rank that ends now tells its own operations' ends, and what peers have sent goes with it.
+    let sent_back = Sink::keeping();
+    let receive = ranks[1].post_recv(Rank(0), vec![7; 8], Tag(1)).comp(&sent_back).call();
+    assert!(receive.unwrap().is_posted());
+    drop(ranks);
+    let status = sent_back.take().pop().unwrap();
+    assert!(matches!(status.error.as_deref(), Some(OpError::Closed)));
+    assert_eq!(status.buffer.len(), 8);
+}
