@@ -221,9 +221,9 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
             nics_go_on();
         }
     }
-    assert_eq!(kept.len(), 16, "as many as there are packets");
-    // Whoever receives into packets at the sender's pace need not be told: the sender is.
-    assert!(told || J::NAME == "loopback" || J::IS_RDMA);
+    // A NIC needs some of its packets for the receives that stand.
+    assert!(kept.len() == 16 || J::IS_RDMA && (8..16).contains(&kept.len()), "{} of 16 packets", kept.len());
+    assert!(told);
     let mut next = 0;
     let check = |status: carrack::Status, next: &mut u64| {
         assert_eq!(status.tag, Tag(*next));

@@ -13,7 +13,7 @@ use crate::contract::{
     SubmitError, Transport, Unavailable, WireKey,
 };
 use crate::gpu::Gpu;
-use crate::mem::{Buffer, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
+use crate::mem::{Buffer, MemMut, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::TryLock;
 use rustix::event::EventfdFlags;
 use std::collections::{HashMap, VecDeque};
@@ -467,13 +467,14 @@ impl LoopbackLink {
         Ok(())
     }
 
-    /// Adds a message to the queue, made only when there is room.
-    fn push(&self, make: impl FnOnce() -> Result<Message, Submit>) -> Submit {
+    /// Adds a message to the queue, made only when there is room. `make` is told whether the queue is
+    /// empty.
+    fn push(&self, make: impl FnOnce(bool) -> Result<Message, Submit>) -> Submit {
         let mut messages = lock(&self.queue.messages);
         if messages.len() >= QUEUE {
             return Submit::Busy(Busy::Full);
         }
-        let posted = match make() {
+        let posted = match make(messages.is_empty()) {
             Ok(message) => {
                 let posted = matches!(message.payload, OnItsWay::Landing(..));
                 messages.push_back(message);
@@ -498,18 +499,21 @@ impl LoopbackLink {
         if !bytes.place().is_host() {
             return Err(SubmitError::Kind(bytes.place().kind()));
         }
-        Ok(self.push(|| {
-            let payload = match SmallBytes::zeroed(bytes.len()) {
-                Some(mut small) => {
-                    let _ = copy_now(crate::mem::MemMut::host(small.as_mut_slice()), bytes);
-                    Payload::Small(small)
-                }
-                None => {
-                    let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
-                    packet.set_len(bytes.len());
-                    let _ = copy_now(packet.view_mut(), bytes);
-                    Payload::Packet(packet)
-                }
+        Ok(self.push(|is_first| {
+            let payload = if let Some(mut small) = SmallBytes::zeroed(bytes.len()) {
+                let _ = copy_now(MemMut::host(small.as_mut_slice()), bytes);
+                Payload::Small(small)
+            } else if let Some(mut packet) = self.target.packets.take() {
+                packet.set_len(bytes.len());
+                let _ = copy_now(packet.view_mut(), bytes);
+                Payload::Packet(packet)
+            } else if is_first {
+                // While the target's user keeps all packets, messages go one at a time.
+                let mut aside = vec![0; bytes.len()];
+                let _ = copy_now(MemMut::host(&mut aside), bytes);
+                Payload::Aside(aside)
+            } else {
+                return Err(Submit::Busy(Busy::NoPacket));
             };
             Ok(Message { header, payload: OnItsWay::There(payload) })
         }))
@@ -520,7 +524,7 @@ impl LoopbackLink {
             return self.copied(header, buffer.view());
         }
         self.check(buffer.len())?;
-        Ok(self.push(|| {
+        Ok(self.push(|_| {
             let mut packet = self.target.packets.take().ok_or(Submit::Busy(Busy::NoPacket))?;
             packet.set_len(buffer.len());
             let sender = Sender(self.home.clone(), token);
