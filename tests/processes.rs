@@ -43,6 +43,9 @@ job_tests! {
     everybody_sends_to_everybody: "all_to_all" on [2, 4, 8], all_succeed;
     barriers_and_allgathers_work_between_processes: "collectives" on [1, 2, 3, 5, 8], all_succeed;
     an_allgather_of_unequal_lengths_fails_on_every_rank: "uneven" on [2, 4], all_succeed;
+    all_ranks_meet_in_a_barrier_while_the_queue_of_one_is_full: "gather" on [17], all_succeed;
+    a_rank_killed_while_its_messages_wait_for_a_full_queue_loses_none_that_it_had_sent: "gather-killed" on [3],
+        all_but_the_victim_succeed;
     idle_ranks_neither_burn_their_cores_nor_take_much_memory: "idle" on [8], all_succeed;
     a_runtime_that_was_dropped_has_given_all_descriptors_back: "descriptors" on [3], all_succeed;
     a_rank_killed_before_its_first_message_is_reported: "silent" on [3], all_but_the_victim_succeed;
@@ -76,6 +79,8 @@ fn a_rank_in_its_role() {
     match &*me.role.name {
         "all_to_all" => all_to_all(&me),
         "collectives" => collectives(&me),
+        "gather" => gather(&me),
+        "gather-killed" => gather_killed(&me),
         "uneven" => uneven(&me),
         "idle" => idle(&me),
         "silent" => silent(&me),
@@ -234,6 +239,67 @@ fn collectives(me: &Me) {
         }
     }
     me.meet("over");
+}
+
+/// Each rank sends one message to a queue of rank 0 that has room for one less; all meet before any is taken.
+fn gather(me: &Me) {
+    let inbox = CompQueue::new(16);
+    let name = me.runtime.register_comp(&inbox).unwrap();
+    me.runtime.barrier().unwrap();
+    let mine = pattern(u64::from(me.rank().0), 100);
+    let mut am = me.runtime.post_am(Rank(0), &mine[..], name);
+    while am.call().unwrap().is_retry() {
+        let _ = me.runtime.progress();
+    }
+    me.runtime.barrier().unwrap();
+    if me.rank() == Rank(0) {
+        let mut from = Vec::new();
+        until_with_errors(&me.ranks, || {
+            from.extend(std::iter::from_fn(|| inbox.pop()).map(|status| {
+                assert_eq!(status.bytes().unwrap(), pattern(u64::from(status.rank.0), 100));
+                status.rank.0
+            }));
+            from.len() == me.runtime.size() as usize
+        });
+        from.sort_unstable();
+        assert_eq!(from, (0..me.runtime.size()).collect::<Vec<_>>());
+    }
+    me.runtime.barrier().unwrap();
+}
+
+/// The victim fills a queue of rank 0, offers a large message to it, and dies before any is taken.
+fn gather_killed(me: &Me) {
+    const SENT: u64 = 50;
+    let inbox = CompQueue::new(4);
+    let name = me.runtime.register_comp(&inbox).unwrap();
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        for at in 0..SENT {
+            let mut am = me.runtime.post_am(Rank(0), pattern(at, 100), name).tag(Tag(at));
+            while am.call().unwrap().is_retry() {
+                let _ = me.runtime.progress();
+            }
+        }
+        let offered = me.runtime.post_am(Rank(0), pattern(SENT, 1 << 20), name).tag(Tag(SENT)).call();
+        assert!(offered.unwrap().is_posted());
+        me.hears("all are here", 0);
+        die();
+    }
+    if me.rank() == Rank(0) {
+        let waits = SENT as usize + 1 - inbox.capacity();
+        until_with_errors(&me.ranks, || me.runtime.pending().deferred == waits);
+        me.says("all are here");
+        until_with_errors(&me.ranks, || me.runtime.peer_down(VICTIM).is_some());
+        let mut next = 0;
+        until_with_errors(&me.ranks, || {
+            for status in std::iter::from_fn(|| inbox.pop()) {
+                assert_eq!((status.tag, status.bytes().unwrap()), (Tag(next), &pattern(next, 100)[..]));
+                next += 1;
+            }
+            next == SENT && me.runtime.pending().deferred == 0
+        });
+    }
+    me.others_go_on();
 }
 
 fn uneven(me: &Me) {
