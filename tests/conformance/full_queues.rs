@@ -17,6 +17,7 @@ over_each_transport!(
     collectives_end_while_all_packets_are_out,
     beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders,
     receives_and_puts_for_a_full_queue_end_in_order,
+    beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry,
     a_queue_that_its_users_have_dropped_gives_the_budget_back,
     a_sender_that_dies_takes_back_what_it_has_offered_to_a_full_queue,
     errors_of_progress_in_a_barrier_are_returned_by_the_next_calls,
@@ -68,8 +69,7 @@ fn on_each<R: Send>(ranks: &[Runtime], work: impl Fn(&Runtime) -> R + Sync) -> V
 fn what_a_full_queue_has_no_room_for_waits_in_order_and_holds_up_nothing_else<J: Job>() {
     let ranks = J::pair();
     let (narrow, free) = (CompQueue::new(2), Sink::keeping());
-    let (one, other) =
-        (ranks[1].register_comp(&narrow).unwrap(), ranks[1].register_comp(&free).unwrap());
+    let (one, other) = (ranks[1].register_comp(&narrow).unwrap(), ranks[1].register_comp(&free).unwrap());
     let sizes = [8, 300, 0, 4000, 100_000];
     for at in 0..20 {
         send_to(&ranks, one, at..at + 1, &sizes);
@@ -233,6 +233,44 @@ fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
     });
     tags.sort_unstable();
     assert_eq!(tags, (0..10).map(|at| (at, 64)).collect::<Vec<_>>());
+}
+
+fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
+    let ranks = J::pair_with(J::settings().unexpected(64 << 10));
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    let region = carrack::buffer::Region::host(4096);
+    let mr = ranks[1].register_memory(&region).unwrap();
+    let rmr = ranks[1].get_rmr(&mr);
+    let over = Sink::keeping();
+    let (mut posted, mut refused) = (0_u64, 0);
+    let begun = Instant::now();
+    while refused < 2000 {
+        let bytes = posted.to_ne_bytes();
+        let put = ranks[0].post_put(Rank(1), &bytes, &rmr, 0).remote_comp(name).tag(Tag(posted));
+        if put.comp(&over).allow_done(false).call().unwrap().is_retry() {
+            refused += 1;
+        } else {
+            (posted, refused) = (posted + 1, 0);
+        }
+        ranks.iter().for_each(|rank| _ = rank.progress());
+        assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end: {posted}");
+    }
+    assert!(ranks[1].unexpected_bytes() > 64 << 10);
+    // Messages and puts that notify nobody go on.
+    let plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&over).allow_done(false);
+    assert!({ plain }.call().unwrap().is_posted());
+    on_each(&ranks, |rank| rank.barrier().unwrap());
+    let mut tags = Vec::new();
+    until_with_errors(&ranks, || {
+        tags.extend(std::iter::from_fn(|| narrow.pop()).map(|status| status.tag.0));
+        tags.len() as u64 == posted && over.count() as u64 == posted + 1
+    });
+    tags.sort_unstable();
+    assert!(tags.iter().copied().eq(0..posted));
+    settle(&ranks);
+    sent(&ranks, || ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).remote_comp(name).call());
+    until(&ranks, || narrow.pop().is_some());
 }
 
 fn a_queue_that_its_users_have_dropped_gives_the_budget_back<J: Job>() {

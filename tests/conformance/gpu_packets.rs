@@ -150,8 +150,9 @@ fn a_full_queue_loses_nothing_of_the_line_and_others_pass<J: Job>() {
         }
         next == COUNT
     }));
-    let known =
-        |error: &ProgressError| matches!(error, ProgressError::CompletionFull(..) | ProgressError::NoPacket(_));
+    let known = |error: &ProgressError| {
+        matches!(error, ProgressError::CompletionFull(..) | ProgressError::NoPacket(_))
+    };
     assert!(errors.iter().all(known), "{errors:?}");
     settle(&ground.ranks);
     assert!(queue.pop().is_none());

@@ -247,8 +247,8 @@ impl Pass<'_> {
                 }
                 Ok(())
             }
-            Message::Hold { on, turn } => {
-                self.hold(from, on, turn);
+            Message::Hold { room, turn } => {
+                self.hold(from, room, turn);
                 Ok(())
             }
             Message::Atomic { swap } => {

@@ -39,7 +39,9 @@ impl Runtime {
         let Some((comp, status)) = self.0.take_back(ticket) else { return Ok(false) };
         match signal(comp.as_ref(), status) {
             Ok(()) => {}
-            Err(SignalError::Full(comp, status)) => self.0.default_device().0.tell_later([(Some(comp), *status)]),
+            Err(SignalError::Full(comp, status)) => {
+                self.0.default_device().0.tell_later([(Some(comp), *status)])
+            }
             Err(SignalError::Panicked(error)) => return Err(error),
         }
         self.0.sleepers.wake();

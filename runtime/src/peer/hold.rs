@@ -8,6 +8,9 @@
 //! wait changes. A message is neither refused nor held up because others wait, so a correct program cannot
 //! deadlock on it.
 //!
+//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go beyond the
+//! budget, puts and gets that notify are to be tried again.
+//!
 //! What comes before a sender hears of it is bounded by the ring, and by [`DEAF`]: after that much, a sender has to
 //! make progress before it sends more.
 
@@ -15,7 +18,7 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::progress::Pass;
-use crate::protocol::header::Message;
+use crate::protocol::header::{Message, Room};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{Buffer, SmallBytes};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -28,6 +31,8 @@ const DEAF: u32 = 1 << 20;
 /// What a rank keeps of messages that have no receive yet.
 pub(crate) struct Unexpected {
     bytes: AtomicUsize,
+    /// Those among them that wait for room in a completion object.
+    undelivered: AtomicUsize,
     budget: usize,
     /// Packets among them: what comes in needs some, too.
     packets: AtomicUsize,
@@ -42,6 +47,9 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// Of a status whose buffer is the user's.
+    pub(crate) const STATUS: Self = Self { bytes: ENTRY, in_packet: false };
+
     /// Of a message in a packet of `size` bytes.
     pub(crate) fn packet(size: usize) -> Self {
         Self { bytes: ENTRY + size, in_packet: true }
@@ -56,7 +64,9 @@ impl Kept {
 
 impl Unexpected {
     pub(crate) fn new(budget: usize, packet_size: usize) -> Self {
-        Self { bytes: AtomicUsize::new(0), budget, packets: AtomicUsize::new(0), packet_size }
+        let bytes = AtomicUsize::new(0);
+        let (undelivered, packets) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { bytes, undelivered, budget, packets, packet_size }
     }
 
     /// One more. Whether that is beyond the budget.
@@ -89,6 +99,18 @@ impl Unexpected {
         }
     }
 
+    /// As [`charge`](Self::charge), for a message that waits for room in its completion object.
+    pub(crate) fn charge_delivery(&self, kept: Kept) -> bool {
+        self.undelivered.fetch_add(kept.bytes, Ordering::Relaxed);
+        self.charge(kept)
+    }
+
+    /// Takes back what was charged for a delivery.
+    pub(crate) fn release_delivery(&self, kept: Kept) {
+        self.undelivered.fetch_sub(kept.bytes, Ordering::Relaxed);
+        self.release(kept);
+    }
+
     /// What a payload costs while it waits.
     pub(crate) fn kept(&self, payload: &Payload) -> Kept {
         match payload {
@@ -108,14 +130,23 @@ impl Unexpected {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn is_low(&self) -> bool {
-        self.bytes() <= self.budget / 2
+    /// What there is room for, at a rank that was told `before`. A window that was closed opens when half
+    /// of the budget is free.
+    fn room(&self, before: Room) -> Room {
+        let undelivered = self.undelivered.load(Ordering::Relaxed);
+        let half = self.budget / 2;
+        let most = if before == Room::OffersOnly { half } else { self.budget };
+        match self.bytes() {
+            kept if kept <= half => Room::Any,
+            _ if undelivered > most => Room::OffersOnly,
+            _ => Room::Offers,
+        }
     }
 }
 
 /// Ranks that a device has told to hold, or is about to.
 pub(crate) struct Holds {
-    ranks: Waiting<Vec<(Rank, bool)>>,
+    ranks: Waiting<Vec<(Rank, Room)>>,
     /// Counts what ranks are told, under the lock of the list: two threads may send it in any order.
     turns: AtomicU64,
 }
@@ -130,7 +161,7 @@ impl Holds {
     pub(crate) fn add(&self, rank: Rank) {
         let mut ranks = self.ranks.lock();
         if !ranks.iter().any(|&(other, _)| other == rank) {
-            ranks.push((rank, false));
+            ranks.push((rank, Room::Any));
             self.ranks.set_count(ranks.len());
         }
     }
@@ -168,27 +199,26 @@ impl Pass<'_> {
         let Holds { ranks: holds, turns } = &self.device.holds;
         let Some(mut ranks) = holds.try_lock() else { return };
         let turn = turns.fetch_add(1, Ordering::Relaxed);
-        let on = !self.inner.unexpected.is_low();
-        let told: Vec<Rank> = if on {
-            ranks
-                .iter_mut()
-                .filter_map(|(rank, told)| (!std::mem::replace(told, true)).then_some(*rank))
-                .collect()
-        } else {
-            let told = ranks.drain(..).filter_map(|(rank, told)| told.then_some(rank)).collect();
-            holds.set_count(0);
-            told
-        };
+        let mut news = Vec::new();
+        ranks.retain_mut(|(rank, told)| {
+            let room = self.inner.unexpected.room(*told);
+            if room != *told {
+                news.push((*rank, room));
+                *told = room;
+            }
+            room != Room::Any
+        });
+        holds.set_count(ranks.len());
         drop(ranks);
-        for rank in told {
-            self.device.control(self.inner, rank, Message::Hold { on, turn }, SmallBytes::empty());
+        for (rank, room) in news {
+            self.device.control(self.inner, rank, Message::Hold { room, turn }, SmallBytes::empty());
         }
     }
 
-    /// A peer has told this rank to hold, or to go on.
-    pub(crate) fn hold(&self, from: Rank, on: bool, turn: u64) {
+    /// A peer says what it has room for.
+    pub(crate) fn hold(&self, from: Rank, room: Room, turn: u64) {
         if let Some(route) = self.device.route(from) {
-            route.hold(on, turn);
+            route.hold(room, turn);
         }
     }
 }

@@ -6,12 +6,13 @@ use crate::bulk::Shares;
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::Rank;
+use crate::protocol::header::Room;
 use crate::protocol::select::{PathVerdict, choose};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Caps, DownCause, Link, PeerId, PeerMemory, Reach, SubmitError};
 use carrack_transports::sync::hurdles::{Flag, Hurdles};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// From a device to one peer. Made when the peer is first used; a silent peer costs an empty cell.
@@ -26,6 +27,8 @@ pub(crate) struct Route {
     hurdles: Hurdles,
     /// The last turn of the peer's word on offers.
     held_turn: Mutex<u64>,
+    /// The peer keeps too many notifications.
+    takes_no_notifications: AtomicBool,
     /// How often the peer has asked for something.
     asked: AtomicU32,
     /// The transport over which one of the two ranks reaches words of the other's whose agent is a NIC.
@@ -88,6 +91,7 @@ impl Route {
             backlog: Mutex::default(),
             hurdles: Hurdles::default(),
             held_turn: Mutex::new(0),
+            takes_no_notifications: AtomicBool::new(false),
             asked: AtomicU32::new(0),
             words_over: OnceLock::new(),
             to_words: OnceLock::new(),
@@ -131,13 +135,19 @@ impl Route {
         self.hurdles.has(HELD)
     }
 
-    /// The peer has said that it wants offers, or not any more; heed the last word, in whatever order they come.
-    pub(crate) fn hold(&self, on: bool, turn: u64) {
+    /// Notes what the peer has room for. The latest turn counts, in whatever order they come.
+    pub(crate) fn hold(&self, room: Room, turn: u64) {
         let mut last = self.held_turn.lock().unwrap_or_else(PoisonError::into_inner);
         if turn > *last {
             *last = turn;
-            self.hurdles.set(HELD, on);
+            self.hurdles.set(HELD, room != Room::Any);
+            self.takes_no_notifications.store(room == Room::OffersOnly, Ordering::Relaxed);
         }
+    }
+
+    /// Returns `true` if puts and gets that notify the peer have to wait.
+    pub(crate) fn takes_no_notifications(&self) -> bool {
+        self.takes_no_notifications.load(Ordering::Relaxed)
     }
 
     /// How many wait in the backlog.
@@ -323,18 +333,20 @@ mod tests {
     #[test]
     fn a_peer_that_holds_is_no_obstacle_to_offers() {
         let route = Route::new(Rank(1));
-        route.hold(true, 1);
+        route.hold(Room::Offers, 1);
         assert!(!route.is_clear() && route.is_open() && route.is_held());
         route.set_waiting(3);
         assert!(!route.is_open() && route.is_held());
-        route.hold(false, 2);
+        route.hold(Room::Any, 2);
         route.set_waiting(0);
         assert!(route.is_clear());
         // Two words that cross: the later one counts.
-        route.hold(false, 4);
-        route.hold(true, 3);
-        assert!(route.is_clear());
-        route.hold(true, 5);
-        assert!(route.is_held());
+        route.hold(Room::Any, 4);
+        route.hold(Room::OffersOnly, 3);
+        assert!(route.is_clear() && !route.takes_no_notifications());
+        route.hold(Room::OffersOnly, 5);
+        assert!(route.is_held() && route.takes_no_notifications());
+        route.hold(Room::Offers, 6);
+        assert!(route.is_held() && !route.takes_no_notifications());
     }
 }

@@ -178,6 +178,18 @@ impl<K> Post<'_, K> {
         Begun::Over(Status { rank, tag, size, user_context, buffer, error: None })
     }
 
+    /// Returns `true` if an operation that notifies the owner is to be tried later: the owner keeps too many
+    /// notifications, or this rank has not listened for long.
+    pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
+        // What may not be tried again goes, and waits at the owner.
+        if signal.is_none() || !(self.allow.retry || !self.allow.posted) {
+            return false;
+        }
+        let device = self.device_inner();
+        device.deaf.has_to_listen()
+            || device.known_route(self.rank).is_some_and(|route| route.takes_no_notifications())
+    }
+
     /// Tells the owner's completion object, if one was named.
     pub(super) fn tell(&self, device: &DeviceInner, place: &Place<'_>, size: usize) {
         if let Some(comp) = place.signal {
@@ -257,6 +269,7 @@ pub(super) fn tell(
     (comp, tag): (RemoteComp, Tag),
     size: usize,
 ) {
+    device.deaf.sent(0);
     device.control(runtime, rank, Message::Signal { comp, tag }, word(size as u64));
 }
 
@@ -340,6 +353,9 @@ impl Post<'_, Put<'_>> {
         let Some(buffer) = given.as_ref() else { return Err(PostError::Spent) };
         let size = buffer.len();
         let remote = self.remote(place, size as u64, buffer.gpu())?;
+        if self.waits_to_notify(place.signal) {
+            return Ok(Begun::Busy);
+        }
         let device = self.device_inner();
         if let Some((region, at)) = remote
             && region.kind().is_host()
@@ -521,6 +537,9 @@ impl Post<'_, Get<'_>> {
         let Some(target) = buffer.view_mut() else { return Err(PostError::ReadOnly("Bytes")) };
         let place_kind = target.place().kind();
         let remote = self.remote(place, size as u64, near.as_ref())?;
+        if self.waits_to_notify(place.signal) {
+            return Ok(Begun::Busy);
+        }
         if size == 0 {
             self.tell(device, place, 0);
             return Ok(self.over(0, given.take().unwrap_or_default()));

@@ -205,14 +205,7 @@ impl Pass<'_> {
     }
 
     #[inline]
-    fn deliver_am(
-        &mut self,
-        from: Rank,
-        name: RemoteComp,
-        tag: Tag,
-        payload: Payload,
-        comps: &Snapshot,
-    ) {
+    fn deliver_am(&mut self, from: Rank, name: RemoteComp, tag: Tag, payload: Payload, comps: &Snapshot) {
         let Some(comp) = comps.get(name) else {
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size: payload.len() });
             return;
@@ -235,11 +228,7 @@ impl Pass<'_> {
     /// The buffer in which a completion object gets a message. Gives the message back if it needs a packet
     /// and none is left.
     #[inline]
-    pub(super) fn buffer_for(
-        &self,
-        comp: &Arc<dyn Completion>,
-        payload: Payload,
-    ) -> Result<Buffer, Payload> {
+    pub(super) fn buffer_for(&self, comp: &Arc<dyn Completion>, payload: Payload) -> Result<Buffer, Payload> {
         match payload {
             Payload::Small(small) => Ok(Buffer::Small(small)),
             Payload::Packet(packet) => Ok(Buffer::Packet(packet)),

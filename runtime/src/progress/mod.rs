@@ -27,8 +27,8 @@ pub(crate) use land::{Fetched, Landing, Owed};
 pub(crate) use line::InLine;
 pub(crate) use request::DumpRequest;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
-pub(crate) use undelivered::Undelivered;
 pub(crate) use thread::ProgressThread;
+pub(crate) use undelivered::Undelivered;
 
 use crate::bulk::wire::Offer;
 use crate::chores::{self, Chore};
@@ -182,13 +182,9 @@ impl Inner {
     }
 
     #[inline]
-    fn progress_others(
-        &self,
-        mut progress: Result<bool, ProgressError>,
-    ) -> Result<bool, ProgressError> {
+    fn progress_others(&self, mut progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
         let devices = self.devices();
-        if devices.len() > 1 && !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler))
-        {
+        if devices.len() > 1 && !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler)) {
             let others = devices[1..].to_vec();
             drop(devices);
             for device in &others {

@@ -4,7 +4,7 @@
 //! object's. Whatever comes later for the same object waits behind it, in order; deliveries for other
 //! objects pass. An active message for which no packet is left waits in the same way.
 //!
-//! What peers have sent is charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`). Beyond
+//! What waits is charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`). Beyond
 //! it, senders are told to hold (`peer::hold`): their messages then come as offers, which wait here
 //! without their bytes and are fetched one at a time when their turn has come.
 
@@ -49,7 +49,7 @@ struct Told {
 
 /// A delivery that waits.
 enum Entry {
-    /// The end of an operation, or what a peer has sent: that is charged to the budget.
+    /// The end of an operation, or what a peer has sent; and what it is charged with.
     Status(Status, Option<Kept>),
     /// An active message that still needs a packet.
     Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },
@@ -163,10 +163,7 @@ impl Undelivered {
 
 impl DeviceInner {
     /// Has progress tell completion objects, for callers that cannot: they hold locks.
-    pub(crate) fn tell_later(
-        &self,
-        ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>,
-    ) {
+    pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>) {
         let mut ended = ended.into_iter().peekable();
         if ended.peek().is_none() {
             return;
@@ -269,12 +266,7 @@ impl Pass<'_> {
     }
 
     #[inline]
-    fn tell_or_keep(
-        &mut self,
-        comp: Option<&Arc<dyn Completion>>,
-        status: Status,
-        is_arrival: bool,
-    ) {
+    fn tell_or_keep(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status, is_arrival: bool) {
         if let Some(comp) = comp
             && self.device.is_waited_for(comp)
         {
@@ -305,12 +297,7 @@ impl Pass<'_> {
 
     /// Keeps a status that its completion object has refused.
     #[cold]
-    pub(super) fn keep_refused(
-        &mut self,
-        comp: &Arc<dyn Completion>,
-        status: Status,
-        is_arrival: bool,
-    ) {
+    pub(super) fn keep_refused(&mut self, comp: &Arc<dyn Completion>, status: Status, is_arrival: bool) {
         self.keep_status(comp, status, is_arrival, Some(Refusal::Full));
     }
 
@@ -323,16 +310,17 @@ impl Pass<'_> {
         is_arrival: bool,
         why: Option<Refusal>,
     ) {
-        let entry = if is_arrival { self.charged(status) } else { Entry::Status(status, None) };
+        let entry = if is_arrival {
+            self.charged(status)
+        } else {
+            // The buffer is the user's. A peer may have caused it all the same, by a put that notifies.
+            let kept = self.charge(status.rank, Kept::STATUS);
+            Entry::Status(status, Some(kept))
+        };
         self.add_undelivered(comp, entry, why);
     }
 
-    fn add_undelivered(
-        &mut self,
-        comp: &Arc<dyn Completion>,
-        entry: Entry,
-        why: Option<Refusal>,
-    ) {
+    fn add_undelivered(&mut self, comp: &Arc<dyn Completion>, entry: Entry, why: Option<Refusal>) {
         let mut undelivered = self.device.undelivered.lock();
         let queue = undelivered.queue_or_new(comp);
         queue.entries.push_back(entry);
@@ -370,7 +358,7 @@ impl Pass<'_> {
     }
 
     fn charge(&self, from: Rank, kept: Kept) -> Kept {
-        if self.inner.unexpected.charge(kept) {
+        if self.inner.unexpected.charge_delivery(kept) {
             self.device.holds.add(from);
         }
         kept
@@ -391,7 +379,7 @@ impl Pass<'_> {
         let entry = self.charged_message(from, tag, self.settle(payload));
         match self.device.wait_behind(comp, entry) {
             Err(Entry::Message { payload, kept, .. }) => {
-                self.inner.unexpected.release(kept);
+                self.inner.unexpected.release_delivery(kept);
                 Err(payload)
             }
             _ => Ok(()),
@@ -400,13 +388,7 @@ impl Pass<'_> {
 
     /// The offer of an active message waits behind others for the same object. Returns `false` if there
     /// are none.
-    pub(crate) fn queue_offer(
-        &self,
-        comp: &Arc<dyn Completion>,
-        from: Rank,
-        tag: Tag,
-        offer: Offer,
-    ) -> bool {
+    pub(crate) fn queue_offer(&self, comp: &Arc<dyn Completion>, from: Rank, tag: Tag, offer: Offer) -> bool {
         self.device.is_waited_for(comp)
             && self.device.wait_behind(comp, Entry::Offer { from, tag, offer }).is_ok()
     }
@@ -437,7 +419,7 @@ impl Pass<'_> {
                 None => {
                     self.moved = true;
                     if let Some(kept) = kept {
-                        self.inner.unexpected.release(kept);
+                        self.inner.unexpected.release_delivery(kept);
                     }
                 }
                 Some(_) => at += 1,
@@ -466,28 +448,22 @@ impl Pass<'_> {
         self.device.undelivered.set_count(undelivered.count());
         drop(undelivered);
         for kept in orphans.iter().flat_map(|queue| &queue.entries).filter_map(Entry::kept) {
-            self.inner.unexpected.release(kept);
+            self.inner.unexpected.release_delivery(kept);
         }
     }
 
     /// Tries a delivery once more. Gives it back with the reason if it still has to wait.
-    fn deliver_again(
-        &mut self,
-        comp: &Arc<dyn Completion>,
-        entry: Entry,
-    ) -> Option<(Entry, Refusal)> {
+    fn deliver_again(&mut self, comp: &Arc<dyn Completion>, entry: Entry) -> Option<(Entry, Refusal)> {
         let (status, kept) = match entry {
             Entry::Status(status, kept) => (status, kept),
-            Entry::Message { from, tag, payload, kept } => {
-                match self.place_am(comp, (from, tag), payload) {
-                    Ok(Some(status)) => (status, Some(kept)),
-                    Ok(None) => return None,
-                    Err((payload, why)) => {
-                        let why = self.no_packet(why);
-                        return Some((Entry::Message { from, tag, payload, kept }, why));
-                    }
+            Entry::Message { from, tag, payload, kept } => match self.place_am(comp, (from, tag), payload) {
+                Ok(Some(status)) => (status, Some(kept)),
+                Ok(None) => return None,
+                Err((payload, why)) => {
+                    let why = self.no_packet(why);
+                    return Some((Entry::Message { from, tag, payload, kept }, why));
                 }
-            }
+            },
             Entry::Offer { from, tag, offer } => {
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
@@ -549,12 +525,7 @@ impl Pass<'_> {
 impl Inner {
     /// Tells a completion object outside of progress, in a call that posts. What has no room waits with
     /// the device; a panic is reported by the next call of progress.
-    pub(crate) fn tell(
-        &self,
-        device: &DeviceInner,
-        comp: Option<&Arc<dyn Completion>>,
-        status: Status,
-    ) {
+    pub(crate) fn tell(&self, device: &DeviceInner, comp: Option<&Arc<dyn Completion>>, status: Status) {
         if let Some(comp) = comp
             && device.is_waited_for(comp)
         {

@@ -48,8 +48,8 @@ pub(crate) enum Message {
     Pieces { landing: u64 },
     /// Asks for an atomic operation.
     Atomic { swap: bool },
-    /// Messages that are to be matched are to be offered; or not any more. A later turn overrules earlier ones.
-    Hold { on: bool, turn: u64 },
+    /// What the sender of this has room for. A later turn overrules earlier ones.
+    Hold { room: Room, turn: u64 },
     /// What was offered is being copied by the kernel: its sender may help.
     Help { token: u64 },
     /// Asks where a region is, for this rank's NIC.
@@ -119,7 +119,7 @@ impl Message {
             Self::Pieces { landing } => Header([PIECES, landing]),
             Self::Atomic { swap } => Header([ATOMIC, u64::from(swap)]),
             Self::Note { group, number } => Header([NOTE | u64::from(group) << 32, number]),
-            Self::Hold { on, turn } => Header([HOLD, turn << 1 | u64::from(on)]),
+            Self::Hold { room, turn } => Header([HOLD, turn << 2 | room as u64]),
         }
     }
 
@@ -224,10 +224,30 @@ impl Message {
             GET if policy == 0 && engine == 0 => Ok(Self::Get { comp, tag }),
             PIECES if word == PIECES => Ok(Self::Pieces { landing: tag.0 }),
             NOTE if policy == 0 && engine == 0 => Ok(Self::Note { group: comp.0, number: tag.0 }),
-            HOLD if word == HOLD => Ok(Self::Hold { on: tag.0 & 1 == 1, turn: tag.0 >> 1 }),
+            HOLD if word == HOLD => {
+                let room = Room::of(tag.0 & 0b11).ok_or("a hold of no kind")?;
+                Ok(Self::Hold { room, turn: tag.0 >> 2 })
+            }
             ATOMIC if word == ATOMIC && tag.0 <= 1 => Ok(Self::Atomic { swap: tag.0 == 1 }),
             _ => Err(format!("a header of {word:#018x}")),
         }
+    }
+}
+
+/// What a receiver that keeps messages has room for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Room {
+    /// Any message.
+    Any = 0,
+    /// Offers of messages, and notifications.
+    Offers = 1,
+    /// Offers of messages, and no notifications of puts and gets.
+    OffersOnly = 2,
+}
+
+impl Room {
+    fn of(code: u64) -> Option<Self> {
+        [Self::Any, Self::Offers, Self::OffersOnly].into_iter().find(|room| *room as u64 == code)
     }
 }
 

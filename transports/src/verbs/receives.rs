@@ -140,7 +140,8 @@ impl Receives {
         let refilled = self.fill(slot);
         // While half of the receives stand, one that is missing is nobody's loss.
         let enough = 2 * self.empty.len() < self.slots.len();
-        if !refilled && !enough
+        if !refilled
+            && !enough
             && let Some(bytes) = packet.as_slice().map(<[u8]>::to_vec)
         {
             // Packets are out, and the receives that stand are needed for what the runtime has to say.

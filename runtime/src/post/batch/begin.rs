@@ -30,6 +30,9 @@ pub(in crate::post) enum Started {
 impl Post<'_, Batch<'_>> {
     /// Begins it, in its order if it has one.
     pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+        if self.waits_to_notify(self.kind.signal) {
+            return Ok(Begun::Busy);
+        }
         if let Some(order) = &self.order
             && !order.is_over()?
         {
