@@ -35,7 +35,8 @@ pub trait Completion: Send + Sync {
     /// Takes a status.
     ///
     /// # Errors
-    /// The status itself, when there is no room for it now. The runtime keeps it, tells the user
+    /// The status itself, when there is no room for it now. The runtime keeps it, and later ones for the same
+    /// object behind it, tells the user once
     /// ([`ProgressError::CompletionFull`](crate::ProgressError::CompletionFull)), and tries again.
     #[allow(clippy::result_large_err, reason = "the error is the status that did not fit")]
     fn signal(&self, status: Status) -> Result<(), Status>;

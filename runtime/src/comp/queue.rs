@@ -5,7 +5,8 @@ use carrack_transports::sync::Queue;
 use std::sync::Arc;
 
 /// Keeps statuses until they are taken, in the order in which they came: any number of threads may push
-/// and pop. It never overwrites: when it is full, progress says so, and goes on once there is room.
+/// and pop. It never overwrites. What comes while it is full waits for room, in order, and progress reports
+/// [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else goes on.
 #[derive(Clone)]
 pub struct CompQueue {
     queue: Arc<Statuses>,
