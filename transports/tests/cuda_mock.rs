@@ -394,6 +394,32 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     wait(&*streams[0]).expect("a stream counts once, however often it waits");
 }
 
+/// A stream that waits, and is not known to wait, would have its word used for something else.
+#[test]
+fn a_stream_is_given_no_wait_and_no_copy_that_no_event_could_tell_of() {
+    let library = mock("untold", "-DMOCK");
+    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let stream = gpu.stream().unwrap();
+    let word = Box::leak(Box::new(AtomicU64::new(0)));
+    // SAFETY: an aligned word that stays.
+    let wait = || unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) };
+    let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());
+    let ends = ((dst.addr() as *mut u8, dst.kind()), (src.addr() as *const u8, src.kind()));
+    // SAFETY: both regions outlive the copy.
+    let copy = || unsafe { stream.copy(ends.0, ends.1, 100) };
+    self::word(&library, "mock_refuse_events");
+    let refused = [wait().unwrap_err(), copy().unwrap_err()];
+    assert_eq!(refused.map(|why| (why.call, why.code)), [("cuEventCreate", 2); 2]);
+    assert_eq!([self::word(&library, "mock_waits"), self::word(&library, "mock_copies")], [0, 0]);
+    self::word(&library, "mock_allow_events");
+    let (past, copied) = (wait().unwrap(), copy().unwrap());
+    assert_eq!([self::word(&library, "mock_waits"), self::word(&library, "mock_copies")], [1, 1]);
+    assert!([&past, &copied].iter().all(|event| event.query() == Ok(false)));
+    word.store(1, Ordering::Release);
+    past.wait().unwrap();
+    copied.wait().unwrap();
+}
+
 /// gpu.md: dma-buf rule 2; streams rule 3.
 #[test]
 fn memory_is_lent_to_nics_by_whole_pages_and_flushed_where_the_device_asks_for_that() {
