@@ -40,7 +40,14 @@ use std::sync::Arc;
 /// A driver: the devices that this process can see, and what an address is.
 ///
 /// Any thread may call any method.
-pub trait Driver: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// What it says of an address is true: the kind of memory there, its extent and its owner. What it calls host
+/// memory, or nothing of its own, the CPU can touch. The kind, the extent and the number of an allocation are
+/// the same as long as there is that allocation.
+///
+/// Its devices keep the promise of [`Gpu`].
+pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// A word for reports: `none`, `fake (simulated)`, `cuda`.
     fn name(&self) -> &'static str;
 
@@ -185,7 +192,16 @@ pub enum Flavour {
 }
 
 /// One device. Any thread may call any method.
-pub trait Gpu: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is of the kind
+/// that the region says, and that of a new allocation belongs to its region alone.
+///
+/// An [`Event`] that a copy returns fires, or fails, only when nothing reads or writes either end any more.
+/// A copy that is refused is not in flight. What it says of an address is true, as of [`Driver`].
+///
+/// Its streams keep the promise of [`Stream`].
+pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &GpuInfo;
 
@@ -439,7 +455,33 @@ impl fmt::Debug for HostRegistration {
 }
 
 /// Work in order.
-pub trait Stream: Any + Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// Events of copies keep the promise that [`Gpu`] makes of them. The event of
+/// [`wait_value64`](Self::wait_value64) fires, or fails, only when the stream will not read the word for
+/// that wait any more; a wait or a write that is refused was not given to the stream.
+///
+/// ```compile_fail,E0200
+/// # use carrack_transports::gpu::{Event, Gpu, GpuError, Stream};
+/// # use std::sync::Arc;
+/// #[derive(Debug)]
+/// struct Early;
+/// impl Stream for Early {
+///     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+///         unimplemented!()
+///     }
+///     fn record(&self) -> Result<Event, GpuError> {
+///         unimplemented!()
+///     }
+///     fn wait(&self, _: &Event) -> Result<(), GpuError> {
+///         Ok(())
+///     }
+///     fn synchronize(&self) -> Result<(), GpuError> {
+///         Ok(())
+///     }
+/// }
+/// ```
+pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// The device that works on it.
     ///
     /// # Errors

@@ -123,7 +123,9 @@ impl CudaStream {
     }
 }
 
-impl Stream for CudaStream {
+// SAFETY: as of `CudaGpu`. A wait is given to the stream when there is an event to tell of it, and by one call with
+// what tells of it, or before that event is recorded.
+unsafe impl Stream for CudaStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(Arc::clone(&self.gpu) as Arc<dyn Gpu>)
     }
