@@ -181,8 +181,12 @@ pub(super) fn allow_peers() {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Geometry, Shm};
     use super::*;
+    use crate::contract::{Batch, Identity, PeerId, Transport};
+    use crate::mem::{HostAllocator, PacketPool};
     use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
 
     /// Where a process has memory that it does not look at: the far end of its stack.
     fn unused(child: &Child) -> u64 {
@@ -229,6 +233,29 @@ mod tests {
                 assert_eq!(here, there);
             }
         }
+    }
+
+    #[test]
+    fn ranks_of_one_process_neither_write_each_others_memory_nor_ask_each_other_to() {
+        let transport = Shm::new(Geometry { slots: 16, chunks: 2, chunk_size: 4096 });
+        let info = transport.devices().unwrap().remove(0);
+        let [zero, one] = [0, 1].map(|me| {
+            let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
+            let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
+            transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
+        });
+        let link = zero.connect(&one.address(), PeerId(1)).unwrap();
+        let (mut batch, begun) = (Batch::new(32), Instant::now());
+        while !link.is_up() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
+            one.poll(&mut batch, &mut |batch| _ = batch.drain());
+            zero.poll(&mut batch, &mut |batch| _ = batch.drain());
+        }
+        let memory = vec![7_u8; 64];
+        let written = link.peer_memory().unwrap().write(memory.as_ptr() as u64, MemRef::host(&[9; 64]));
+        assert!(matches!(written, Err(PeerMemoryError::Refused(_))), "{written:?}");
+        assert_eq!(std::hint::black_box(&memory), &[7; 64]);
+        assert!(link.splits().is_none(), "a peer would be asked to write here");
     }
 
     #[test]
