@@ -393,28 +393,46 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     wait(&*streams[0]).expect("a stream counts once, however often it waits");
 }
 
+/// Their memory would be used again while the engine is at it.
+#[test]
+fn copies_under_way_have_not_failed_because_no_event_can_tell_of_them() {
+    let library = mock("unmarked", "-DMOCK");
+    let gpu = open(&library).devices().unwrap().remove(0);
+    let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());
+    let ends = ((dst.addr() as *mut u8, dst.kind()), (src.addr() as *const u8, src.kind()));
+    word(&library, "mock_refuse_events");
+    // SAFETY: both regions outlive the copies.
+    let copies = [(); 3].map(|()| unsafe { gpu.copy(ends.0, ends.1, 100) }.unwrap());
+    assert_eq!(copies[0].query(), Ok(false));
+    copies[0].wait().unwrap();
+    src.whole().write(&[7; 100]).unwrap();
+    assert_eq!(src.whole().to_vec().unwrap(), [7; 100]);
+    copies.iter().for_each(|copy| copy.wait().unwrap());
+    assert_eq!((word(&library, "mock_copies"), word(&library, "mock_events")), (5, 0));
+}
+
 /// A stream that waits, and is not known to wait, would have its word used for something else.
 #[test]
 fn a_stream_is_given_no_wait_and_no_copy_that_no_event_could_tell_of() {
     let library = mock("untold", "-DMOCK");
     let gpu = open(&library).devices().unwrap().remove(0);
     let stream = gpu.stream().unwrap();
-    let word = Box::leak(Box::new(AtomicU64::new(0)));
+    let gate = Box::leak(Box::new(AtomicU64::new(0)));
     // SAFETY: an aligned word that stays.
-    let wait = || unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) };
+    let wait = || unsafe { stream.wait_value64(gate.as_ptr(), 1, Until::Reached) };
     let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());
     let ends = ((dst.addr() as *mut u8, dst.kind()), (src.addr() as *const u8, src.kind()));
     // SAFETY: both regions outlive the copy.
     let copy = || unsafe { stream.copy(ends.0, ends.1, 100) };
-    self::word(&library, "mock_refuse_events");
+    word(&library, "mock_refuse_events");
     let refused = [wait().unwrap_err(), copy().unwrap_err()];
     assert_eq!(refused.map(|why| (why.call, why.code)), [("cuEventCreate", 2); 2]);
-    assert_eq!([self::word(&library, "mock_waits"), self::word(&library, "mock_copies")], [0, 0]);
-    self::word(&library, "mock_allow_events");
+    assert_eq!([word(&library, "mock_waits"), word(&library, "mock_copies")], [0, 0]);
+    word(&library, "mock_allow_events");
     let (past, copied) = (wait().unwrap(), copy().unwrap());
-    assert_eq!([self::word(&library, "mock_waits"), self::word(&library, "mock_copies")], [1, 1]);
+    assert_eq!([word(&library, "mock_waits"), word(&library, "mock_copies")], [1, 1]);
     assert!([&past, &copied].iter().all(|event| event.query() == Ok(false)));
-    word.store(1, Ordering::Release);
+    gate.store(1, Ordering::Release);
     past.wait().unwrap();
     copied.wait().unwrap();
 }
