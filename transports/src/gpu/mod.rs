@@ -306,13 +306,14 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     ) -> Result<Event, GpuError>;
 
     /// Starts many copies, as [`copy`](Self::copy) does one: by one call of the driver where it has one for that
-    /// ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all of them are there.
+    /// ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all of them are there. A byte that two of
+    /// them write is either's.
     ///
     /// # Errors
     /// The driver's. Nothing is under way then, but some of the copies may have been made.
     ///
     /// # Safety
-    /// As [`copy`](Self::copy), of each of them; and no two of them write the same byte.
+    /// As [`copy`](Self::copy), of each of them.
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}")))
     }
