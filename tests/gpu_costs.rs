@@ -12,7 +12,6 @@ mod profile;
 
 use carrack::buffer::raw;
 use carrack::region::Region;
-use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::{Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, Rmr, Runtime, StreamCounter, Tag};
 use std::path::PathBuf;
@@ -52,7 +51,7 @@ impl Ground {
 
     fn of(test: &'static str, define: &str, has_copier: bool) -> Self {
         let library = mock::library(test, define);
-        let driver = CudaDriver::at(&library);
+        let driver = mock::open(&library);
         if has_copier {
             driver.use_copiers();
         }
@@ -225,7 +224,7 @@ fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
 fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() {
     let ground = Ground::new("send");
     let start = |bootstrap| {
-        let driver = Arc::new(CudaDriver::at(&ground.library));
+        let driver = Arc::new(mock::open(&ground.library));
         let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
         builder.bootstrap(Box::new(bootstrap)).start().unwrap()
     };

@@ -6,9 +6,8 @@
 
 use super::profile::{counted, why_not};
 use super::support::{Job, OverShm, built, connect, unstarted};
-use super::{Ground, put};
+use super::{Ground, mock, put};
 use carrack::region::Region;
-use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{CopierState, Flavour};
 use carrack::{Counter, Piece, Rank, Rmr, Runtime, Tag};
 use std::hint::black_box;
@@ -152,7 +151,7 @@ fn messages_in_their_role() {
     }
     let ground = Ground::new("send-instructions");
     let start = |bootstrap| {
-        let driver = Arc::new(CudaDriver::at(&ground.library));
+        let driver = Arc::new(mock::open(&ground.library));
         let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
         builder.bootstrap(Box::new(bootstrap)).start().unwrap()
     };

@@ -33,9 +33,32 @@ pub enum AdoptError {
     System(Errno),
 }
 
-/// Takes over a Unix socket of sequenced packets that this process inherited under a number of which the
-/// environment tells, and sets it to close on exec. Each number can be taken over once.
-pub fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
+/// The variable by which a launcher tells a process the number of the socket that it inherits.
+pub const INHERITED: &str = "CARRACK_BOOTSTRAP_FD";
+
+/// Takes over the socket that this process inherited, under the number in [`INHERITED`].
+///
+/// # Errors
+/// See [`AdoptError`].
+pub fn inherited() -> Result<OwnedFd, AdoptError> {
+    let number = std::env::var(INHERITED).ok().and_then(|number| number.parse().ok());
+    // SAFETY: the variable is the launcher's word that the descriptor was passed on for this, and it alone
+    // can pass one on. Safe code of this edition sets no variable.
+    unsafe { adopt(number.ok_or(AdoptError::NotOpen)?) }
+}
+
+/// Takes over a Unix socket of sequenced packets, and sets it to close on exec. Each number can be taken over once.
+///
+/// # Errors
+/// See [`AdoptError`].
+///
+/// # Safety
+/// The descriptor of that number, if it is open, is owned by nothing else in this process.
+///
+/// ```compile_fail,E0133
+/// let standard_error = carrack_transports::fd_channel::adopt(2);
+/// ```
+pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
     static TAKEN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
     // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
     if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
@@ -55,8 +78,7 @@ pub fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
     }
     rustix::io::fcntl_setfd(seen, rustix::io::FdFlags::CLOEXEC).map_err(AdoptError::System)?;
     taken.insert(number);
-    // SAFETY: it is open, it was open before this process's own code ran (that is what the environment
-    // says), and nobody else takes it over, as the set above remembers.
+    // SAFETY: it is open. Nothing else owns it, says the caller, and the set remembers that this does.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -200,6 +222,25 @@ fn new_socket() -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::IntoRawFd;
+
+    #[test]
+    fn a_descriptor_is_taken_over_once_and_only_if_it_is_a_socket_of_packets() {
+        // SAFETY: nothing owns these numbers: they are not open, or were given up.
+        let adopt = |number| unsafe { adopt(number) };
+        for number in [-1, 987_654] {
+            assert_eq!(adopt(number).unwrap_err(), AdoptError::NotOpen);
+        }
+        let file = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
+        assert_eq!(adopt(file).unwrap_err(), AdoptError::NotASocket);
+        let stream = std::os::unix::net::UnixStream::pair().unwrap().0.into_raw_fd();
+        assert_eq!(adopt(stream).unwrap_err(), AdoptError::OtherSocket);
+        let number = new_socket().unwrap().into_raw_fd();
+        let socket = adopt(number).unwrap();
+        assert_eq!(adopt(number).unwrap_err(), AdoptError::Taken);
+        let flags = rustix::io::fcntl_getfd(&socket).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
 
     #[test]
     fn a_message_and_its_descriptors_arrive_whole_and_an_end_is_noticed() {

@@ -13,14 +13,13 @@ mod readers;
 #[path = "cuda_mock/vmm.rs"]
 mod vmm;
 
-use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{
     Driver, Flavour, Gpu, Handle, HandleForm, HandleKey, RemoteWrites, Stream, Until,
 };
 use carrack_transports::mem::{
     AllocId, Freed, GpuUuid, KnownMemory, MR_DEVICE, MR_UNKNOWN, MemKind, RawError, Region,
 };
-use mock::{library as mock, word};
+use mock::{library as mock, open, word};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ fn unknown_to_the_driver(gpu: &Arc<dyn Gpu>, len: usize) -> Region {
 
 #[test]
 fn without_a_library_every_address_is_host_memory_and_the_reason_is_told() {
-    let driver = CudaDriver::at(Path::new("/nowhere/libcuda.so.1"));
+    let driver = open(Path::new("/nowhere/libcuda.so.1"));
     assert!(driver.classify(0x1000).unwrap().is_none());
     assert!(driver.buffer_id(0x1000).unwrap().is_none());
     let why = driver.devices().unwrap_err();
@@ -50,12 +49,12 @@ fn without_a_library_every_address_is_host_memory_and_the_reason_is_told() {
 fn a_file_that_is_no_library_is_an_error() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-library.so");
     std::fs::write(&path, "not a library").unwrap();
-    assert_eq!(CudaDriver::at(&path).devices().unwrap_err().name, "NO_LIBRARY");
+    assert_eq!(open(&path).devices().unwrap_err().name, "NO_LIBRARY");
 }
 
 #[test]
 fn a_library_of_something_else_lacks_the_first_call() {
-    let why = CudaDriver::at(Path::new("libc.so.6")).devices().unwrap_err();
+    let why = open(Path::new("libc.so.6")).devices().unwrap_err();
     assert_eq!((why.call, why.name), ("cuDriverGetVersion", "MISSING_CALL"));
     assert!(why.hint.contains("libc.so.6"), "{why}");
 }
@@ -63,7 +62,7 @@ fn a_library_of_something_else_lacks_the_first_call() {
 #[test]
 fn a_stub_is_recognised_named_and_what_to_do_is_said() {
     let library = mock("stub", "-DSTUB");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let why = driver.devices().unwrap_err();
     assert_eq!((why.code, why.name), (34, "STUB_LIBRARY"));
     assert!(why.hint.contains(&library.display().to_string()), "{why}");
@@ -73,7 +72,7 @@ fn a_stub_is_recognised_named_and_what_to_do_is_said() {
 
 #[test]
 fn a_driver_that_is_too_old_is_told_so() {
-    let why = CudaDriver::at(&mock("ancient", "-DANCIENT")).devices().unwrap_err();
+    let why = open(&mock("ancient", "-DANCIENT")).devices().unwrap_err();
     assert_eq!(why.name, "TOO_OLD");
     assert!(why.hint.contains("10.2") && why.hint.contains("update"), "{why}");
 }
@@ -82,7 +81,7 @@ fn a_driver_that_is_too_old_is_told_so() {
 #[test]
 fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
     let library = mock("inits", "-DMOCK");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     assert!(format!("{driver:?}").contains("not opened"), "nothing is opened at the start");
     assert!(driver.classify(0x10000).unwrap().is_none(), "nobody can have device memory yet");
     assert!(driver.version().unwrap().contains("99.0"));
@@ -106,7 +105,7 @@ fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
 #[test]
 fn copies_use_a_few_streams_and_events_again_and_again() {
     let library = mock("copies", "-DMOCK");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let (one, other) =
         (gpu.allocate(100, Flavour::Plain).unwrap(), gpu.allocate(100, Flavour::Plain).unwrap());
@@ -154,7 +153,7 @@ fn copies_use_a_few_streams_and_events_again_and_again() {
 #[test]
 fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for() {
     let library = mock("opens", "-DMOCK");
-    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let gpu = open(&library).devices().unwrap().remove(0);
     let handle = |id| Handle {
         gpu: GpuUuid([9; 16]),
         id: AllocId(id),
@@ -179,7 +178,7 @@ fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for(
 #[test]
 fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
     let library = mock("refusals", "-DMOCK");
-    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let gpu = open(&library).devices().unwrap().remove(0);
     let refused = |code: u8| {
         let (mut bytes, id) = ([0; 64], AllocId(1));
         bytes[0] = code;
@@ -206,7 +205,7 @@ fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
 #[test]
 fn what_is_dropped_after_the_driver_has_gone_is_dropped_quietly() {
     let library = mock("gone", "-DMOCK");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let region = gpu.allocate(100, Flavour::Plain).unwrap();
     region.whole().write(&[1; 100]).unwrap();
@@ -223,7 +222,7 @@ fn what_is_dropped_after_the_driver_has_gone_is_dropped_quietly() {
 
 #[test]
 fn codes_and_types_that_no_header_has_are_errors() {
-    let driver = CudaDriver::at(&mock("unheard", "-DMOCK"));
+    let driver = open(&mock("unheard", "-DMOCK"));
     let gpus = driver.devices().unwrap();
     let why = gpus[0].allocate(1 << 40, Flavour::Plain).unwrap_err();
     assert_eq!((why.call, why.code, why.name), ("cuMemAlloc_v2", 4242, "UNKNOWN"));
@@ -242,7 +241,7 @@ fn codes_and_types_that_no_header_has_are_errors() {
 
 #[test]
 fn what_is_allocated_where_something_was_freed_is_found_to_be_something_else() {
-    let driver = CudaDriver::at(&mock("known", "-DMOCK"));
+    let driver = open(&mock("known", "-DMOCK"));
     let gpu = driver.devices().unwrap().remove(0);
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(4), [Arc::new(driver)]);
     // SAFETY: what is there stays as long as the region is used.
@@ -274,7 +273,7 @@ fn what_is_allocated_where_something_was_freed_is_found_to_be_something_else() {
 #[test]
 fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     let library = mock("lacks", "-DMOCK");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let missing = driver.missing_calls().unwrap();
     assert!(missing.contains(&"cuMemCreate") && missing.contains(&"cuIpcGetMemHandle"), "{missing:?}");
     assert!(!missing.contains(&"cuDeviceGetUuid_v2"), "the older name will do");
@@ -311,7 +310,7 @@ fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
     // With pinned memory the stream tells by a word that it is past its wait, without it by an event.
     for define in ["-DMOCK", "-DPINNED"] {
         let library = mock(&format!("waits{define}"), define);
-        let driver = CudaDriver::at(&library);
+        let driver = open(&library);
         let gpu = driver.devices().unwrap().remove(0);
         let word = Box::leak(Box::new(AtomicU64::new(0)));
         let stream = gpu.stream().unwrap();
@@ -339,7 +338,7 @@ fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
 #[test]
 fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
     let library = mock("numbers", "-DPINNED");
-    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let gpu = open(&library).devices().unwrap().remove(0);
     let word = Box::leak(Box::new(AtomicU64::new(0)));
     let wait = |stream: &dyn Stream, value| {
         // SAFETY: an aligned word that stays.
@@ -380,7 +379,7 @@ fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
 /// Streams rule a.
 #[test]
 fn no_more_streams_wait_than_leave_connections_to_others() {
-    let driver = CudaDriver::at(&mock("most", "-DMOCK"));
+    let driver = open(&mock("most", "-DMOCK"));
     let gpu = driver.devices().unwrap().remove(0);
     let word = Box::leak(Box::new(AtomicU64::new(0)));
     // SAFETY: an aligned word that stays.
@@ -394,11 +393,55 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     wait(&*streams[0]).expect("a stream counts once, however often it waits");
 }
 
+/// Their memory would be used again while the engine is at it.
+#[test]
+fn copies_under_way_have_not_failed_because_no_event_can_tell_of_them() {
+    let library = mock("unmarked", "-DMOCK");
+    let gpu = open(&library).devices().unwrap().remove(0);
+    let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());
+    let ends = ((dst.addr() as *mut u8, dst.kind()), (src.addr() as *const u8, src.kind()));
+    word(&library, "mock_refuse_events");
+    // SAFETY: both regions outlive the copies.
+    let copies = [(); 3].map(|()| unsafe { gpu.copy(ends.0, ends.1, 100) }.unwrap());
+    assert_eq!(copies[0].query(), Ok(false));
+    copies[0].wait().unwrap();
+    src.whole().write(&[7; 100]).unwrap();
+    assert_eq!(src.whole().to_vec().unwrap(), [7; 100]);
+    copies.iter().for_each(|copy| copy.wait().unwrap());
+    assert_eq!((word(&library, "mock_copies"), word(&library, "mock_events")), (5, 0));
+}
+
+/// A stream that waits, and is not known to wait, would have its word used for something else.
+#[test]
+fn a_stream_is_given_no_wait_and_no_copy_that_no_event_could_tell_of() {
+    let library = mock("untold", "-DMOCK");
+    let gpu = open(&library).devices().unwrap().remove(0);
+    let stream = gpu.stream().unwrap();
+    let gate = Box::leak(Box::new(AtomicU64::new(0)));
+    // SAFETY: an aligned word that stays.
+    let wait = || unsafe { stream.wait_value64(gate.as_ptr(), 1, Until::Reached) };
+    let [dst, src] = [(); 2].map(|()| gpu.allocate(100, Flavour::Plain).unwrap());
+    let ends = ((dst.addr() as *mut u8, dst.kind()), (src.addr() as *const u8, src.kind()));
+    // SAFETY: both regions outlive the copy.
+    let copy = || unsafe { stream.copy(ends.0, ends.1, 100) };
+    word(&library, "mock_refuse_events");
+    let refused = [wait().unwrap_err(), copy().unwrap_err()];
+    assert_eq!(refused.map(|why| (why.call, why.code)), [("cuEventCreate", 2); 2]);
+    assert_eq!([word(&library, "mock_waits"), word(&library, "mock_copies")], [0, 0]);
+    word(&library, "mock_allow_events");
+    let (past, copied) = (wait().unwrap(), copy().unwrap());
+    assert_eq!([word(&library, "mock_waits"), word(&library, "mock_copies")], [1, 1]);
+    assert!([&past, &copied].iter().all(|event| event.query() == Ok(false)));
+    gate.store(1, Ordering::Release);
+    past.wait().unwrap();
+    copied.wait().unwrap();
+}
+
 /// gpu.md: dma-buf rule 2; streams rule 3.
 #[test]
 fn memory_is_lent_to_nics_by_whole_pages_and_flushed_where_the_device_asks_for_that() {
     let library = mock("direct", "-DPINNED");
-    let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+    let gpu = open(&library).devices().unwrap().remove(0);
     let region = gpu.allocate(100_000, Flavour::Plain).unwrap();
     let lent = gpu.export_dmabuf(region.addr() + 5000, 5000).unwrap();
     assert_eq!((lent.offset, rustix::fs::fstat(&lent.fd).unwrap().st_size), (5000 - 4096, 2 * 4096));
@@ -412,7 +455,7 @@ fn memory_is_lent_to_nics_by_whole_pages_and_flushed_where_the_device_asks_for_t
 
 #[test]
 fn a_driver_without_dma_bufs_says_which_call_it_lacks() {
-    let gpu = CudaDriver::at(&mock("no-direct", "-DMOCK")).devices().unwrap().remove(0);
+    let gpu = open(&mock("no-direct", "-DMOCK")).devices().unwrap().remove(0);
     let region = gpu.allocate(100, Flavour::Plain).unwrap();
     let why = gpu.export_dmabuf(region.addr(), 100).unwrap_err();
     assert_eq!((why.call, why.name), ("cuMemGetHandleForAddressRange", "MISSING_CALL"));

@@ -1,4 +1,4 @@
-//! From the number of an inherited descriptor to an owned socket.
+//! The launcher's socket, which this process inherits.
 
 #![forbid(unsafe_code)]
 
@@ -9,12 +9,9 @@ use carrack_transports::fd_channel::{self, AdoptError};
 use super::error::BootstrapError;
 use super::protocol::FD_VARIABLE;
 
-/// Takes over descriptor `number`, checked to be the launcher's kind of socket.
-///
-/// That a number out of the environment names an open descriptor, and one that nobody else in this
-/// process owns, is a promise that safe code cannot make: see [`fd_channel::adopt`].
+/// Takes over the launcher's socket: the descriptor whose `number` stands in the environment.
 pub(super) fn adopt(number: i32) -> Result<OwnedFd, BootstrapError> {
-    fd_channel::adopt(number).map_err(|error| match error {
+    fd_channel::inherited().map_err(|error| match error {
         AdoptError::NotOpen => wrong(format!(
             "is {number}, which is not an open descriptor here: only the program that \
              `carrack run` starts inherits it, and not what that program starts in turn"

@@ -67,39 +67,10 @@ impl FromLauncher {
             Some(Err(_)) => Err(variable(name, "is not text".into())),
         };
         let (fd, rank, size) = (text(FD_VARIABLE)?, text(RANK_VARIABLE)?, text(SIZE_VARIABLE)?);
-        Self::from_vars(fd.as_deref(), rank.as_deref(), size.as_deref())
-    }
-
-    /// As [`from_env`](Self::from_env), with the values of `CARRACK_BOOTSTRAP_FD`, `CARRACK_RANK`
-    /// and `CARRACK_SIZE` given.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`from_env`](Self::from_env).
-    pub fn from_vars(
-        fd: Option<&str>,
-        rank: Option<&str>,
-        size: Option<&str>,
-    ) -> Result<Option<Self>, BootstrapError> {
-        let (fd, rank, size) = match (fd, rank, size) {
-            (None, None, None) => return Ok(None),
-            (Some(fd), Some(rank), Some(size)) => (fd, rank, size),
-            (None, ..) => return Err(missing(FD_VARIABLE)),
-            (_, None, _) => return Err(missing(RANK_VARIABLE)),
-            (.., None) => return Err(missing(SIZE_VARIABLE)),
-        };
-        let Ok(fd) = number(FD_VARIABLE, fd)?.try_into() else {
-            return Err(wrong(format!("is {fd}, which is no descriptor's number")));
-        };
-        let rank = number(RANK_VARIABLE, rank)?;
-        let size = number(SIZE_VARIABLE, size)?;
-        if !(1..=MAX_RANKS).contains(&size) {
-            return Err(variable(SIZE_VARIABLE, format!("is {size}, not in 1..={MAX_RANKS}")));
+        match described(fd.as_deref(), rank.as_deref(), size.as_deref())? {
+            Some((fd, rank, size)) => Self::from_socket(adopt(fd)?, rank, size).map(Some),
+            None => Ok(None),
         }
-        if rank >= size {
-            return Err(variable(RANK_VARIABLE, format!("is {rank}, not below the size {size}")));
-        }
-        Self::from_socket(adopt(fd)?, rank, size).map(Some)
     }
 
     /// The bootstrap of this rank at this end of the launcher's socket pair.
@@ -345,6 +316,33 @@ fn missing(name: &'static str) -> BootstrapError {
 
 fn variable(name: &'static str, problem: String) -> BootstrapError {
     BootstrapError::Variable { name, problem }
+}
+
+/// The values of `CARRACK_BOOTSTRAP_FD`, `CARRACK_RANK` and `CARRACK_SIZE`, checked.
+fn described(
+    fd: Option<&str>,
+    rank: Option<&str>,
+    size: Option<&str>,
+) -> Result<Option<(i32, u32, u32)>, BootstrapError> {
+    let (fd, rank, size) = match (fd, rank, size) {
+        (None, None, None) => return Ok(None),
+        (Some(fd), Some(rank), Some(size)) => (fd, rank, size),
+        (None, ..) => return Err(missing(FD_VARIABLE)),
+        (_, None, _) => return Err(missing(RANK_VARIABLE)),
+        (.., None) => return Err(missing(SIZE_VARIABLE)),
+    };
+    let Ok(fd) = number(FD_VARIABLE, fd)?.try_into() else {
+        return Err(wrong(format!("is {fd}, which is no descriptor's number")));
+    };
+    let rank = number(RANK_VARIABLE, rank)?;
+    let size = number(SIZE_VARIABLE, size)?;
+    if !(1..=MAX_RANKS).contains(&size) {
+        return Err(variable(SIZE_VARIABLE, format!("is {size}, not in 1..={MAX_RANKS}")));
+    }
+    if rank >= size {
+        return Err(variable(RANK_VARIABLE, format!("is {rank}, not below the size {size}")));
+    }
+    Ok(Some((fd, rank, size)))
 }
 
 fn number(name: &'static str, text: &str) -> Result<u32, BootstrapError> {

@@ -25,6 +25,9 @@ pub trait PeerMemory: Send + Sync {
 
     /// Copies `from`, host memory, to `addr` over there.
     ///
+    /// The address is the peer's word, and the kernel sees only that something is mapped there.
+    /// So a peer that is this very process is refused: this call never writes to the caller's own memory.
+    ///
     /// # Errors
     /// See [`PeerMemoryError`]. A part may have been written.
     fn write(&self, addr: u64, from: MemRef<'_>) -> Result<(), PeerMemoryError>;

@@ -16,6 +16,7 @@ mod access;
 pub mod copier;
 pub mod cuda;
 mod direct;
+mod event;
 pub mod fake;
 mod handle;
 pub mod none;
@@ -28,6 +29,7 @@ pub mod words;
 pub use access::{Access, Rights};
 pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
+pub use event::{Event, EventState, Sequence};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 pub use pieces::{Grid, Pieces};
 pub use reservation::Reservation;
@@ -40,7 +42,14 @@ use std::sync::Arc;
 /// A driver: the devices that this process can see, and what an address is.
 ///
 /// Any thread may call any method.
-pub trait Driver: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// What it says of an address is true: the kind of memory there, its extent and its owner. What it calls host
+/// memory, or nothing of its own, the CPU can touch. The kind, the extent and the number of an allocation are
+/// the same as long as there is that allocation.
+///
+/// Its devices keep the promise of [`Gpu`].
+pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// A word for reports: `none`, `fake (simulated)`, `cuda`.
     fn name(&self) -> &'static str;
 
@@ -185,7 +194,16 @@ pub enum Flavour {
 }
 
 /// One device. Any thread may call any method.
-pub trait Gpu: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is of the kind
+/// that the region says, and that of a new allocation belongs to its region alone.
+///
+/// An [`Event`] that a copy returns fires, or fails, only when nothing reads or writes either end any more.
+/// A copy that is refused is not in flight. What it says of an address is true, as of [`Driver`].
+///
+/// Its streams keep the promise of [`Stream`].
+pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// What it is.
     fn info(&self) -> &GpuInfo;
 
@@ -288,13 +306,14 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     ) -> Result<Event, GpuError>;
 
     /// Starts many copies, as [`copy`](Self::copy) does one: by one call of the driver where it has one for that
-    /// ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all of them are there.
+    /// ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all of them are there. A byte that two of
+    /// them write is either's.
     ///
     /// # Errors
     /// The driver's. Nothing is under way then, but some of the copies may have been made.
     ///
     /// # Safety
-    /// As [`copy`](Self::copy), of each of them; and no two of them write the same byte.
+    /// As [`copy`](Self::copy), of each of them.
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}")))
     }
@@ -439,7 +458,33 @@ impl fmt::Debug for HostRegistration {
 }
 
 /// Work in order.
-pub trait Stream: Any + Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// Events of copies keep the promise that [`Gpu`] makes of them. The event of
+/// [`wait_value64`](Self::wait_value64) fires, or fails, only when the stream will not read the word for
+/// that wait any more; a wait or a write that is refused was not given to the stream.
+///
+/// ```compile_fail,E0200
+/// # use carrack_transports::gpu::{Event, Gpu, GpuError, Stream};
+/// # use std::sync::Arc;
+/// #[derive(Debug)]
+/// struct Early;
+/// impl Stream for Early {
+///     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+///         unimplemented!()
+///     }
+///     fn record(&self) -> Result<Event, GpuError> {
+///         unimplemented!()
+///     }
+///     fn wait(&self, _: &Event) -> Result<(), GpuError> {
+///         Ok(())
+///     }
+///     fn synchronize(&self) -> Result<(), GpuError> {
+///         Ok(())
+///     }
+/// }
+/// ```
+pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// The device that works on it.
     ///
     /// # Errors
@@ -545,118 +590,6 @@ pub enum Until {
     /// The word has reached the value: the difference, taken as a signed number, is not negative, so that a counter
     /// may run over.
     Reached,
-}
-
-/// Something that will have happened: an engine's copy, or all work of a stream up to a point.
-#[derive(Clone)]
-pub struct Event(Stands);
-
-/// By what an event is told apart.
-#[derive(Clone)]
-enum Stands {
-    Alone(Arc<dyn EventState>),
-    /// One of many, of which none needs memory of its own.
-    In(Arc<dyn Sequence>, u64),
-}
-
-/// What stands behind an [`Event`]. Any thread may ask.
-pub trait EventState: Any + Send + Sync {
-    /// Whether it has fired. Never blocks.
-    ///
-    /// # Errors
-    /// The work failed: it will never fire otherwise.
-    fn query(&self) -> Result<bool, GpuError>;
-
-    /// Blocks until it has fired.
-    ///
-    /// # Errors
-    /// As [`query`](Self::query).
-    fn wait(&self) -> Result<(), GpuError>;
-
-    /// Whether it cannot fire before another one of the same driver: who waits for both need not ask for that. Never asks the
-    /// driver; `false` where nothing is known.
-    fn is_behind(&self, earlier: &dyn EventState) -> bool {
-        let _ = earlier;
-        false
-    }
-}
-
-/// Work that ends in the order in which it was begun: each piece of it is a number, counted up. Any thread may ask.
-pub trait Sequence: Any + Send + Sync {
-    /// Whether that piece is over. Never blocks.
-    ///
-    /// # Errors
-    /// The work failed: it will never be over otherwise.
-    fn query(&self, number: u64) -> Result<bool, GpuError>;
-
-    /// Blocks until that piece is over.
-    ///
-    /// # Errors
-    /// As [`query`](Self::query).
-    fn wait(&self, number: u64) -> Result<(), GpuError>;
-}
-
-impl Event {
-    /// An event over a driver's own.
-    pub fn new(state: Arc<dyn EventState>) -> Self {
-        Self(Stands::Alone(state))
-    }
-
-    /// The end of a piece of work.
-    pub fn numbered(sequence: Arc<dyn Sequence>, number: u64) -> Self {
-        Self(Stands::In(sequence, number))
-    }
-
-    /// What stands behind it, for the driver that made it, unless it is a piece of a sequence.
-    pub fn state(&self) -> Option<&dyn EventState> {
-        match &self.0 {
-            Stands::Alone(state) => Some(&**state),
-            Stands::In(..) => None,
-        }
-    }
-
-    /// The sequence that it is a piece of, and which one, for the driver that made it.
-    pub fn piece(&self) -> Option<(&dyn Sequence, u64)> {
-        match &self.0 {
-            Stands::Alone(_) => None,
-            Stands::In(sequence, number) => Some((&**sequence, *number)),
-        }
-    }
-
-    /// Whether it has fired. Never blocks. An error means that the work failed.
-    #[inline]
-    pub fn query(&self) -> Result<bool, GpuError> {
-        match &self.0 {
-            Stands::Alone(state) => state.query(),
-            Stands::In(sequence, number) => sequence.query(*number),
-        }
-    }
-
-    /// Whether it cannot fire before `earlier`, as far as is known without asking.
-    #[inline]
-    pub fn is_behind(&self, earlier: &Self) -> bool {
-        match (&self.0, &earlier.0) {
-            (Stands::Alone(state), Stands::Alone(earlier)) => state.is_behind(&**earlier),
-            (Stands::In(sequence, number), Stands::In(other, earlier)) => {
-                number >= earlier && Arc::ptr_eq(sequence, other)
-            }
-            _ => false,
-        }
-    }
-
-    /// Blocks until it has fired.
-    pub fn wait(&self) -> Result<(), GpuError> {
-        match &self.0 {
-            Stands::Alone(state) => state.wait(),
-            Stands::In(sequence, number) => sequence.wait(*number),
-        }
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({:?})", self.query())
-    }
 }
 
 /// What a driver refused or failed at, with its own code.

@@ -9,8 +9,36 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What gives packets to a transport that receives into them. It says in which memory they lie.
-pub trait PacketSource: Send + Sync + fmt::Debug {
+/// A source of packets for a transport that receives into them.
+///
+/// Transports believe it: a NIC is told to write [`packet_size`](Self::packet_size) bytes to each packet.
+/// So only `unsafe` code can implement it:
+///
+/// ```compile_fail,E0200
+/// # use carrack_transports::mem::{MemKind, Packet, PacketPool, PacketSource};
+/// #[derive(Debug)]
+/// struct Boaster(PacketPool);
+/// impl PacketSource for Boaster {
+///     fn take(&self) -> Option<Packet> {
+///         self.0.take()
+///     }
+///     fn kind(&self) -> MemKind {
+///         self.0.kind()
+///     }
+///     fn packet_size(&self) -> usize {
+///         2 * self.0.packet_size()
+///     }
+///     fn limit(&self) -> usize {
+///         self.0.limit()
+///     }
+/// }
+/// ```
+///
+/// # Safety
+/// [`kind`](Self::kind) and [`packet_size`](Self::packet_size) give the same answer each time.
+/// Each packet is memory of that kind, with a [capacity](Packet::capacity) of that size or more.
+/// The pools of the packets live as long as the source, whoever drops the packets.
+pub unsafe trait PacketSource: Send + Sync + fmt::Debug {
     /// A packet, or `None` when the source's limit is reached: try again once some have been returned.
     fn take(&self) -> Option<Packet>;
 

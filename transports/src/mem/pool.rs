@@ -245,7 +245,9 @@ impl Drop for Permit {
     }
 }
 
-impl PacketSource for PacketPool {
+// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises their kind;
+// the pool holds the blocks, and this handle the pool.
+unsafe impl PacketSource for PacketPool {
     #[inline]
     fn take(&self) -> Option<Packet> {
         let slot = self.0.free.pop().or_else(|| self.grow())?;

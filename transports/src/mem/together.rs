@@ -43,11 +43,17 @@ impl Side {
         Self { kind: region.kind(), regions: vec![region.clone()] }
     }
 
+    /// Holds a region, if it is of this side's kind: the pieces are copied as memory of that kind.
     #[inline]
-    fn hold(&mut self, region: &Region) {
-        if !self.regions.iter().rev().take(8).any(|last| last.is(region)) {
+    fn hold(&mut self, region: &Region) -> bool {
+        if self.regions.iter().rev().take(8).any(|last| last.is(region)) {
+            return true;
+        }
+        let takes = region.kind() == self.kind;
+        if takes {
             self.regions.push(region.clone());
         }
+        takes
     }
 
     fn into_buffer(mut self) -> Buffer {
@@ -90,20 +96,21 @@ impl Together {
     }
 
     /// One more: `len` bytes from a place in a region to a place in another, for regions that it [`takes`](Self::takes). Whether
-    /// both lie within their regions: else it is left out.
+    /// both lie within their regions, and these are of the kinds that it has: else it is left out.
     #[inline]
     pub fn push(&mut self, dst: (&Region, usize), src: (&Region, usize), len: usize) -> bool {
         let (Some(to), Some(from)) = (dst.0.pointer(dst.1, len), src.0.pointer(src.1, len)) else {
             return false;
         };
-        self.dst.hold(dst.0);
-        self.src.hold(src.0);
-        self.pieces.push(to, from, len);
-        true
+        let takes = self.dst.hold(dst.0) && self.src.hold(src.0);
+        if takes {
+            self.pieces.push(to, from, len);
+        }
+        takes
     }
 
     /// For many between parts of two regions, which it [`takes`](Self::takes): places are counted from where the parts begin.
-    /// `None` when a part is not inside its region.
+    /// `None` when a part is not inside its region, or a region is of another kind.
     #[inline]
     pub fn between_parts(
         &mut self,
@@ -115,9 +122,8 @@ impl Together {
             Some((region.pointer(range.start, len)?, len))
         };
         let (to, from) = (part((dst.0, dst.1))?, part((src.0, src.1))?);
-        self.dst.hold(dst.0);
-        self.src.hold(src.0);
-        Some(Between { pieces: &mut self.pieces, to, from })
+        let takes = self.dst.hold(dst.0) && self.src.hold(src.0);
+        takes.then_some(Between { pieces: &mut self.pieces, to, from })
     }
 
     /// How many there are.
@@ -218,4 +224,25 @@ pub fn start_face(
     let (kind, other) = (dst.kind(), src.kind());
     let event = begun.map_err(|cause| CopyError::Engine { dst: kind, src: other, cause })?;
     Ok(Some(Transfer::under_way(dst.whole().into(), src.whole().into(), event)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Flavour;
+    use crate::gpu::fake::{FakeConfig, FakeDriver};
+
+    #[test]
+    fn memory_of_another_kind_than_the_first_pieces_is_never_copied_as_theirs() {
+        let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+        let device = || driver.gpu(0).unwrap().allocate(100, Flavour::Plain).unwrap();
+        let (one, other, host) = (device(), device(), Region::host(100));
+        let mut together = Together::between(&one, &host, 4).unwrap();
+        assert!(together.push((&one, 0), (&host, 0), 10) && together.push((&other, 0), (&host, 0), 10));
+        // The CPU reads what is said to be the host's.
+        assert!(!together.push((&one, 0), (&other, 0), 10) && !together.push((&host, 0), (&host, 0), 10));
+        assert!(together.between_parts((&one, 0..100), (&other, 0..100)).is_none());
+        assert!(together.between_parts((&one, 0..100), (&host, 0..100)).is_some());
+        assert_eq!(together.count(), 2);
+    }
 }

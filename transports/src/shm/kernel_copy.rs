@@ -14,6 +14,8 @@ use std::sync::{Arc, Once, OnceLock, Weak};
 #[derive(Debug)]
 pub(super) struct KernelCopy {
     pid: libc::pid_t,
+    /// The peer is this very process: all of its addresses are mapped, and the kernel would refuse none.
+    is_here: bool,
     /// Readable when the process is dead. Without one (an old kernel) that is not known here.
     process: Option<OwnedFd>,
     /// Where its device says that it has closed: its buffers may be in other use from then on. There once it has answered.
@@ -30,7 +32,8 @@ enum Way {
 
 impl KernelCopy {
     pub(super) fn of(pid: libc::pid_t, process: Option<OwnedFd>, link: Weak<Outgoing>) -> Self {
-        Self { pid, process, page: OnceLock::new(), link }
+        let is_here = is_this_process(pid);
+        Self { pid, is_here, process, page: OnceLock::new(), link }
     }
 
     fn page(&self) -> Option<&Arc<BellPage>> {
@@ -62,8 +65,8 @@ impl KernelCopy {
         let (local, remote) = (here.as_ptr(), there.as_ptr());
         let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
         loop {
-            // SAFETY: the local ranges are those of views, valid for their lengths and host memory; the kernel checks the
-            // other ones, which are not of this process.
+            // SAFETY: the local ranges are those of views, valid for their lengths and host memory. The kernel checks
+            // the other ones. What it writes to is another process's: `write` refuses this one.
             let copied = unsafe {
                 match way {
                     Way::Here => libc::process_vm_readv(self.pid, local, locals, remote, remotes, 0),
@@ -96,6 +99,11 @@ impl KernelCopy {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns `true` if a peer's number, as the kernel says it, is that of this process.
+pub(super) fn is_this_process(pid: libc::pid_t) -> bool {
+    pid.unsigned_abs() == std::process::id()
 }
 
 /// Part of the other process's memory.
@@ -148,6 +156,10 @@ impl PeerMemory for KernelCopy {
         if !from.place().is_host() {
             return Err(PeerMemoryError::Failed(format!("it cannot read {} memory", from.place().kind())));
         }
+        if self.is_here {
+            let why = "the peer is this process, where an address that is wrong would be written to";
+            return Err(PeerMemoryError::Refused(why.into()));
+        }
         // A number that is used again is another process's.
         self.is_open()?;
         if self.is_gone() {
@@ -169,23 +181,81 @@ pub(super) fn allow_peers() {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Geometry, Shm};
     use super::*;
+    use crate::contract::{Batch, Identity, PeerId, Transport};
+    use crate::mem::{HostAllocator, PacketPool};
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    /// Where a process has memory that it does not look at: the far end of its stack.
+    fn unused(child: &Child) -> u64 {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+        let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+        u64::from_str_radix(stack.split_once('-').unwrap().0, 16).unwrap()
+    }
 
     #[test]
     fn memory_is_read_and_written_and_an_address_that_is_not_mapped_is_an_error() {
-        let mut there = vec![7_u8; 10_000];
-        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
-        let mut here = vec![0; 9000];
-        match this.read(there.as_ptr() as u64 + 100, MemMut::host(&mut here)) {
-            Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
-            done => done.unwrap(),
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let there = unused(&child);
+        let other = KernelCopy::of(child.id().cast_signed(), None, Weak::new());
+        let mut here = vec![0; 5002];
+        let mut read = |from: u64| other.read(from, MemMut::host(&mut here)).map(|()| here.clone());
+        match other.write(there + 1, MemRef::host(&[9; 5000])) {
+            Err(PeerMemoryError::Refused(why)) => println!("not tested: {why}"),
+            done => {
+                done.unwrap();
+                let found = read(there).unwrap();
+                assert!(found[0] == 0 && found[1..5001] == [9; 5000] && found[5001] == 0);
+                assert!(matches!(read(8), Err(PeerMemoryError::Failed(_))));
+                let beyond = other.write(u64::MAX - 4, MemRef::host(&[9; 10]));
+                assert!(matches!(beyond, Err(PeerMemoryError::Failed(_))));
+                assert!(other.read(8, MemMut::host(&mut [])).is_ok());
+            }
         }
-        assert_eq!(here, vec![7; 9000]);
-        this.write(there.as_mut_ptr() as u64 + 1, MemRef::host(&[9; 5000])).unwrap();
-        assert!(there[0] == 7 && there[1..5001].iter().all(|&byte| byte == 9) && there[5001] == 7);
-        assert!(matches!(this.read(8, MemMut::host(&mut here)), Err(PeerMemoryError::Failed(_))));
-        assert!(matches!(this.write(u64::MAX - 4, MemRef::host(&here)), Err(PeerMemoryError::Failed(_))));
-        assert!(this.read(8, MemMut::host(&mut [])).is_ok());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_peer_of_this_process_is_read_from_and_never_written_to() {
+        let there = vec![7_u8; 5000];
+        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
+        let refused = this.write(there.as_ptr() as u64, MemRef::host(&[9; 5000]));
+        assert!(matches!(refused, Err(PeerMemoryError::Refused(_))), "{refused:?}");
+        assert_eq!(std::hint::black_box(&there), &[7; 5000]);
+        let mut here = vec![0; 5000];
+        match this.read(there.as_ptr() as u64, MemMut::host(&mut here)) {
+            Err(PeerMemoryError::Refused(why)) => println!("not tested: {why}"),
+            done => {
+                done.unwrap();
+                assert_eq!(here, there);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_of_one_process_neither_write_each_others_memory_nor_ask_each_other_to() {
+        let transport = Shm::new(Geometry { slots: 16, chunks: 2, chunk_size: 4096 });
+        let info = transport.devices().unwrap().remove(0);
+        let [zero, one] = [0, 1].map(|me| {
+            let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
+            let packets = PacketPool::new(Arc::new(HostAllocator), 4096, 64);
+            transport.open(&info, identity).unwrap().device(Arc::new(packets)).unwrap()
+        });
+        let link = zero.connect(&one.address(), PeerId(1)).unwrap();
+        let (mut batch, begun) = (Batch::new(32), Instant::now());
+        while !link.is_up() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "not connected");
+            one.poll(&mut batch, &mut |batch| _ = batch.drain());
+            zero.poll(&mut batch, &mut |batch| _ = batch.drain());
+        }
+        let memory = vec![7_u8; 64];
+        let written = link.peer_memory().unwrap().write(memory.as_ptr() as u64, MemRef::host(&[9; 64]));
+        assert!(matches!(written, Err(PeerMemoryError::Refused(_))), "{written:?}");
+        assert_eq!(std::hint::black_box(&memory), &[7; 64]);
+        assert!(link.splits().is_none(), "a peer would be asked to write here");
     }
 
     #[test]
@@ -221,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_is_told_from_an_address_that_is_wrong() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let this = KernelCopy::of(child.id().cast_signed(), None, Weak::new());
         match this.read(0x1000, MemMut::host(&mut [0; 10])) {

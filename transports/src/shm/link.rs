@@ -4,7 +4,7 @@ use super::Geometry;
 use super::device::{Shared, is_dead};
 use super::handshake::{Address, Message};
 use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
-use super::kernel_copy::KernelCopy;
+use super::kernel_copy::{KernelCopy, is_this_process};
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
@@ -369,7 +369,10 @@ impl Link for ShmLink {
     }
 
     fn splits(&self) -> Option<Arc<dyn Splits>> {
-        Some(self.outgoing.sender.lock().segment.clone())
+        let sender = self.outgoing.sender.lock();
+        // A peer of this process would have to write to it: see `PeerMemory::write`.
+        let peer = sender.channel.as_ref().and_then(|channel| channel.peer().ok());
+        peer.is_none_or(|peer| !is_this_process(peer.pid)).then(|| sender.segment.clone() as Arc<dyn Splits>)
     }
 
     fn is_up(&self) -> bool {

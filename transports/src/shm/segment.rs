@@ -88,7 +88,11 @@ pub struct Segment {
 
 impl Segment {
     /// A fresh one, and the descriptor to be sent to the receiver.
+    ///
+    /// # Errors
+    /// `INVAL`: there can be no parts of that size, see [`Geometry::check`]. Else the system has no memory, or no descriptor, left.
     pub fn create(geometry: Geometry) -> Result<(Arc<Self>, OwnedFd), Errno> {
+        geometry.check().map_err(|_| Errno::INVAL)?;
         let fd = sealed_memfd("carrack-segment", geometry.bytes())?;
         let mapping = Mapping::of(fd.as_fd(), geometry.bytes())?;
         Ok((Arc::new(Self { mapping, geometry }), fd))
@@ -333,6 +337,19 @@ mod tests {
     use rustix::fs::MemfdFlags;
 
     const SMALL: Geometry = Geometry { slots: 8, chunks: 2, chunk_size: 128 };
+
+    #[test]
+    fn a_segment_of_no_possible_size_is_not_made() {
+        let wrong = [
+            Geometry { slots: 0, ..SMALL },
+            Geometry { slots: 12, ..SMALL },
+            Geometry { chunks: 65, ..SMALL },
+            Geometry { chunk_size: 100, ..SMALL },
+        ];
+        for geometry in wrong {
+            assert_eq!(Segment::create(geometry).unwrap_err(), Errno::INVAL, "{geometry:?}");
+        }
+    }
 
     #[test]
     fn a_segment_whose_size_or_seals_are_wrong_is_not_mapped() {

@@ -17,7 +17,9 @@ use super::barrier::{Barrier, heavy, light};
 use super::primitives::spin_loop;
 use super::primitives::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::MutexGuard;
 
 /// Times in a row after which a thread counts as the usual one.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
@@ -147,7 +149,7 @@ impl<T> BiasedLock<T> {
             light(cfg!(any(loom, miri)));
             // `taken` is set while somebody revokes the bias, and was set while it was given.
             if self.bias.load(Ordering::Relaxed) == me && !self.taken.load(Ordering::Acquire) {
-                return Some(BiasedGuard { lock: self, biased: true });
+                return Some(BiasedGuard { lock: self, biased: true, _value: PhantomData });
             }
             self.owner_in.store(false, Ordering::Release);
         }
@@ -173,7 +175,7 @@ impl<T> BiasedLock<T> {
             self.taken.store(false, Ordering::Release);
             return None;
         }
-        let guard = BiasedGuard { lock: self, biased: false };
+        let guard = BiasedGuard { lock: self, biased: false, _value: PhantomData };
         if bias == NOBODY {
             self.count(me);
         }
@@ -202,9 +204,32 @@ impl<T> fmt::Debug for BiasedLock<T> {
 }
 
 /// The lock's value; opens the lock when dropped.
+///
+/// The guard is never `Send`: the biased thread alone writes its flag, and reads it without a barrier.
+/// It is `Sync` where `T` is: a shared guard hands out `&T`.
+///
+/// ```
+/// # use carrack_transports::sync::BiasedLock;
+/// fn shared_by_threads<T: Sync>(_: T) {}
+/// shared_by_threads(BiasedLock::new(0).lock());
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use carrack_transports::sync::BiasedLock;
+/// fn shared_by_threads<T: Sync>(_: T) {}
+/// shared_by_threads(BiasedLock::new(std::cell::Cell::new(0)).lock());
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use carrack_transports::sync::BiasedLock;
+/// fn sent_to_a_thread<T: Send>(_: T) {}
+/// sent_to_a_thread(BiasedLock::new(0).lock());
+/// ```
 pub struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
     biased: bool,
+    /// `Send` and `Sync` as the standard lock's guard.
+    _value: PhantomData<MutexGuard<'a, T>>,
 }
 
 impl<T> Deref for BiasedGuard<'_, T> {

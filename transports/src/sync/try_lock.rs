@@ -2,6 +2,7 @@
 
 use super::primitives::{AtomicBool, Ordering, UnsafeCell};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 /// A lock for short sections that a thread which loses goes past, to do something else: what LCI found
@@ -32,7 +33,7 @@ impl<T> TryLock<T> {
         {
             return None;
         }
-        Some(TryLockGuard { lock: self })
+        Some(TryLockGuard { lock: self, _value: PhantomData })
     }
 
     /// The value, once nobody else has it. Only for sections of a few instructions, and for shutting down.
@@ -72,8 +73,23 @@ impl<T> fmt::Debug for TryLock<T> {
 }
 
 /// The lock's value; opens the lock when dropped.
+///
+/// The guard is `Send` and `Sync` where `&mut T` is: a shared guard hands out `&T`.
+///
+/// ```
+/// # use carrack_transports::sync::TryLock;
+/// fn shared_by_threads<T: Sync>(_: T) {}
+/// shared_by_threads(TryLock::new(0).try_lock().unwrap());
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use carrack_transports::sync::TryLock;
+/// fn shared_by_threads<T: Sync>(_: T) {}
+/// shared_by_threads(TryLock::new(std::cell::Cell::new(0)).try_lock().unwrap());
+/// ```
 pub struct TryLockGuard<'a, T> {
     lock: &'a TryLock<T>,
+    _value: PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for TryLockGuard<'_, T> {

@@ -272,7 +272,7 @@ impl Receives {
             requests[at - 1].next = first.wrapping_add(at);
         }
         // SAFETY: each receive names its slot's line, and the packet in its slot, which stays there until the
-        // receive is over or the queue is destroyed.
+        // receive is over or the queue is destroyed. The packet has the length, as its source promises.
         match unsafe { queue.post(first) } {
             Ok(()) => count,
             Err(PostFailure { errno, bad_wr: bad }) => {

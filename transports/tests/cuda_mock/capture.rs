@@ -1,8 +1,8 @@
 //! A thread of the program's captures a stream into a graph, on a driver that is mocked: as long as it does, the driver refuses what
 //! other threads do that mind it, and spoils the capture. Nothing of the library's does.
 
-use super::mock::{library, word};
-use carrack_transports::gpu::cuda::{CudaDriver, CudaStream};
+use super::mock::{library, open, word};
+use carrack_transports::gpu::cuda::CudaStream;
 use carrack_transports::gpu::{Driver, Flavour};
 use carrack_transports::mem::{CopyError, Transfer};
 
@@ -10,7 +10,7 @@ use carrack_transports::mem::{CopyError, Transfer};
 fn what_is_done_while_another_thread_captures_neither_waits_for_it_nor_spoils_it() {
     let library = library("captured", "-DHERE");
     let order = |what: &str| word(&library, what);
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let begin = || {
         let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
@@ -39,7 +39,7 @@ fn what_is_done_while_another_thread_captures_neither_waits_for_it_nor_spoils_it
 #[test]
 fn a_threads_mode_is_as_it_was_behind_every_call() {
     let library = library("capture-modes", "-DHERE");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let exchange = |mode: i32| {
         let mut mode = mode;
@@ -68,7 +68,7 @@ fn a_threads_mode_is_as_it_was_behind_every_call() {
 #[test]
 fn a_stream_that_is_being_captured_is_refused_work_and_the_capture_goes_on() {
     let library = library("captured-stream", "-DHERE");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
     let (stream, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());

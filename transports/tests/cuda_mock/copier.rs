@@ -1,6 +1,6 @@
 //! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and what becomes of its refusals.
 
-use crate::mock::{library, word};
+use crate::mock::{library, open, word};
 use crate::unknown_to_the_driver;
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu, Until};
@@ -24,7 +24,7 @@ impl Ground {
 
     fn of(name: &str, define: &str, order: Option<&str>) -> Self {
         let library = library(name, define);
-        let driver = CudaDriver::at(&library);
+        let driver = open(&library);
         driver.use_copiers();
         let gpu = driver.devices().unwrap().remove(0);
         // Now that the library stays open.
@@ -71,7 +71,7 @@ impl Ground {
 
     /// Another driver over the library, of which no copier was asked.
     fn without_copier(&self) -> (Arc<dyn Gpu>, Region, Region) {
-        let gpu = CudaDriver::at(&self.library).devices().unwrap().remove(0);
+        let gpu = open(&self.library).devices().unwrap().remove(0);
         let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
         (gpu, dst, src)
     }
@@ -469,7 +469,7 @@ fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
 
 /// What is copied to is the program's own: another driver over the same library has allocated it.
 fn foreign(ground: Ground) -> Ground {
-    let others = CudaDriver::at(&ground.library).devices().unwrap().remove(0);
+    let others = open(&ground.library).devices().unwrap().remove(0);
     let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
     let base = NonNull::new(theirs.addr() as *mut u8).unwrap();
     let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));

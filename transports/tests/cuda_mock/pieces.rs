@@ -1,7 +1,7 @@
 //! Many copies in one call, on drivers that have such a call, have its first form, have none, or refuse it.
 
-use super::mock::{library as mock, word};
-use carrack_transports::gpu::cuda::{CudaDriver, CudaStream};
+use super::mock::{library as mock, open, word};
+use carrack_transports::gpu::cuda::CudaStream;
 use carrack_transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack_transports::mem::{CopyError, Face, Region, Together, Transfer, start_face};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ const ROOM: usize = 2 << 20;
 impl Ground {
     fn new(test: &str, define: &str) -> Self {
         let library = mock(test, define);
-        let gpu = CudaDriver::at(&library).devices().unwrap().remove(0);
+        let gpu = open(&library).devices().unwrap().remove(0);
         let bytes: Vec<u8> = (0..ROOM).map(|at| (at % 251) as u8).collect();
         let region = || gpu.allocate(ROOM, Flavour::Plain).unwrap();
         let (from, to) = (region(), region());
@@ -105,7 +105,7 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
 #[test]
 fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_beside_it() {
     let ground = Ground::new("legacy", "-DNEW");
-    let driver = CudaDriver::at(&ground.library);
+    let driver = open(&ground.library);
     let mut streams = None;
     for raw in [0, 1] {
         word(&ground.library, "mock_enter");

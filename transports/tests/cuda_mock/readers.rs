@@ -1,8 +1,7 @@
 //! Whether a device that may only read is kept from writing, found out in processes of their own, on drivers that are mocked: those that
 //! keep it, and those that do not.
 
-use crate::mock::library as mock;
-use carrack_transports::gpu::cuda::CudaDriver;
+use crate::mock::{library as mock, open};
 use carrack_transports::gpu::{Driver, Gpu, GpuError};
 use carrack_transports::trial;
 use std::path::Path;
@@ -20,7 +19,7 @@ fn gpu(kind: u32) -> Arc<dyn Gpu> {
     let program = std::env::current_exe().unwrap();
     trial::by(program, ["--exact", "readers::answers_in_its_own_process", "--nocapture"]);
     let library = mock(&format!("readers-{kind}"), &format!("-DREADERS={kind}"));
-    CudaDriver::at(&library).devices().unwrap().remove(0)
+    open(&library).devices().unwrap().remove(0)
 }
 
 /// Who reads is who has the memory here: a mock has one device.

@@ -1,8 +1,7 @@
 //! Memory at addresses that were reserved for it, by the VMM calls: in which order they are made, and what becomes of what was made
 //! when one of them refuses.
 
-use crate::mock::{library as mock, word};
-use carrack_transports::gpu::cuda::CudaDriver;
+use crate::mock::{library as mock, open, word};
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::{Access, Driver, Gpu, GpuError, Handle, HandleKey, Reservation};
 use carrack_transports::mem::{AllocId, GpuUuid, MemKind, Region};
@@ -19,7 +18,7 @@ fn live(library: &Path) -> [i32; 3] {
 #[test]
 fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_addresses_last() {
     let library = mock("reserved", "-DVMM");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     assert_eq!(gpu.granularity().unwrap(), UNIT);
     let reservation = gpu.reserve(5 * UNIT - 1).unwrap();
@@ -76,7 +75,7 @@ fn refusals(gpu: &dyn Gpu, reservation: &Reservation, other: &Reservation) -> Ve
 #[test]
 fn what_is_no_piece_of_a_reservation_is_refused_and_leaves_nothing_behind_on_simulated_devices_as_well() {
     let library = mock("refused-pieces", "-DVMM");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let fake = FakeDriver::new(FakeConfig::devices(2)).unwrap();
     let simulated = fake.gpu(1).unwrap();
@@ -94,7 +93,7 @@ fn what_is_no_piece_of_a_reservation_is_refused_and_leaves_nothing_behind_on_sim
 #[test]
 fn a_driver_without_room_or_that_refuses_access_keeps_nothing_of_the_attempt() {
     let library = mock("no-room", "-DVMM");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let reservation = gpu.reserve(64 * UNIT).unwrap();
     let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &[Access::read_write(gpu.info().uuid)]);
@@ -124,7 +123,7 @@ fn foreign(gpu: &dyn Gpu, name: &str, bytes: &[u8], len: usize) -> Handle {
 #[test]
 fn memory_of_other_processes_is_opened_one_behind_the_other_and_copied_across_the_border() {
     let library = mock("opened-at", "-DVMM");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let bytes: Vec<u8> = (0..=250).cycle().take(3 * UNIT).collect();
     let handles = [(0, UNIT), (UNIT, 2 * UNIT)]
@@ -162,7 +161,7 @@ fn memory_of_other_processes_is_opened_one_behind_the_other_and_copied_across_th
 #[test]
 fn a_driver_that_lacks_the_calls_names_the_one_that_it_lacks() {
     let library = mock("no-vmm", "-DMOCK");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     for why in [gpu.granularity().unwrap_err(), gpu.reserve(UNIT).unwrap_err()] {
         assert_eq!((why.call, why.name), ("cuMemGetAllocationGranularity", "MISSING_CALL"), "{why}");

@@ -773,8 +773,14 @@ int cuStreamBatchMemOp_v2(size_t stream, unsigned count, struct operation *both,
 /* An event counts how often it has to be asked until it has fired, once its stream does not wait in front of it. */
 struct event { int left; size_t stream; unsigned long long order; };
 
+/* As if there was no memory for another one. */
+static int no_more_events;
+int mock_refuse_events(void) { return no_more_events = 1; }
+int mock_allow_events(void) { return no_more_events = 0; }
+
 int cuEventCreate(struct event **event, unsigned flags) {
   IN_CONTEXT;
+  if (no_more_events) return 2;
   live_events++;
   *event = calloc(1, sizeof(struct event));
   return 0;

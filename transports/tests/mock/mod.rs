@@ -1,5 +1,6 @@
 //! The mock of the driver's library, compiled by the machine's C compiler.
 
+use carrack_transports::gpu::cuda::CudaDriver;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,6 +22,12 @@ pub(crate) fn library(test: &str, define: &str) -> PathBuf {
     compiler.args(["-shared", "-fPIC", "-w", define, "-o"]).arg(&library).arg(&source);
     assert!(compiler.status().unwrap().success(), "{compiler:?}");
     library
+}
+
+/// The driver of a mock's library, or of a file that is no driver.
+pub(crate) fn open(library: &Path) -> CudaDriver {
+    // SAFETY: the mock's calls are such as the driver's; other libraries lack the first of them.
+    unsafe { CudaDriver::at(library) }
 }
 
 /// One of the mock's own words.

@@ -108,7 +108,8 @@ pub(crate) fn answer(question: &str) -> Option<String> {
 
 /// Whether a device has written to another's memory that it may only read.
 fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, GpuError> {
-    let shared = CudaDriver::at(Path::new(library)).usable()?;
+    // SAFETY: the library that the process which asks has opened.
+    let shared = unsafe { CudaDriver::at(Path::new(library)) }.usable()?;
     let named = |name: &str| {
         let found = shared.gpus()?.iter().find(|gpu| gpu.info().uuid.to_string() == name);
         found.ok_or_else(|| because(CALL, INVALID_VALUE, format!("{name} is not seen by this process")))

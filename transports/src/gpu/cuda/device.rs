@@ -152,7 +152,9 @@ impl CudaGpu {
     }
 }
 
-impl Gpu for CudaGpu {
+// SAFETY: each region is an allocation of the driver's, or a mapping of one. Copies are refused before a stream has
+// them, or waited for; events are recorded behind them.
+unsafe impl Gpu for CudaGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
     }

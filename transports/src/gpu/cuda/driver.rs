@@ -56,7 +56,15 @@ impl CudaDriver {
     }
 
     /// As [`adopt`](Self::adopt), with the library at a path. What was opened stays open to the end of the process.
-    pub fn at(path: &Path) -> Self {
+    ///
+    /// # Safety
+    /// The file, if there is one, is no library, or one that can be opened. Its calls by the names of the CUDA
+    /// driver's are such calls.
+    ///
+    /// ```compile_fail,E0133
+    /// let driver = carrack_transports::gpu::cuda::CudaDriver::at("libcuda.so.1".as_ref());
+    /// ```
+    pub unsafe fn at(path: &Path) -> Self {
         let path = Some(path.to_owned());
         let place = Place { path, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
         Self(Box::leak(Box::new(place)))
@@ -127,7 +135,8 @@ impl CudaDriver {
     }
 }
 
-impl Driver for CudaDriver {
+// SAFETY: the answers are the driver's own, who knows all memory of its devices.
+unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
     }

@@ -7,7 +7,7 @@ use super::error::{INVALID_CONTEXT, INVALID_HANDLE, because, released};
 use super::home::Home;
 use super::lane::Copies;
 use super::stream::stream_of;
-use super::sys::{self, Bytes64, EventHandle};
+use super::sys::{self, Bytes64, EventHandle, StreamHandle};
 use crate::gpu::copier::Resident;
 use crate::gpu::{Event, EventState, GpuError, Sequence, SharedEvent, Stream};
 use std::any::Any;
@@ -28,6 +28,14 @@ impl Raw {
         Self { home, raw, pooled: true }
     }
 
+    /// Records it behind all that a stream was given so far. The context is current.
+    #[inline]
+    pub(super) fn record(self, stream: StreamHandle) -> Result<Event, GpuError> {
+        // SAFETY: an event of this context, which nobody else has, and a stream of it.
+        unsafe { self.home.calls().event_record(self.raw, stream) }?;
+        Ok(Event::new(Arc::new(CudaEvent { event: self, fired: AtomicBool::new(false) })))
+    }
+
     /// The event, if its context has not been destroyed.
     fn living(&self) -> Result<EventHandle, GpuError> {
         self.home.context.check().map(|()| self.raw)
@@ -46,16 +54,10 @@ impl Drop for Raw {
 }
 
 /// A record of one of our events.
-pub(super) struct CudaEvent {
+struct CudaEvent {
     event: Raw,
     /// It fires once: what is known need not be asked.
     fired: AtomicBool,
-}
-
-impl CudaEvent {
-    pub(super) fn new(event: Raw) -> Self {
-        Self { event, fired: AtomicBool::new(false) }
-    }
 }
 
 impl EventState for CudaEvent {

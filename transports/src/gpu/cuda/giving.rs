@@ -203,15 +203,17 @@ impl CudaGpu {
         }
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
+        // Before the copies, which no one could tell the end of without it.
+        let over = users.map(|_| home.spare_event()).transpose()?;
         give((home, way, stream))?;
-        if users.is_none() {
+        let Some(over) = over else {
             let event = copies[way as usize].given();
             if let Some(copier) = without_kernel {
                 copier.resident.renew();
             }
             return Ok(event);
-        }
-        home.record(stream).inspect_err(|_| {
+        };
+        over.record(stream).inspect_err(|_| {
             // Nobody could tell when it is over, so it has to be over now.
             // SAFETY: the stream is the user's, in this context.
             let _ = unsafe { home.calls().stream_synchronize(stream) };

@@ -7,7 +7,7 @@ use super::copier::Copier;
 use super::course::CourseWords;
 use super::ends::Kept;
 use super::error::{INVALID_CONTEXT, released};
-use super::event::{CudaEvent, Raw};
+use super::event::Raw;
 use super::lane::{AllCopies, Lane};
 use super::peer::Peers;
 use super::sys::{self, EventHandle, StreamHandle};
@@ -131,21 +131,32 @@ impl Home {
     /// An event behind all that a stream was given so far. The context is current.
     #[inline]
     pub(super) fn record(self: &Arc<Self>, stream: StreamHandle) -> Result<Event, GpuError> {
-        let raw = self.recorded(stream)?;
-        Ok(Event::new(Arc::new(CudaEvent::new(Raw::pooled(Arc::clone(self), raw)))))
+        self.spare_event()?.record(stream)
+    }
+
+    /// An event to be recorded later. The driver may have none left, and is asked for it before a stream is given what the
+    /// event is to tell of. The context is current.
+    #[inline]
+    pub(super) fn spare_event(self: &Arc<Self>) -> Result<Raw, GpuError> {
+        Ok(Raw::pooled(Arc::clone(self), self.take_event()?))
     }
 
     /// As [`record`](Self::record), for who gives the event back: [`keep_event`](Self::keep_event).
     pub(super) fn recorded(&self, stream: StreamHandle) -> Result<EventHandle, GpuError> {
-        // Taken out before anything can fail: the lock is held for a moment only.
-        let kept = lock(&self.events).pop();
-        let raw = match kept {
-            Some(raw) => raw,
-            None => self.new_event(sys::EVENT_DISABLE_TIMING)?,
-        };
+        let raw = self.take_event()?;
         // SAFETY: an event of this context, and a stream of it.
         unsafe { self.calls().event_record(raw, stream) }.inspect_err(|_| self.keep_event(raw))?;
         Ok(raw)
+    }
+
+    /// An event of the pool, or a new one.
+    fn take_event(&self) -> Result<EventHandle, GpuError> {
+        // Taken out before anything can fail: the lock is held for a moment only.
+        let kept = lock(&self.events).pop();
+        match kept {
+            Some(raw) => Ok(raw),
+            None => self.new_event(sys::EVENT_DISABLE_TIMING),
+        }
     }
 
     /// A new event. The context is current.

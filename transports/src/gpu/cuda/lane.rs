@@ -72,22 +72,28 @@ impl Lane {
         // Whoever has it is asking just now.
         let Some(mut mark) = self.mark.try_lock() else { return Ok(false) };
         let given = self.given.load(Ordering::Acquire);
-        if given == number {
-            let Some(stream) = self.stream.get() else { return Ok(false) };
-            return Ok(home.is_idle(*stream)? && self.is_done_up_to(given, number));
-        }
-        if let Some(Mark { event, covers }) = *mark {
-            if !home.has_fired(event)? {
-                return Ok(false);
+        if given != number {
+            if let Some(Mark { event, covers }) = *mark {
+                if !home.has_fired(event)? {
+                    return Ok(false);
+                }
+                *mark = None;
+                home.keep_event(event);
+                if self.is_done_up_to(covers, number) {
+                    return Ok(true);
+                }
             }
-            *mark = None;
-            home.keep_event(event);
-            if self.is_done_up_to(covers, number) {
-                return Ok(true);
+            match self.record(home) {
+                Ok(next) => {
+                    *mark = Some(next);
+                    return Ok(false);
+                }
+                // The copy goes on without an event, so this is no answer. The stream has one.
+                Err(why) => tracing::debug!(%why, "no event tells how far a stream is"),
             }
         }
-        *mark = Some(self.record(home)?);
-        Ok(false)
+        let Some(stream) = self.stream.get() else { return Ok(false) };
+        Ok(home.is_idle(*stream)? && self.is_done_up_to(given, number))
     }
 
     /// The event that it has, when it is given up.
@@ -192,7 +198,13 @@ impl Sequence for Copies {
             return Ok(());
         }
         let lane = self.lane();
-        let Mark { event, covers } = lane.record(&self.home)?;
+        let Ok(Mark { event, covers }) = lane.record(&self.home) else {
+            // Whoever waits frees the memory next: only the stream's own word ends this.
+            while !self.query(number)? {
+                std::thread::yield_now();
+            }
+            return Ok(());
+        };
         let outcome = self.home.wait_for(event);
         self.home.keep_event(event);
         outcome?;

@@ -107,6 +107,9 @@ impl CudaStream {
             if let Some(past) = course.as_ref().and_then(|course| unsafe { course.wait(self.raw, wait) }) {
                 return Ok(past);
             }
+            // Before the wait: a stream that waited with no event to tell of it would count as one that does not wait,
+            // and the word that it waits for would be used for something else.
+            let past = self.home.spare_event()?;
             let (calls, Wait { at, value, flags }) = (self.home.calls(), wait);
             // SAFETY: as above.
             let whole = unsafe { calls.stream_wait_value64(self.raw, at, value, flags) };
@@ -114,12 +117,15 @@ impl CudaStream {
                 // SAFETY: as in `write_value64`.
                 unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
             })?;
-            self.home.record(self.raw)
+            // This fails only in a context in which work has failed, and there the stream waits for nothing any more.
+            past.record(self.raw)
         })
     }
 }
 
-impl Stream for CudaStream {
+// SAFETY: as of `CudaGpu`. A wait is given to the stream when there is an event to tell of it, and by one call with
+// what tells of it, or before that event is recorded.
+unsafe impl Stream for CudaStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(Arc::clone(&self.gpu) as Arc<dyn Gpu>)
     }

@@ -55,7 +55,8 @@ impl FakeStream {
     }
 }
 
-impl Stream for FakeStream {
+// SAFETY: as of `FakeGpu`; a wait's promise is kept when the engine has read the word for the last time.
+unsafe impl Stream for FakeStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(self.shared.gpu("stream", self.ordinal)?)
     }
@@ -190,6 +191,10 @@ impl Kernel {
             return Ok(region.addr() as *mut u8);
         }
         let found = self.shared.find_region("kernel", region)?;
+        if region.len() > found.len - (region.addr() - found.base) {
+            let hint = format!("{region:?} goes on in another allocation: give its parts one by one");
+            return Err(error("kernel", INVALID_VALUE, hint));
+        }
         let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
         self.shared.reaches("kernel", self.ordinal, owner)?;
         let start = found.alias.at(region.addr() - found.base).as_ptr();

@@ -101,6 +101,20 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_is_given_more_than_one_allocation_reads_none_of_it() {
+        let (driver, one, other) = two();
+        let whole = Region::joined(vec![one, other]).unwrap().slice(BLOCK - 10, 20).unwrap();
+        let stream = driver.gpu(0).unwrap().fake_stream().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let launched = stream.launch(move |kernel| {
+            tell.send(kernel.read(&whole)).unwrap();
+            Ok(())
+        });
+        launched.unwrap();
+        assert!(told.recv().unwrap().is_err());
+    }
+
+    #[test]
     fn neighbours_are_one_region_that_keeps_both_and_others_are_none() {
         let (driver, one, other) = two();
         let far = driver.gpu(1).unwrap().allocate(BLOCK, Flavour::Shareable).unwrap();
