@@ -41,6 +41,8 @@ pub(crate) enum Chore {
     Withdrawals = 1 << 15,
     /// Of the whole runtime: atomic operations on words of GPUs.
     Words = 1 << 12,
+    /// Of the whole runtime: a signal has asked what is pending.
+    Dump = 1 << 17,
 }
 
 /// What a runtime has to do before a device is looked at.

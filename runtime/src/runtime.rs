@@ -14,7 +14,7 @@ use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::{Retries, end_copies};
-use crate::progress::{Deferred, DumpRequest, InLine, ProgressThread, drop_told, signal};
+use crate::progress::{Deferred, InLine, ProgressThread, drop_told, dump_on_signal, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::streams::{Here, Streams};
@@ -28,6 +28,7 @@ use carrack_transports::gpu::none::NoGpu;
 use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::{PacketAllocator, PacketPool};
 use carrack_transports::shm::{Geometry, Shm};
+use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
 use carrack_transports::verbs::{self, Rdma};
 use std::collections::HashMap;
@@ -66,7 +67,8 @@ pub(crate) struct Inner {
     pub(crate) suspects: Suspects,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
-    _dump: DumpRequest,
+    /// Hears SIGUSR1.
+    _dump: Option<Listener>,
     /// Ranks that are known to be gone.
     down: Waiting<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Arc<Sleepers>,
@@ -181,7 +183,7 @@ impl RuntimeBuilder {
             suspects: Suspects::new(&chores),
             retries: Retries::new(&chores),
             words: Words::new(&chores),
-            _dump: DumpRequest::listen(settings.dump().is_on(), &chores),
+            _dump: dump_on_signal(settings.dump().is_on(), &chores),
             chores,
             settings,
             down: Waiting::new(),

@@ -204,10 +204,6 @@ impl Retries {
         !self.0.is_empty()
     }
 
-    pub(crate) fn correct(&self) {
-        self.0.correct();
-    }
-
     /// Something may have changed.
     #[cold]
     pub(crate) fn wake(&self) {

@@ -23,7 +23,7 @@ use deliver::arrival;
 pub(crate) use deliver::{Deferred, Delivery};
 pub(crate) use land::{Fetched, Landing, Owed};
 pub(crate) use line::InLine;
-pub(crate) use request::DumpRequest;
+pub(crate) use request::dump_on_signal;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
 pub(crate) use thread::ProgressThread;
 
@@ -181,7 +181,7 @@ impl Inner {
         }
         let chores = self.chores.there();
         if chores.any() {
-            if chores.is_signalled() {
+            if chores.has(Chore::Dump) {
                 self.dump();
             }
             if chores.has(Chore::Retries) {
