@@ -414,7 +414,8 @@ impl Runtime {
     }
 
     /// Sets `count` names in a row aside, and tells the first: for names that must be known before their
-    /// objects are made, or that are given out in another order on each rank.
+    /// objects are made, or that are given out in another order on each rank. Such a name stays the same: when it is
+    /// given to another object, messages that were sent for the earlier one reach the later one.
     pub fn reserve_comps(&self, count: u32) -> Result<RemoteComp, ResourceError> {
         self.0.comps.reserve(count)
     }
@@ -424,7 +425,8 @@ impl Runtime {
         self.0.comps.register_at(name, comp.as_completion().clone())
     }
 
-    /// Takes a name back. Messages that come for it from now on are reported by progress and dropped.
+    /// Takes a name back. Messages that come for it from now on are reported by progress and dropped, also when other
+    /// objects have been registered since.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
     }

@@ -264,8 +264,7 @@ impl Pass<'_> {
 
     /// Whether nothing is deferred any more.
     #[cold]
-    pub(super) fn retry_deferred(&mut self, comps: &mut Snapshot) -> bool {
-        self.inner.comps.refresh(comps);
+    pub(super) fn retry_deferred(&mut self, comps: &Snapshot) -> bool {
         loop {
             // One at a time, outside the lock: delivering calls users' code.
             let Some(mut deferred) = self.device.deferred.try_lock() else { return false };

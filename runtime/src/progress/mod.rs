@@ -102,11 +102,24 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
+/// Takes what the thread kept. A thread that ends keeps nothing any more: the destructors of its other thread-locals
+/// may still make progress, or end a runtime.
+#[inline(always)]
+fn take_scratch() -> Option<Box<Scratch>> {
+    SCRATCH.try_with(Cell::take).ok().flatten()
+}
+
+/// Keeps it for the thread's next call; drops it if the thread ends.
+#[inline(always)]
+fn keep_scratch(scratch: Box<Scratch>) {
+    let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
+}
+
 /// Drops what this thread has left to be dropped when it next makes progress: it may be its last time.
 pub(crate) fn drop_told() {
-    if let Some(mut scratch) = SCRATCH.with(Cell::take) {
+    if let Some(mut scratch) = take_scratch() {
         scratch.met.drop_told();
-        SCRATCH.with(|kept| kept.set(Some(scratch)));
+        keep_scratch(scratch);
     }
 }
 
@@ -156,7 +169,7 @@ impl Inner {
         if self.is_forked() {
             return Err(ProgressError::Forked);
         }
-        let mut scratch = SCRATCH.with(Cell::take).unwrap_or_else(|| {
+        let mut scratch = take_scratch().unwrap_or_else(|| {
             let batch = Batch::new(self.settings.poll_batch());
             let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
             Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
@@ -175,7 +188,7 @@ impl Inner {
         let mut pass = Pass { inner: self, device, error: None, moved: false };
         pass.run(&mut scratch);
         let Pass { error, moved, .. } = pass;
-        SCRATCH.with(|kept| kept.set(Some(scratch)));
+        keep_scratch(scratch);
         if moved {
             self.sleepers.wake();
         }
@@ -229,7 +242,7 @@ impl Pass<'_> {
             let polled = lane.device.poll(batch, &mut |batch| self.in_order(lane.transport, batch, met));
             if polled == Polled::Some {
                 self.moved = true;
-                self.inner.comps.refresh(&mut scratch.comps);
+                self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
                 self.deliver_all(scratch);
                 let chores = self.device.chores.there();
                 if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {
@@ -293,7 +306,11 @@ impl Pass<'_> {
         }
         // What is in the line came before what is deferred.
         let tells = !chores.has(Chore::Line) || self.move_line();
-        tells && (!chores.has(Chore::Deferred) || self.retry_deferred(&mut scratch.comps))
+        if tells && chores.has(Chore::Deferred) {
+            self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
+            return self.retry_deferred(&scratch.comps);
+        }
+        tells
     }
 
     /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it
