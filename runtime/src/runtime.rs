@@ -14,7 +14,7 @@ use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::{Retries, end_copies};
-use crate::progress::{Deferred, InLine, ProgressThread, drop_told, dump_on_signal, signal};
+use crate::progress::{InLine, ProgressThread, drop_told, dump_on_signal, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::streams::{Here, Streams};
@@ -33,7 +33,7 @@ use carrack_transports::sync::Sleepers;
 use carrack_transports::verbs::{self, Rdma};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
 /// everything that is still waiting ends with an error, and peers see this rank gone in order.
@@ -54,6 +54,8 @@ pub(crate) struct Inner {
     pub(crate) domains: Vec<(&'static str, Arc<dyn Domain>)>,
     pub(crate) unavailable: Vec<Unavailable>,
     devices: RwLock<Vec<Device>>,
+    /// Held while a device is made.
+    pub(crate) making_devices: Mutex<()>,
     default_device: std::sync::OnceLock<Device>,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
@@ -173,6 +175,7 @@ impl RuntimeBuilder {
             domains,
             unavailable,
             devices: RwLock::default(),
+            making_devices: Mutex::new(()),
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
             comps: Registry::new(),
@@ -478,11 +481,7 @@ impl Inner {
     /// objects are signalled by the next progress on `device`: this may be called where they cannot be.
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
-        let ended = self.note_gone(rank, cause);
-        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
-        let mut deferred = device.deferred.lock();
-        deferred.extend(told);
-        device.deferred.set_count(deferred.len());
+        device.defer_ended(self.note_gone(rank, cause));
     }
 
     /// Notes that a rank is gone. The receives that only it could have answered, and whom to tell.
@@ -562,7 +561,7 @@ impl Drop for Inner {
             // Before the landings are looked at: a message that has met its receive may become one.
             let deferred = std::mem::take(&mut *device.0.deferred.lock());
             ended.extend(deferred.into_iter().filter_map(|deferred| deferred.into_status(self, &device.0)));
-            ended.extend(device.0.bulk.fail(None, &|_| OpError::Closed));
+            ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
             ended.extend(device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)));
             ended.extend(
                 device.0.landing.lock().drain(..).map(|landing| landing.into_status(OpError::Closed)),

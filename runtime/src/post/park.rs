@@ -14,7 +14,7 @@ use crate::error::{OpError, PostError};
 use crate::matching::{Engines, Ticket};
 use crate::names::Rank;
 use crate::pending::PendingOp;
-use crate::progress::{Deferred, Landing, Pass, signal};
+use crate::progress::{Landing, Pass, signal};
 use crate::runtime::Inner;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::MemKind;
@@ -322,11 +322,7 @@ impl DeviceInner {
     fn end_ordered_if_gone(&self, runtime: &Inner, rank: Rank) {
         let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
-        let ended = self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() });
-        let told = ended.into_iter().filter_map(|(comp, status)| Some(Deferred::Status(comp?, status)));
-        let mut deferred = self.deferred.lock();
-        deferred.extend(told);
-        self.deferred.set_count(deferred.len());
+        self.defer_ended(self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() }));
     }
 
     /// Takes out what is late.

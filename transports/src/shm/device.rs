@@ -45,7 +45,7 @@ pub(super) struct Shared {
     pub(super) packets: Arc<dyn PacketSource>,
     epoll: OwnedFd,
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
-    /// What those whose links lead here have sent along.
+    /// What those whose links lead here have sent along; kept while they may be copying from or to this process.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
     /// Links that could not reach their receiver when they dialled: its queue was full, or no descriptor could be sent.
     undialled: AtomicU32,
@@ -353,8 +353,16 @@ impl Device for ShmDevice {
         self.armed.store(true, Ordering::Release);
     }
 
+    fn revoke(&self, peer: PeerId) -> bool {
+        let mut incoming = self.shared.incoming();
+        let is_revoked = incoming.get(&peer).is_none_or(|segment| segment.access().revoke());
+        if is_revoked {
+            incoming.remove(&peer);
+        }
+        is_revoked
+    }
+
     fn close(&self) {
-        self.shared.page.closed().store(1, Ordering::SeqCst);
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -365,7 +373,8 @@ impl Device for ShmDevice {
         }
         let mut polling = self.inbound.lock();
         polling.inbound.close();
-        self.shared.incoming().clear();
+        // Those that are copying just now stay, for `revoke` to ask again.
+        self.shared.incoming().retain(|_, segment| !segment.access().revoke());
         polling.listener = None;
     }
 }

@@ -159,7 +159,11 @@ impl Inbound {
     fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
         let mut incoming = shared.incoming();
-        if incoming.get(&sender.from).is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment)) {
+        let copies_no_more = sender.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
+            || sender.segment.access().revoke();
+        if copies_no_more
+            && incoming.get(&sender.from).is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment))
+        {
             incoming.remove(&sender.from);
         }
         drop(incoming);
