@@ -24,6 +24,7 @@
 //! | `gpu` | memory that the CPU cannot touch |
 //! | `gpu_packets` | active messages in a line before a GPU |
 //! | `contract` | transports without a runtime |
+//! | `contract_sleep` | threads that sleep on one device of a transport |
 
 mod support;
 
@@ -35,6 +36,8 @@ mod awaiting;
 mod buffers;
 #[path = "conformance/contract.rs"]
 mod contract;
+#[path = "conformance/contract_sleep.rs"]
+mod contract_sleep;
 #[path = "conformance/control.rs"]
 mod control;
 #[path = "conformance/ending.rs"]

@@ -1,8 +1,17 @@
-//! SIGUSR1: a rank that waits says what it waits for.
+//! SIGUSR1: a rank that waits says what it waits for, and forgets nothing that it has to do.
 
-use carrack::{Counter, Rank, Runtime, Tag};
+mod support;
+
+use carrack::buffer::Region;
+use carrack::settings::DumpChoice;
+use carrack::transports::verbs::simulated::go_round;
+use carrack::{Counter, Handler, Mr, Rank, Rmr, Runtime, Status, Tag};
+use signal_hook::consts::SIGUSR1;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use support::sink::Sink;
+use support::*;
 
 const ROLE: &str = "SIGNALS_ROLE";
 
@@ -46,4 +55,53 @@ fn a_rank_that_waits_prints_what_is_pending_when_it_is_asked_by_a_signal() {
     child.kill().unwrap();
     child.wait().unwrap();
     errors.read_to_string(&mut String::new()).unwrap();
+}
+
+/// Has a handler of rank 0 end a registration that rank 1's NIC has used. Returns `true` if the memory is given back.
+fn is_given_back(signalled: bool) -> bool {
+    let settings = OverSimulatedNic::settings().dump(DumpChoice::Usr1);
+    let ranks: [Runtime; 2] = OverSimulatedNic::ranks_with(2, settings).try_into().unwrap();
+    connect(&ranks);
+    let [zero, one] = &ranks;
+    let region = Region::host(1 << 16);
+    let weak = region.downgrade();
+    let registered: Arc<Mutex<Option<Mr>>> = Arc::default();
+    let mr = zero.register_memory(&region).unwrap();
+    let rmr = Rmr::from_bytes(&zero.get_rmr(&mr).to_bytes()).unwrap();
+    *registered.lock().unwrap() = Some(mr);
+    drop(region);
+    let ends = {
+        let registered = registered.clone();
+        Handler::new(move |_: Status| drop(registered.lock().unwrap().take()))
+    };
+    let name = zero.register_comp(&ends).unwrap();
+    let sink = Sink::keeping();
+    assert!(
+        one.post_put(Rank(0), &[7; 4096], &rmr, 0).comp(&sink).allow_done(false).call().unwrap().is_posted()
+    );
+    sink.one(&ranks);
+    // Rank 0 makes no progress meanwhile, so the signal is pending when its handler is called.
+    while one.post_am(Rank(0), b"end it", name).call().unwrap().is_retry() {
+        one.progress().unwrap();
+    }
+    for _ in 0..10 {
+        one.progress().unwrap();
+        go_round();
+    }
+    if signalled {
+        signal_hook::low_level::raise(SIGUSR1).unwrap();
+    }
+    zero.progress().unwrap();
+    assert!(registered.lock().unwrap().is_none(), "the handler was not called by the first progress");
+    happens(&ranks, LIMIT / 10, || {
+        go_round();
+        weak.is_gone()
+    })
+}
+
+#[test]
+fn a_signal_loses_nothing_that_progress_has_to_do() {
+    let _watchdog = Watchdog::over("a_signal_loses_nothing_that_progress_has_to_do");
+    assert!(is_given_back(false));
+    assert!(is_given_back(true), "rank 1 is never told that the registration has ended");
 }

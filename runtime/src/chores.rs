@@ -36,13 +36,15 @@ pub(crate) enum Chore {
     /// Of the whole runtime: futures to be polled again.
     Retries = 1 << 8,
     /// Of the whole runtime: errors of progress that no caller was given so far.
-    Complaints = 1 << 17,
+    Complaints = 1 << 18,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
     /// Of the whole runtime: regions that NICs of others reach, and whose registration has ended.
     Withdrawals = 1 << 15,
     /// Of the whole runtime: atomic operations on words of GPUs.
     Words = 1 << 12,
+    /// Of the whole runtime: a signal has asked what is pending.
+    Dump = 1 << 17,
 }
 
 /// What a runtime has to do before a device is looked at.

@@ -66,11 +66,6 @@ impl Deadlines {
         self.0.due(|| Deadline::now().0).map(Deadline)
     }
 
-    /// Puts its bit right, which somebody may have taken.
-    pub(crate) fn correct(&self) {
-        self.0.correct();
-    }
-
     /// How long one may sleep.
     pub(crate) fn limit(&self, longest: Duration) -> Duration {
         match Deadline(self.0.get()) {

@@ -24,7 +24,8 @@ use carrack_transports::mem::{
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// An operation on a peer's memory that a NIC is at.
 pub(crate) struct Direct {
@@ -34,6 +35,9 @@ pub(crate) struct Direct {
     /// Whom of its owner's to tell when it is over: of a get, which the NIC may ask for again until then.
     signal: Option<(RemoteComp, Tag)>,
 }
+
+/// Time that the end of a device waits for peers that are copying from or to this process.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Operations that links can hold at a time, of one device.
 const OUTSTANDING: usize = 256;
@@ -151,10 +155,12 @@ impl DeviceBuilder<'_> {
     /// # Errors
     /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its promise.
     pub fn build(self) -> Result<Device, ResourceError> {
-        let mut devices = self.runtime.devices_mut();
-        let index = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        // One after the other, as each is published under its number; and without the lock of the list, which progress
+        // takes: allocators and bootstraps are anybody's code.
+        let _making = self.runtime.making_devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
-        devices.push(device.clone());
+        self.runtime.devices_mut().push(device.clone());
         Ok(device)
     }
 }
@@ -344,14 +350,15 @@ impl DeviceInner {
         cause: &DownCause,
     ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
         let mut backlog = route.backlog();
-        let failed = backlog.drain(..).map(|parked| {
+        let failed: Vec<_> = backlog.drain(..).collect();
+        route.set_waiting(0);
+        self.not_busy(route.rank);
+        drop(backlog);
+        let failed = failed.into_iter().map(|parked| {
             let rank = parked.rank;
             parked.into_status(Some(OpError::PeerDown { rank, cause: cause.clone() }))
         });
-        let failed = failed.collect();
-        route.set_waiting(0);
-        self.not_busy(route.rank);
-        failed
+        failed.collect()
     }
 
     /// Notes that a NIC is at an operation on a peer's memory, and whom to tell when it is over.
@@ -403,7 +410,24 @@ impl DeviceInner {
                 }
             }
         }
+        self.await_copies();
         ended
+    }
+
+    /// Ends the right of a peer's process to copy from and to this one. Returns `true` if no such copy is in progress.
+    pub(crate) fn is_revoked(&self, peer: Rank) -> bool {
+        self.lanes.iter().all(|lane| lane.device.revoke(PeerId(peer.0)))
+    }
+
+    /// Ends that right of all peers, and waits, for a limited time, for copies that are in progress: a system call each, which
+    /// takes a fraction of a millisecond unless the peer is stopped in its midst.
+    fn await_copies(&self) {
+        let until = Instant::now() + PATIENCE;
+        for route in self.routes.iter().filter_map(OnceLock::get) {
+            while !self.is_revoked(route.rank) && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
     }
 
     /// What events call a peer, checked: a transport repeats numbers that it was given.

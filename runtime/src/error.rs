@@ -399,7 +399,7 @@ pub enum ProgressError {
     NoPacketMemory(Box<AllocError>, usize),
     /// A message named a completion object that this rank does not have. It was dropped.
     #[error(
-        "{from} sent a message of {size} bytes to completion {comp:?}, which is not registered here: register before the peers send (a barrier in between)"
+        "{from} sent a message of {size} bytes to completion {comp:?}, which is not registered here, or not any more: register it before its peers send, deregister it after their last message (a barrier in between)"
     )]
     NoSuchCompletion {
         /// The sender.

@@ -27,9 +27,31 @@ impl Tag {
     pub const ANY: Self = Self(u64::MAX);
 }
 
-/// A completion object of another rank, as it registered it: all 32 bits of it.
+/// A completion object of another rank, as it registered it: a number of 20 bits, and above it a generation of 12.
+///
+/// A number that is given again comes with the next generation, so a message that is late finds no object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RemoteComp(pub u32);
+
+impl RemoteComp {
+    /// Numbers of one generation.
+    pub(crate) const NUMBERS: usize = 1 << Self::NUMBER_BITS;
+    /// Generations of one number.
+    pub(crate) const GENERATIONS: u32 = 1 << (u32::BITS - Self::NUMBER_BITS);
+    const NUMBER_BITS: u32 = 20;
+
+    /// The name of a number in a generation. `None`: it is out of range.
+    pub(crate) fn of(number: usize, generation: u32) -> Option<Self> {
+        let number = u32::try_from(number).ok().filter(|_| number < Self::NUMBERS)?;
+        (generation < Self::GENERATIONS).then_some(Self(generation << Self::NUMBER_BITS | number))
+    }
+
+    /// The number without its generation.
+    #[inline(always)]
+    pub(crate) fn number(self) -> usize {
+        self.0 as usize % Self::NUMBERS
+    }
+}
 
 /// A number of the user's own that comes back in the status of the operation it was given to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,5 +1,6 @@
 //! What a rank waits for: for whoever wonders why nothing moves.
 
+use crate::chores::Chore;
 use crate::device::{Device, DeviceInner};
 use crate::error::WaitError;
 use crate::names::{Rank, Tag};
@@ -153,15 +154,11 @@ impl Inner {
     /// Prints what is pending: somebody has asked for it by SIGUSR1.
     #[cold]
     pub(crate) fn dump(&self) {
-        // The signal has set all bits. First they go, then those come back that should: one that is set in between stays.
-        self.chores.take_all();
-        self.deadlines.correct();
-        self.retries.correct();
-        self.complaints.correct();
-        self.suspects.correct();
-        self.words.correct();
-        // One write, so that the dumps of several ranks do not mix.
-        eprint!("{}", self.pending());
+        // Another thread may have seen the same signal. One that comes from now on asks for the next dump.
+        if self.chores.take(Chore::Dump) {
+            // One write, so that the dumps of several ranks do not mix.
+            eprint!("{}", self.pending());
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::peer::Suspects;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::{Retries, end_copies};
-use crate::progress::{Complaints, DumpRequest, InLine, ProgressThread, drop_told, signal};
+use crate::progress::{Complaints, InLine, ProgressThread, drop_told, dump_on_signal, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
 use crate::streams::{Here, Streams};
@@ -28,11 +28,12 @@ use carrack_transports::gpu::none::NoGpu;
 use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::{PacketAllocator, PacketPool};
 use carrack_transports::shm::{Geometry, Shm};
+use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
 use carrack_transports::verbs::{self, Rdma};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
 /// everything that is still waiting ends with an error, and peers see this rank gone in order.
@@ -53,6 +54,8 @@ pub(crate) struct Inner {
     pub(crate) domains: Vec<(&'static str, Arc<dyn Domain>)>,
     pub(crate) unavailable: Vec<Unavailable>,
     devices: RwLock<Vec<Device>>,
+    /// Held while a device is made.
+    pub(crate) making_devices: Mutex<()>,
     default_device: std::sync::OnceLock<Device>,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
@@ -68,7 +71,8 @@ pub(crate) struct Inner {
     pub(crate) retries: Retries,
     /// Errors of progress that no caller was given so far.
     pub(crate) complaints: Complaints,
-    _dump: DumpRequest,
+    /// Hears SIGUSR1.
+    _dump: Option<Listener>,
     /// Ranks that are known to be gone.
     down: Waiting<HashMap<Rank, DownCause>>,
     pub(crate) sleepers: Arc<Sleepers>,
@@ -173,6 +177,7 @@ impl RuntimeBuilder {
             domains,
             unavailable,
             devices: RwLock::default(),
+            making_devices: Mutex::new(()),
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
             comps: Registry::new(),
@@ -184,7 +189,7 @@ impl RuntimeBuilder {
             retries: Retries::new(&chores),
             complaints: Complaints::new(&chores),
             words: Words::new(&chores),
-            _dump: DumpRequest::listen(settings.dump().is_on(), &chores),
+            _dump: dump_on_signal(settings.dump().is_on(), &chores),
             chores,
             settings,
             down: Waiting::new(),
@@ -415,7 +420,8 @@ impl Runtime {
     }
 
     /// Sets `count` names in a row aside, and tells the first: for names that must be known before their
-    /// objects are made, or that are given out in another order on each rank.
+    /// objects are made, or that are given out in another order on each rank. Such a name stays the same: when it is
+    /// given to another object, messages that were sent for the earlier one reach the later one.
     pub fn reserve_comps(&self, count: u32) -> Result<RemoteComp, ResourceError> {
         self.0.comps.reserve(count)
     }
@@ -425,7 +431,8 @@ impl Runtime {
         self.0.comps.register_at(name, comp.as_completion().clone())
     }
 
-    /// Takes a name back. Messages that come for it from now on are reported by progress and dropped.
+    /// Takes a name back. Messages that come for it from now on are reported by progress and dropped, also when other
+    /// objects have been registered since.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
     }
@@ -477,8 +484,7 @@ impl Inner {
     /// objects are signalled by the next progress on `device`: this may be called where they cannot be.
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
-        let ended = self.note_gone(rank, cause);
-        device.tell_later(ended);
+        device.tell_later(self.note_gone(rank, cause));
     }
 
     /// Notes that a rank is gone. The receives that only it could have answered, and whom to tell.
@@ -557,7 +563,7 @@ impl Drop for Inner {
             copies.extend(on_streams);
             let undelivered = std::mem::take(&mut *device.0.undelivered.lock());
             ended.extend(undelivered.into_statuses());
-            ended.extend(device.0.bulk.fail(None, &|_| OpError::Closed));
+            ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
             ended.extend(device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)));
             ended.extend(
                 device.0.landing.lock().drain(..).map(|landing| landing.into_status(OpError::Closed)),

@@ -52,14 +52,14 @@ fn verbs_options() -> VerbsOptions {
 }
 
 /// A rank of a job of three, with one device.
-struct Side {
-    device: Arc<dyn Device>,
+pub(super) struct Side {
+    pub(super) device: Arc<dyn Device>,
     domain: Arc<dyn Domain>,
-    batch: Batch,
+    pub(super) batch: Batch,
 }
 
 impl Side {
-    fn new<J: Job>(me: u32) -> Self {
+    pub(super) fn new<J: Job>(me: u32) -> Self {
         Self::with::<J>(me, PacketPool::new(Arc::new(HostAllocator), 4096, 64), 8)
     }
 
@@ -74,14 +74,14 @@ impl Side {
         Self { device, domain, batch: Batch::new(limit) }
     }
 
-    fn poll(&mut self) -> Vec<Event> {
+    pub(super) fn poll(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let polled = self.device.poll(&mut self.batch, &mut |batch| events.extend(batch.drain()));
         assert_eq!(polled == Polled::Some, !events.is_empty());
         events
     }
 
-    fn connect(&self, to: &Self, peer: u32) -> Arc<dyn Link> {
+    pub(super) fn connect(&self, to: &Self, peer: u32) -> Arc<dyn Link> {
         self.device.connect(&to.device.address(), PeerId(peer)).unwrap()
     }
 }
@@ -106,7 +106,7 @@ fn poll_until(sides: &mut [&mut Side], mut done: impl FnMut(usize, Event) -> boo
 }
 
 /// Polls until the link is up and that has been told.
-fn bring_up(link: &Arc<dyn Link>, sides: &mut [&mut Side]) {
+pub(super) fn bring_up(link: &Arc<dyn Link>, sides: &mut [&mut Side]) {
     let start = Instant::now();
     let mut quiet = 0;
     while !link.is_up() || quiet < 100 {
@@ -121,7 +121,7 @@ fn bring_up(link: &Arc<dyn Link>, sides: &mut [&mut Side]) {
     }
 }
 
-fn am(link: &Arc<dyn Link>, number: u64, bytes: &[u8]) -> Result<Submit, SubmitError> {
+pub(super) fn am(link: &Arc<dyn Link>, number: u64, bytes: &[u8]) -> Result<Submit, SubmitError> {
     link.submit(Op::AmCopied { header: Header([number, !number]), bytes: MemRef::host(bytes) })
 }
 

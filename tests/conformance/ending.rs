@@ -5,6 +5,7 @@ use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
+use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
@@ -27,6 +28,7 @@ over_each_transport!(
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     packets_and_buffers_outlive_their_runtime,
     the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later,
+    a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more,
 );
 
 const SOON: Duration = Duration::from_secs(5);
@@ -347,6 +349,74 @@ fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>(
         guarded.assert_untouched();
         assert_eq!(buffer, vec![0xee; 100_000]);
     }
+}
+
+/// Bytes of a buffer as long as it is a put's or a send's, and afterwards.
+const SENT: u8 = 0x11;
+const LATER: u8 = 0xee;
+
+fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J: Job>() {
+    const LEN: usize = 8 << 20;
+    let (mut cut, mut came_back) = (0, 0);
+    for round in 0..40_u64 {
+        let ranks: [Runtime; 2] = J::ranks(2).try_into().unwrap();
+        connect(&ranks);
+        let [zero, one] = ranks;
+        let region = Region::host(LEN);
+        region.whole().write(&vec![0; LEN]).unwrap();
+        let registered = one.register_memory(&region).unwrap();
+        let rmr = one.get_rmr(&registered);
+        let received = Sink::keeping();
+        let mut receive = one.post_recv(Rank(0), vec![0; LEN], Tag(1)).comp(&received);
+        assert!(receive.call().unwrap().is_posted());
+        let over = Sink::keeping();
+        let first = |outcome: Outcome| assert!(matches!(outcome, Outcome::Posted | Outcome::Done(_)));
+        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over).allow_done(false);
+        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over).allow_done(false);
+        if round % 2 == 0 {
+            first(put.call().unwrap());
+            first(send.call().unwrap());
+        } else {
+            first(send.call().unwrap());
+            first(put.call().unwrap());
+        }
+        drop((put, send));
+        let ended = &AtomicBool::new(false);
+        let statuses = std::thread::scope(|scope| {
+            let one = &one;
+            scope.spawn(move || {
+                while !ended.load(Ordering::SeqCst) {
+                    one.progress().unwrap();
+                }
+            });
+            std::thread::sleep(Duration::from_micros(round * 100));
+            drop(zero);
+            // The buffers are the program's again, which has another use for them.
+            let mut statuses = over.take();
+            for status in &mut statuses {
+                if let Buffer::Vec(buffer) = &mut status.buffer {
+                    buffer.fill(LATER);
+                    came_back += 1;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            ended.store(true, Ordering::SeqCst);
+            statuses
+        });
+        let ones = [one];
+        assert_eq!(statuses.len(), 2, "each operation ends once");
+        until(&ones, || ones[0].peer_down(Rank(0)).is_some() && received.count() == 1);
+        settle(&ones);
+        let held = region.whole().to_vec().unwrap();
+        assert!(!held.contains(&LATER), "round {round}: a put has brought what its buffer held later");
+        let received = received.take().remove(0);
+        if received.error.is_none() {
+            assert!(received.bytes().unwrap().iter().all(|&byte| byte == SENT), "round {round}");
+        }
+        cut += usize::from(held.contains(&SENT) && held.contains(&0));
+    }
+    println!("{came_back} buffers came back, {cut} puts were cut off in their midst");
+    assert!(came_back > 0);
 }
 
 #[test]

@@ -3,13 +3,16 @@
 use crate::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::{ProgressError, Rank, RemoteComp, ResourceError, Tag};
+use carrack::{Counter, Handler, ProgressError, Rank, RemoteComp, ResourceError, Runtime, Tag};
+use std::sync::mpsc::{Receiver, channel};
 
 over_each_transport!(
     tags_and_remote_completions_travel_at_full_width,
     a_reserved_slot_can_be_filled_in_another_order_on_each_rank,
     a_message_for_nobody_is_told_of_and_dropped_and_others_arrive,
-    a_name_that_was_taken_back_is_nobodys_until_it_is_given_again,
+    a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered_later,
+    a_handler_that_is_dropped_may_deregister_other_objects,
+    a_handler_whose_last_handle_is_a_thread_s_snapshot_may_deregister_other_objects,
 );
 
 fn tags_and_remote_completions_travel_at_full_width<J: Job>() {
@@ -88,7 +91,7 @@ fn a_message_for_nobody_is_told_of_and_dropped_and_others_arrive<J: Job>() {
     }
 }
 
-fn a_name_that_was_taken_back_is_nobodys_until_it_is_given_again<J: Job>() {
+fn a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered_later<J: Job>() {
     let ranks = J::pair();
     let (old, new) = (Sink::keeping(), Sink::keeping());
     let name = ranks[1].register_comp(&old).unwrap();
@@ -96,14 +99,95 @@ fn a_name_that_was_taken_back_is_nobodys_until_it_is_given_again<J: Job>() {
     assert_eq!(old.one(&ranks).bytes().unwrap(), b"1");
     ranks[1].deregister_comp(name).unwrap();
     assert!(ranks[1].deregister_comp(name).is_err());
-    sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"2", name).call());
-    let mut told = Vec::new();
-    while told.is_empty() {
-        told.extend(ranks[1].progress().err());
+    for is_registered_again in [false, true] {
+        // Short, in a packet, and only offered.
+        for size in [1, 1000, 100_000] {
+            let mut late = ranks[0].post_am(Rank(1), vec![2; size], name).allow_done(false);
+            assert!(posted(&ranks[..1], || late.call()).is_posted());
+            drop(late);
+            let again = is_registered_again.then(|| ranks[1].register_comp(&new).unwrap());
+            let errors = until_with_errors(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
+            let told = |errors: &[ProgressError]| {
+                matches!(errors,
+                [ProgressError::NoSuchCompletion { comp, .. }] if *comp == name)
+            };
+            let mut all = errors;
+            while all.is_empty() {
+                all.extend(ranks[1].progress().err());
+            }
+            assert!(told(&all), "{all:?}");
+            assert_eq!((old.count(), new.count()), (0, 0));
+            if let Some(again) = again {
+                assert_ne!(again, name);
+                sent(&ranks, || ranks[0].post_am(Rank(1), b"3", again).call());
+                assert_eq!(new.one(&ranks).bytes().unwrap(), b"3");
+                ranks[1].deregister_comp(again).unwrap();
+            }
+        }
     }
-    assert!(matches!(&told[0], ProgressError::NoSuchCompletion { comp, .. } if *comp == name));
-    assert_eq!(ranks[1].register_comp(&new).unwrap(), name);
-    sent(&ranks, || ranks[0].post_am(Rank(1), b"3", name).call());
-    assert_eq!(new.one(&ranks).bytes().unwrap(), b"3");
-    assert_eq!(old.count(), 0);
+    // The same calls on the other rank lead to the same names.
+    let other = ranks[0].register_comp(&old).unwrap();
+    assert_eq!(other, name);
+    ranks[0].deregister_comp(other).unwrap();
+    for _ in 0..3 {
+        let other = ranks[0].register_comp(&old).unwrap();
+        ranks[0].deregister_comp(other).unwrap();
+    }
+    assert_eq!(ranks[0].register_comp(&old).unwrap(), ranks[1].register_comp(&old).unwrap());
+}
+
+/// Something of the program's that deregisters an object when it is dropped.
+struct Session(Runtime, RemoteComp);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.deregister_comp(self.1).unwrap();
+    }
+}
+
+/// A handler that has captured such a thing, registered, and another object.
+fn with_session(runtime: &Runtime) -> (RemoteComp, RemoteComp) {
+    let other = runtime.register_comp(&Counter::new()).unwrap();
+    let session = Session(runtime.clone(), other);
+    let handler = Handler::new(move |_| _ = &session);
+    (runtime.register_comp(&handler).unwrap(), other)
+}
+
+/// Waits for a thread that a lock taken twice would hold up for ever.
+fn returns(done: &Receiver<()>) {
+    assert!(done.recv_timeout(LIMIT / 10).is_ok(), "it does not return");
+}
+
+fn a_handler_that_is_dropped_may_deregister_other_objects<J: Job>() {
+    let runtime = J::ranks(1).remove(0);
+    let (told, heard) = channel();
+    std::thread::spawn(move || {
+        let (name, other) = with_session(&runtime);
+        runtime.deregister_comp(name).unwrap();
+        assert!(runtime.deregister_comp(other).is_err(), "it is dropped, and has deregistered the other one");
+        told.send(()).unwrap();
+    });
+    returns(&heard);
+}
+
+fn a_handler_whose_last_handle_is_a_thread_s_snapshot_may_deregister_other_objects<J: Job>() {
+    let ranks = J::pair();
+    let (told, heard) = channel();
+    std::thread::spawn(move || {
+        let sink = Sink::keeping();
+        let (name, other) = with_session(&ranks[1]);
+        let last = ranks[1].register_comp(&sink).unwrap();
+        // This thread's progress gets to know them.
+        sent(&ranks, || ranks[0].post_am(Rank(1), b"1", last).call());
+        sink.one(&ranks);
+        ranks[1].deregister_comp(name).unwrap();
+        assert!(ranks[1].peer_down(Rank(0)).is_none());
+        // And looks again.
+        sent(&ranks, || ranks[0].post_am(Rank(1), b"2", last).call());
+        sink.one(&ranks);
+        settle(&ranks);
+        assert!(ranks[1].deregister_comp(other).is_err(), "progress has dropped it");
+        told.send(()).unwrap();
+    });
+    returns(&heard);
 }

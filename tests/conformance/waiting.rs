@@ -2,7 +2,9 @@
 
 use crate::over_each_transport;
 use crate::support::*;
+use carrack::settings::ProgressChoice;
 use carrack::{CompQueue, Counter, Handler, Outcome, Rank, Runtime, Synchronizer, Tag, WaitError};
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -15,6 +17,7 @@ over_each_transport!(
     a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once,
     a_thread_that_waits_does_not_burn_its_core,
     a_wait_ends_when_its_time_is_up,
+    a_thread_that_keeps_runtimes_for_itself_ends_in_order,
 );
 
 /// Longer than any wake-up, and shorter than the longest sleep without a look around (500 ms).
@@ -256,4 +259,46 @@ fn a_wait_ends_when_its_time_is_up<J: Job>() {
     ranks[0].wait_for(Duration::ZERO, || true).unwrap();
     let never = Synchronizer::new(1);
     assert!(!never.test());
+}
+
+/// Runtimes that a thread uses once more when it drops them: then its other thread-locals may be gone.
+struct Kept(Vec<Runtime>, Arc<AtomicU64>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let ranks = &self.0;
+        sent(ranks, || ranks[0].post_send(Rank(1), b"last", Tag(2)).call());
+        until(ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
+        ranks[1].wait_for(Duration::from_millis(1), || false).unwrap_err();
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+fn a_thread_that_keeps_runtimes_for_itself_ends_in_order<J: Job>() {
+    for progress in [ProgressChoice::Caller, ProgressChoice::Thread] {
+        // The thread-local is made before the library's own, or after them.
+        for is_first in [false, true] {
+            let dropped = Arc::new(AtomicU64::new(0));
+            let counts = dropped.clone();
+            let thread = std::thread::spawn(move || {
+                if is_first {
+                    KEPT.with_borrow_mut(|_| {});
+                }
+                let ranks = J::ranks_with(2, J::settings().progress(progress));
+                sent(&ranks, || ranks[0].post_send(Rank(1), b"first", Tag(1)).call());
+                let received = Synchronizer::new(1);
+                let recv = ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&received).call().unwrap();
+                if let Outcome::Posted = recv {
+                    until(&ranks, || received.test());
+                }
+                KEPT.set(Some(Kept(ranks, counts)));
+            });
+            thread.join().unwrap();
+            assert_eq!(dropped.load(Ordering::SeqCst), 1, "the runtimes were not dropped");
+        }
+    }
 }

@@ -14,6 +14,7 @@
 //! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
 //! | [`fork`] | whether this is still the process that something belongs to |
+//! | [`signals`] | signals to the process that become chores of progress |
 //! | [`trial`] | what is tried in a process of its own, because it may cost it its GPU context |
 //! | [`sync`] | rings, queues, free lists: model-checked |
 //!
@@ -37,6 +38,8 @@ pub mod loopback;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod shm;
+#[cfg(not(loom))]
+pub mod signals;
 pub mod sync;
 pub mod trial;
 #[cfg(not(loom))]

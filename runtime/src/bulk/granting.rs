@@ -154,7 +154,7 @@ impl DeviceInner {
         if let Some(ask) = ask {
             self.ask(runtime, (from, landing), ask, None);
         }
-        self.end_if_gone(from);
+        self.end_if_gone(runtime, from);
     }
 
     /// Without a limit all may come at once.

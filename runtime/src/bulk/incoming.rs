@@ -251,7 +251,7 @@ impl DeviceInner {
             }
             None => self.ask_for_parts(runtime, offer.token, (from, size, target)),
         }
-        self.end_if_gone(from);
+        self.end_if_gone(runtime, from);
         None
     }
 
@@ -346,10 +346,10 @@ impl Bulk {
             return Some(None);
         }
         let ended = one.give_up(error.clone());
-        if one.got >= one.until {
-            all.remove(&landing);
-        }
+        let over = if one.got >= one.until { all.remove(&landing) } else { None };
         self.arriving.set_count(all.len());
+        drop(all);
+        drop(over);
         Some(ended)
     }
 
@@ -458,10 +458,10 @@ impl DeviceInner {
 
     /// After something with a peer was noted here: if the peer went meanwhile, on another thread, that thread may have
     /// looked before it was noted, and nobody else would end it.
-    pub(crate) fn end_if_gone(&self, peer: Rank) {
+    pub(crate) fn end_if_gone(&self, runtime: &Inner, peer: Rank) {
         let Some(cause) = self.known_route(peer).and_then(|route| route.down()) else { return };
-        let ended = self.bulk.fail(Some(peer), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
-        self.tell_later(ended);
+        let error = |rank| OpError::PeerDown { rank, cause: cause.clone() };
+        self.tell_later(self.fail_bulk(runtime, Some(peer), &error));
     }
 }
 

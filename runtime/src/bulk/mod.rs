@@ -92,12 +92,15 @@ pub(crate) use written::WRITTEN;
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
+use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::runtime::Inner;
 use mapped::Introduced;
 use share::Help;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -190,18 +193,28 @@ impl Bulk {
     }
 
     /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends when they are done; if it is
-    /// all, they are waited for.
-    pub(crate) fn fail(&self, rank: Option<Rank>, error: &dyn Fn(Rank) -> OpError) -> Vec<Ended> {
+    /// all, they are waited for. `is_used`: whether a rank may be copying from or to buffers of this one's.
+    fn fail(
+        &self,
+        rank: Option<Rank>,
+        error: &dyn Fn(Rank) -> OpError,
+        is_used: &dyn Fn(Rank) -> bool,
+    ) -> Vec<Ended> {
         let concerns = |other: Rank| rank.is_none_or(|rank| rank == other);
-        let mut ended = Vec::new();
+        // All is taken out first, and ended without the locks: what it owns is dropped then, and may be anybody's code.
         let mut streams = self.streams.lock();
         let gone = |one: &mut Stream| concerns(one.rank()) && (rank.is_none() || !one.must_wait(error));
-        ended.extend(streams.extract_if(.., gone).map(|one| one.end(Some(error))));
+        let ended_streams: Vec<_> = streams.extract_if(.., gone).collect();
         self.streams.set_count(streams.len());
         let mut offered = self.offered.lock();
-        ended.extend(offered.extract_if(|_, one| concerns(one.rank())).map(|(_, one)| one.end(Some(error))));
+        let ended_offers: Vec<_> = offered.extract_if(|_, one| concerns(one.rank())).collect();
         self.offered.set_count(offered.len());
         drop((streams, offered));
+        let mut ended: Vec<_> = ended_streams.into_iter().map(|one| one.end(Some(error))).collect();
+        ended.extend(ended_offers.into_iter().map(|(_, one)| match is_used(one.rank()) {
+            true => one.leave(error),
+            false => one.end(Some(error)),
+        }));
         ended.extend(self.fail_writings(rank, error));
         let mut arriving = self.arriving.lock();
         let gone = |one: &mut Arriving| {
@@ -212,29 +225,60 @@ impl Bulk {
             }
             is_meant && (rank.is_none() || !one.must_wait(error))
         };
-        let gone = arriving.extract_if(|_, one| gone(one));
-        ended.extend(gone.filter_map(|(_, mut one)| {
+        let gone: Vec<_> = arriving.extract_if(|_, one| gone(one)).collect();
+        self.arriving.set_count(arriving.len());
+        drop(arriving);
+        ended.extend(gone.into_iter().filter_map(|(_, mut one)| {
             let error = error(one.from);
             one.give_up(error)
         }));
-        self.arriving.set_count(arriving.len());
-        drop(arriving);
         let mut pulls = self.pulls.lock();
         let (gone, others) = std::mem::take(&mut *pulls).into_iter().partition(|one| concerns(one.from));
         *pulls = others;
-        ended.extend(VecDeque::<Box<Pull>>::into_iter(gone).filter_map(|one| {
-            let error = error(one.from);
-            one.fail(error)
-        }));
         self.pulls.set_count(pulls.len());
         drop(pulls);
+        ended.extend(VecDeque::<Box<Pull>>::into_iter(gone).filter_map(|one| {
+            let error = error(one.from);
+            let is_used = is_used(one.from);
+            one.fail(error, is_used)
+        }));
         let mut flushes = self.flushes.lock();
-        let gone = flushes.extract_if(.., |one| concerns(one.rank()));
-        ended.extend(gone.map(|one| {
+        let gone: Vec<_> = flushes.extract_if(.., |one| concerns(one.rank())).collect();
+        self.flushes.set_count(flushes.len());
+        drop(flushes);
+        ended.extend(gone.into_iter().map(|one| {
             let error = error(one.rank());
             one.end(Some(error))
         }));
-        self.flushes.set_count(flushes.len());
         ended
+    }
+
+    /// Memory of GPUs in which messages to a rank lie, by its addresses.
+    fn offered_by_gpus(&self, rank: Rank) -> Vec<Range<usize>> {
+        let offered = self.offered.lock();
+        let on_gpus = offered.values().filter(|one| one.rank() == rank && !one.view().place().is_host());
+        let ranges = on_gpus.map(|one| {
+            let begin = one.view().as_ptr().addr();
+            begin..begin.saturating_add(one.view().len())
+        });
+        ranges.collect()
+    }
+}
+
+impl DeviceInner {
+    /// Ends what goes to or comes from a rank, or from and to anybody, and first makes sure that the rank reads and
+    /// writes buffers no more which are given back so. One that still does, as it is in the midst of a copy and does not come to the
+    /// end of it, keeps them.
+    pub(crate) fn fail_bulk(
+        &self,
+        runtime: &Inner,
+        rank: Option<Rank>,
+        error: &dyn Fn(Rank) -> OpError,
+    ) -> Vec<Ended> {
+        if let Some(rank) = rank {
+            // Its engines may be fetching. What they have fetched does not count then, unless the rank asks for it part by part.
+            self.bulk.offered_by_gpus(rank).iter().for_each(|range| runtime.exposures.withdraw(range));
+        }
+        self.bulk.fail(rank, error, &|rank| !self.is_revoked(rank))
     }
 }

@@ -1,6 +1,7 @@
 //! The sender's side.
 
 use super::ahead::Ahead;
+use super::pull::abandon;
 use super::staging::Staging;
 use super::wire::{Mapped, Offer, Request, Verdict, encode_landing, word};
 use super::{Bulk, Ended};
@@ -106,6 +107,12 @@ impl Offered {
         self.is_late = true;
         let gone = Outstanding { rank, tag, size, user_context, comp, deadline: Deadline::NEVER };
         Some(gone.end(Buffer::Empty, Some(OpError::TimedOut(rank))))
+    }
+
+    /// Ends it with an error, and without its bytes: the peer may be copying from them.
+    pub(super) fn leave(mut self, error: &dyn Fn(Rank) -> OpError) -> Ended {
+        abandon(Some(std::mem::take(&mut self.bytes)), self.rank());
+        self.end(Some(error))
     }
 
     pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
@@ -385,7 +392,7 @@ impl Bulk {
         drop(all);
         runtime.deadlines.note(deadline);
         device.control(runtime, peer, message, request.encode());
-        device.end_if_gone(peer);
+        device.end_if_gone(runtime, peer);
     }
 
     /// Sends what a peer has asked for, `limit` bytes of it at first. When it is sent, `comp` is told.

@@ -320,7 +320,7 @@ impl DeviceInner {
         self.control(runtime, from, Message::Finish { token: asked.token }, Verdict::Done.encode());
         if let Some(landing) = asked.wanted {
             self.bulk.answer(from, (landing, usize::MAX), packed.whole().into(), Tag::default(), None);
-            self.end_if_gone(from);
+            self.end_if_gone(runtime, from);
         }
     }
 }

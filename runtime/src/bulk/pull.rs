@@ -14,6 +14,17 @@ use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Leaves a buffer to a peer whose kernel is copying from it or to it, and that cannot be waited for any longer.
+pub(super) fn abandon(buffer: Option<Buffer>, to: Rank) {
+    let size = buffer.as_ref().map_or(0, Buffer::len);
+    tracing::warn!(
+        rank = to.0,
+        size,
+        "the memory of a buffer stays taken: a peer that is stopped may be copying it"
+    );
+    std::mem::forget(buffer);
+}
+
 /// Messages that are copied by one call of the kernel, at most.
 const TOGETHER: usize = 16;
 
@@ -41,7 +52,7 @@ pub(crate) struct Pull {
 enum Step {
     /// So many bytes.
     Copied(usize),
-    /// All that is missing is with the sender.
+    /// All that is missing is with the sender, or it has not answered so far.
     Waits,
     Over,
     Failed(PeerMemoryError),
@@ -95,11 +106,11 @@ impl Pass<'_> {
         drop(pulls);
         // Who has gone meanwhile was looked for on another thread when these were not in the list; and those that wait would for
         // ever.
-        waits.into_iter().for_each(|from| self.device.end_if_gone(from));
+        waits.into_iter().for_each(|from| self.device.end_if_gone(self.inner, from));
     }
 
     fn ask_for_help(&self, pull: &mut Pull, is_alone: bool) {
-        if std::mem::replace(&mut pull.is_asked, true) {
+        if !pull.memory.is_ready() || std::mem::replace(&mut pull.is_asked, true) {
             return;
         }
         if is_worth_it(pull.size, is_alone)
@@ -251,6 +262,9 @@ impl Pull {
 
     /// Copies a piece.
     fn step(&mut self) -> Step {
+        if !self.memory.is_ready() {
+            return Step::Waits;
+        }
         let left = (self.done, MOST.min(self.size - self.done));
         let next = match &self.share {
             None => (left.1 > 0).then_some(left),
@@ -311,19 +325,19 @@ impl Pull {
 
     /// Whether it has not been begun, and is no matter of two sides.
     fn can_go_with_others(&self) -> bool {
-        !self.is_apart && self.done == 0 && self.share.is_none() && !is_worth_it(self.size, false)
+        !self.is_apart
+            && self.done == 0
+            && self.share.is_none()
+            && !is_worth_it(self.size, false)
+            && self.memory.is_ready()
     }
 
-    /// Ends it without its bytes. Memory that its sender may still be writing is given to nobody: a sender that is known to be
-    /// dead writes no more.
-    pub(super) fn fail(mut self, error: OpError) -> Option<Ended> {
-        if self.share.as_ref().is_some_and(|share| !share.close()) && !self.memory.is_gone() {
-            tracing::warn!(
-                rank = self.from.0,
-                size = self.size,
-                "a buffer is lost: its sender was writing to it"
-            );
-            std::mem::forget(self.buffer().map(std::mem::take));
+    /// Ends it without its bytes; and without its buffer, which stays where it is, if its sender may be writing to it
+    /// (`is_used`): a sender that is known to be dead writes no more.
+    pub(super) fn fail(mut self, error: OpError, is_used: bool) -> Option<Ended> {
+        let helps = self.share.as_ref().is_some_and(|share| !share.close());
+        if helps && is_used && !self.memory.is_gone() {
+            abandon(self.buffer().map(std::mem::take), self.from);
         }
         self.target.fail(self.from, self.size, error)
     }

@@ -109,11 +109,6 @@ impl Words {
         self.0.is_empty()
     }
 
-    /// Puts its bit right, which somebody may have taken.
-    pub(crate) fn correct(&self) {
-        self.0.correct();
-    }
-
     /// Looks which rounds are over, and begins others.
     fn step(&self, staging: &Staging) -> Vec<Answer> {
         let Some(mut state) = self.0.try_lock() else { return Vec::new() };

@@ -9,20 +9,33 @@ use crate::names::RemoteComp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Slots that a table can have: the wire carries 32 bits, this bounds the memory.
-const LIMIT: usize = 1 << 20;
+/// Slots that a table can have: as many as names have numbers.
+const LIMIT: usize = RemoteComp::NUMBERS;
 
-#[derive(Clone)]
-enum Slot {
-    /// Nobody's.
+/// What a slot of the table holds.
+enum State {
+    /// Nothing: it is given to the next object.
     Free,
-    /// Set aside by `reserve`.
+    /// Nothing, and it is given only by its name: set aside by `reserve`.
     Reserved,
-    /// In use; says whether it goes back to reserved.
+    /// Nothing, for ever: each of its names has been given.
+    Spent,
+    /// An object, and whether the slot becomes reserved again.
     Used(Arc<dyn Completion>, bool),
 }
 
+struct Slot {
+    /// Its present name, or the one that it is given under next.
+    name: RemoteComp,
+    state: State,
+}
+
 /// The table.
+///
+/// A slot is given under another generation each time, so a message that was sent to an earlier object does not
+/// reach a later one. A slot whose generations have been used up is given no more. Which name comes next depends on
+/// the order of the calls only, so ranks that make the same calls have the same names. A reserved slot keeps its name,
+/// which the program chose before it knew the object.
 pub(crate) struct Registry {
     slots: Mutex<Vec<Slot>>,
     /// Grows with each change.
@@ -30,49 +43,55 @@ pub(crate) struct Registry {
 }
 
 /// The table as it was at some version.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Snapshot {
     version: u64,
-    comps: Arc<[Option<Arc<dyn Completion>>]>,
+    comps: Box<[Option<(RemoteComp, Arc<dyn Completion>)>]>,
 }
 
 impl Snapshot {
-    /// The object under a number.
+    /// The object under a name.
     #[inline]
     pub(crate) fn get(&self, comp: RemoteComp) -> Option<&Arc<dyn Completion>> {
-        self.comps.get(comp.0 as usize)?.as_ref()
+        let (name, object) = self.comps.get(comp.number())?.as_ref()?;
+        (*name == comp).then_some(object)
     }
 }
 
 impl Registry {
     pub(crate) fn new() -> Self {
-        // Slot 0 is nobody's: a header of zeros names no object.
-        Self { slots: Mutex::new(vec![Slot::Reserved]), version: AtomicU64::new(1) }
+        // Slot 0 is never given: a header of zeros names no object.
+        let first = Slot { name: RemoteComp(0), state: State::Reserved };
+        Self { slots: Mutex::new(vec![first]), version: AtomicU64::new(1) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings a thread's snapshot up to date. One load when nothing has changed.
+    /// Brings a thread's snapshot up to date. One load when nothing has changed. Objects that are not registered any more
+    /// go to `left`: this thread's may be the last handles, and dropping one runs users' code.
     #[inline]
-    pub(crate) fn refresh(&self, snapshot: &mut Snapshot) {
+    pub(crate) fn refresh(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
         if self.version.load(Ordering::Acquire) != snapshot.version {
-            self.read(snapshot);
+            self.read(snapshot, left);
         }
     }
 
     #[cold]
-    fn read(&self, snapshot: &mut Snapshot) {
+    fn read(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
         let slots = self.lock();
         snapshot.version = self.version.load(Ordering::Acquire);
-        snapshot.comps = slots
-            .iter()
-            .map(|slot| match slot {
-                Slot::Used(comp, _) => Some(comp.clone()),
-                Slot::Free | Slot::Reserved => None,
-            })
-            .collect();
+        let comps = slots.iter().map(|slot| match &slot.state {
+            State::Used(comp, _) => Some((slot.name, comp.clone())),
+            State::Free | State::Reserved | State::Spent => None,
+        });
+        let before = std::mem::replace(&mut snapshot.comps, comps.collect());
+        drop(slots);
+        let is_left = |(name, comp): &(RemoteComp, Arc<dyn Completion>)| {
+            snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp))
+        };
+        left.extend(before.into_iter().flatten().filter(is_left).map(|(_, comp)| comp));
     }
 
     fn changed(&self) {
@@ -81,32 +100,35 @@ impl Registry {
 
     fn name(at: usize) -> Result<RemoteComp, ResourceError> {
         let full = ResourceError::TooMany { what: "registered completion objects", limit: LIMIT };
-        u32::try_from(at).ok().filter(|_| at < LIMIT).map(RemoteComp).ok_or(full)
+        RemoteComp::of(at, 0).ok_or(full)
     }
 
-    /// The first free slot, or a new one.
+    /// Gives the first free slot, or a new one.
     pub(crate) fn register(&self, comp: Arc<dyn Completion>) -> Result<RemoteComp, ResourceError> {
         let mut slots = self.lock();
-        let at = slots.iter().position(|slot| matches!(slot, Slot::Free)).unwrap_or(slots.len());
-        let name = Self::name(at)?;
+        let free = slots.iter().position(|slot| matches!(slot.state, State::Free));
+        let at = free.unwrap_or(slots.len());
         if at == slots.len() {
-            slots.push(Slot::Free);
+            slots.push(Slot { name: Self::name(at)?, state: State::Free });
         }
-        slots[at] = Slot::Used(comp, false);
+        let slot = &mut slots[at];
+        slot.state = State::Used(comp, false);
         self.changed();
-        Ok(name)
+        Ok(slot.name)
     }
 
     /// Sets `count` slots in a row aside, and tells the first.
     pub(crate) fn reserve(&self, count: u32) -> Result<RemoteComp, ResourceError> {
         let mut slots = self.lock();
-        let first = Self::name(slots.len())?;
-        Self::name(slots.len() + count as usize)?;
-        slots.extend((0..count).map(|_| Slot::Reserved));
-        Ok(first)
+        let first = slots.len();
+        let name = Self::name(first)?;
+        Self::name(first + count as usize)?;
+        let names = (first..first + count as usize).filter_map(|at| RemoteComp::of(at, 0));
+        slots.extend(names.map(|name| Slot { name, state: State::Reserved }));
+        Ok(name)
     }
 
-    /// A slot that was set aside.
+    /// Gives a slot that was set aside.
     pub(crate) fn register_at(
         &self,
         name: RemoteComp,
@@ -114,26 +136,36 @@ impl Registry {
     ) -> Result<(), ResourceError> {
         let wrong = |why| ResourceError::Slot { slot: name, why };
         let mut slots = self.lock();
-        match slots.get_mut(name.0 as usize) {
-            Some(slot @ Slot::Reserved) if name.0 != 0 => *slot = Slot::Used(comp, true),
-            Some(Slot::Used(..)) => return Err(wrong("is in use: deregister it first")),
+        let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name && name.number() != 0);
+        match slot.map(|slot| &mut slot.state) {
+            Some(state @ State::Reserved) => *state = State::Used(comp, true),
+            Some(State::Used(..)) => return Err(wrong("is in use: deregister it first")),
             _ => return Err(wrong("was not reserved: call reserve_comps first")),
         }
         self.changed();
         Ok(())
     }
 
-    /// Frees a slot. Progress that is under way on another thread may still deliver to its object.
+    /// Frees a slot. Progress that another thread is making may still deliver to its object.
     pub(crate) fn deregister(&self, name: RemoteComp) -> Result<(), ResourceError> {
         let mut slots = self.lock();
-        match slots.get_mut(name.0 as usize) {
-            Some(slot @ Slot::Used(..)) => {
-                let reserved = matches!(slot, Slot::Used(_, true));
-                *slot = if reserved { Slot::Reserved } else { Slot::Free };
-            }
-            _ => return Err(ResourceError::Slot { slot: name, why: "is not in use" }),
-        }
+        let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name);
+        let Some(slot @ Slot { state: State::Used(..), .. }) = slot else {
+            return Err(ResourceError::Slot { slot: name, why: "is not in use" });
+        };
+        let next = RemoteComp(name.0.wrapping_add(LIMIT as u32));
+        let left = if matches!(slot.state, State::Used(_, true)) {
+            std::mem::replace(&mut slot.state, State::Reserved)
+        } else if next > name {
+            slot.name = next;
+            std::mem::replace(&mut slot.state, State::Free)
+        } else {
+            std::mem::replace(&mut slot.state, State::Spent)
+        };
         self.changed();
+        drop(slots);
+        // Without the lock: this may be the last handle, and what a handler has captured may deregister others.
+        drop(left);
         Ok(())
     }
 }
@@ -155,7 +187,38 @@ mod tests {
         assert_ne!(first, second);
         registry.deregister(first).unwrap();
         assert!(registry.deregister(first).is_err(), "freed once");
-        assert_eq!(registry.register(comp()).unwrap(), first);
+        let again = registry.register(comp()).unwrap();
+        assert_eq!(
+            (again.number(), again.0),
+            (first.number(), first.0 + (1 << 20)),
+            "in the next generation"
+        );
+        assert!(registry.deregister(first).is_err(), "the earlier name frees no later object");
+        registry.deregister(again).unwrap();
+    }
+
+    #[test]
+    fn equal_calls_give_equal_names_and_no_name_is_given_twice() {
+        let registries = [Registry::new(), Registry::new()];
+        let mut given = std::collections::HashSet::new();
+        let mut register = || {
+            let [one, other] = registries.each_ref().map(|registry| registry.register(comp()).unwrap());
+            assert_eq!(one, other);
+            assert!(given.insert(one), "{one:?} was given before");
+            one
+        };
+        let kept = register();
+        // More often than a number has generations.
+        for _ in 0..10_000 {
+            let name = register();
+            registries.iter().for_each(|registry| registry.deregister(name).unwrap());
+        }
+        let last = register();
+        assert_eq!((kept.number(), last.number()), (1, 4), "two numbers have been used up");
+        for name in [RemoteComp(2), RemoteComp(u32::MAX), RemoteComp(last.0 - (1 << 20))] {
+            assert!(registries[0].register_at(name, comp()).is_err());
+            assert!(registries[0].deregister(name).is_err());
+        }
     }
 
     #[test]
@@ -174,15 +237,19 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_changes_only_when_it_is_refreshed() {
-        let (registry, mut snapshot) = (Registry::new(), Snapshot::default());
-        let name = registry.register(comp()).unwrap();
+    fn a_snapshot_changes_only_when_it_is_refreshed_and_leaves_what_is_not_registered_any_more() {
+        let (registry, mut snapshot, mut left) = (Registry::new(), Snapshot::default(), Vec::new());
+        let (first, second) = (comp(), comp());
+        let name = registry.register(first.clone()).unwrap();
         assert!(snapshot.get(name).is_none());
-        registry.refresh(&mut snapshot);
+        registry.refresh(&mut snapshot, &mut left);
         assert!(snapshot.get(name).is_some());
         registry.deregister(name).unwrap();
-        assert!(snapshot.get(name).is_some());
-        registry.refresh(&mut snapshot);
-        assert!(snapshot.get(name).is_none());
+        assert!(snapshot.get(name).is_some() && left.is_empty());
+        let again = registry.register(second.clone()).unwrap();
+        registry.refresh(&mut snapshot, &mut left);
+        assert!(snapshot.get(name).is_none(), "a late message finds no object");
+        assert!(Arc::ptr_eq(snapshot.get(again).unwrap(), &second));
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &first));
     }
 }

@@ -27,10 +27,6 @@ impl Suspects {
         Self(Waiting::for_progress(chores, Chore::Suspects))
     }
 
-    pub(crate) fn correct(&self) {
-        self.0.correct();
-    }
-
     /// Somebody has been heard of.
     #[cold]
     pub(crate) fn heard(&self, batch: &mut Batch) {

@@ -169,8 +169,10 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
                 match cell.0.take() {
                     Some(status) => Poll::Ready(status.ok().map_err(AwaitError::from)),
                     None => {
-                        cell.1 = Some(context.waker().clone());
+                        let before = cell.1.replace(context.waker().clone());
                         drop(cell);
+                        // Without the lock: the last waker of a task drops the task.
+                        drop(before);
                         self.state = State::Posted(ticket);
                         Poll::Pending
                     }
@@ -202,10 +204,6 @@ impl Retries {
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         !self.0.is_empty()
-    }
-
-    pub(crate) fn correct(&self) {
-        self.0.correct();
     }
 
     /// Something may have changed.

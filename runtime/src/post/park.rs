@@ -322,8 +322,7 @@ impl DeviceInner {
     fn end_ordered_if_gone(&self, runtime: &Inner, rank: Rank) {
         let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
-        let ended = self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() });
-        self.tell_later(ended);
+        self.tell_later(self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() }));
     }
 
     /// Takes out what is late.

@@ -232,7 +232,7 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
     match submitted {
         Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
         Ok(_) => {
-            out.device.end_if_gone(out.rank);
+            out.device.end_if_gone(&out.runtime.0, out.rank);
             Ok(Attempt::Posted)
         }
         Err(error) => Err(refused(out.rank, error)),
@@ -247,7 +247,7 @@ fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Res
         None => Ok(Attempt::Park),
         Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
         Some(Ok(_)) => {
-            out.device.end_if_gone(out.rank);
+            out.device.end_if_gone(&out.runtime.0, out.rank);
             Ok(Attempt::Posted)
         }
         Some(Err(error)) => Err(refused(out.rank, error)),

@@ -36,11 +36,6 @@ impl Complaints {
         self.0.set_count(kept.len());
         first
     }
-
-    /// Puts its bit right, which a signal has set.
-    pub(crate) fn correct(&self) {
-        self.0.correct();
-    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(crate) use complaints::Complaints;
 use deliver::arrival;
 pub(crate) use land::{Fetched, Landing, Owed};
 pub(crate) use line::InLine;
-pub(crate) use request::DumpRequest;
+pub(crate) use request::dump_on_signal;
 pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
 pub(crate) use thread::ProgressThread;
 pub(crate) use undelivered::Undelivered;
@@ -105,11 +105,24 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
+/// Takes what the thread kept. A thread that ends keeps nothing any more: the destructors of its other thread-locals
+/// may still make progress, or end a runtime.
+#[inline(always)]
+fn take_scratch() -> Option<Box<Scratch>> {
+    SCRATCH.try_with(Cell::take).ok().flatten()
+}
+
+/// Keeps it for the thread's next call; drops it if the thread ends.
+#[inline(always)]
+fn keep_scratch(scratch: Box<Scratch>) {
+    let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
+}
+
 /// Drops what this thread has left to be dropped when it next makes progress: it may be its last time.
 pub(crate) fn drop_told() {
-    if let Some(mut scratch) = SCRATCH.with(Cell::take) {
+    if let Some(mut scratch) = take_scratch() {
         scratch.met.drop_told();
-        SCRATCH.with(|kept| kept.set(Some(scratch)));
+        keep_scratch(scratch);
     }
 }
 
@@ -203,7 +216,7 @@ impl Inner {
         if self.is_forked() {
             return Err(ProgressError::Forked);
         }
-        let mut scratch = SCRATCH.with(Cell::take).unwrap_or_else(|| {
+        let mut scratch = take_scratch().unwrap_or_else(|| {
             let batch = Batch::new(self.settings.poll_batch());
             let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
             Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
@@ -222,13 +235,13 @@ impl Inner {
         let mut pass = Pass { inner: self, device, error: None, moved: false };
         pass.run(&mut scratch);
         let Pass { mut error, moved, .. } = pass;
-        SCRATCH.with(|kept| kept.set(Some(scratch)));
+        keep_scratch(scratch);
         if moved {
             self.sleepers.wake();
         }
         let chores = self.chores.there();
         if chores.any() {
-            if chores.is_signalled() {
+            if chores.has(Chore::Dump) {
                 self.dump();
             }
             if chores.has(Chore::Retries) {
@@ -279,7 +292,7 @@ impl Pass<'_> {
             let polled = lane.device.poll(batch, &mut |batch| self.in_order(lane.transport, batch, met));
             if polled == Polled::Some {
                 self.moved = true;
-                self.inner.comps.refresh(&mut scratch.comps);
+                self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
                 self.deliver_all(scratch);
                 let chores = self.device.chores.there();
                 if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {

@@ -164,15 +164,15 @@ impl Undelivered {
 impl DeviceInner {
     /// Has progress tell completion objects, for callers that cannot: they hold locks.
     pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>) {
-        let mut ended = ended.into_iter().peekable();
-        if ended.peek().is_none() {
+        // What has no completion object is dropped without the lock: its buffer may run code of the user's.
+        let told: Vec<_> =
+            ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
+        if told.is_empty() {
             return;
         }
         let mut undelivered = self.undelivered.lock();
-        for (comp, status) in ended {
-            if let Some(comp) = comp {
-                undelivered.queue_or_new(&comp).entries.push_back(Entry::Status(status, None));
-            }
+        for (comp, status) in told {
+            undelivered.queue_or_new(&comp).entries.push_back(Entry::Status(status, None));
         }
         self.undelivered.set_count(undelivered.count());
     }

@@ -172,9 +172,8 @@ impl Pass<'_> {
             domain.somebody_has_gone();
         }
         let mut ended = self.device.fail_backlog(&route, &cause);
-        let failed =
-            self.device.bulk.fail(Some(rank), &|rank| OpError::PeerDown { rank, cause: cause.clone() });
-        ended.extend(failed);
+        let error = |rank| OpError::PeerDown { rank, cause: cause.clone() };
+        ended.extend(self.device.fail_bulk(self.inner, Some(rank), &error));
         let error = || OpError::PeerDown { rank, cause: cause.clone() };
         ended.extend(self.device.fail_ordered(rank, &error));
         // A peer that closed one device in order may have others. It is gone when none is left.

@@ -163,13 +163,20 @@ impl AllTold {
     pub(super) fn withdraw(&self, number: u64) {
         let mut told = self.lock();
         let Some(shown) = told.standing.remove(&number) else { return };
+        // Those whom nobody uses any more, as the ranks that did are gone.
+        let (unused, used): (Vec<_>, Vec<_>) = shown.into_iter().partition(|one| one.by.is_empty());
         let mut withdrawals = self.withdrawals.lock();
-        for one in shown {
+        for one in used {
             let device = one.device;
             withdrawals.extend(one.by.iter().map(|&rank| Withdrawal { number, device, rank }));
             told.leaving.push((number, one));
         }
         self.withdrawals.set_count(withdrawals.len());
+        drop(withdrawals);
+        self.count(&told);
+        drop(told);
+        // Without the locks: what a region owns may be anybody's code.
+        drop(unused);
     }
 }
 

@@ -168,6 +168,14 @@ pub trait Device: Send + Sync {
     /// The thread that was told to wait has woken, for whatever reason.
     fn disarm(&self);
 
+    /// Ends a peer's right to copy from and to this process's memory by [`PeerMemory`]; for good, since it is of no more use to
+    /// a link that has ended. Returns `true` if the peer is not copying any more: then buffers that it was told of can be
+    /// given back. Else ask again, soon.
+    fn revoke(&self, peer: PeerId) -> bool {
+        let _ = peer;
+        true
+    }
+
     /// Ends it. Afterwards every operation that was posted has its completion in the batches of the polls
     /// that follow, and peers see it gone. What was sent already still arrives.
     fn close(&self);

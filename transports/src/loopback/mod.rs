@@ -14,10 +14,9 @@ use crate::contract::{
 };
 use crate::gpu::Gpu;
 use crate::mem::{Buffer, MemMut, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
-use crate::sync::TryLock;
-use rustix::event::EventfdFlags;
+use crate::sync::{Sleepers, TryLock};
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -102,8 +101,8 @@ impl Domain for LoopbackDomain {
             let reason = format!("it receives into host packets, not into {} memory", packets.kind());
             return Err(Unavailable::new(NAME, reason));
         }
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
+        let sleepers =
+            Sleepers::new().map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let inbox = Arc::new(Inbox {
             id,
@@ -111,8 +110,7 @@ impl Domain for LoopbackDomain {
             max_message: self.caps.am_copied,
             ready: Mutex::default(),
             waiting: AtomicU32::new(0),
-            asleep: AtomicU32::new(0),
-            wake,
+            sleepers,
             closed: AtomicBool::new(false),
             sources: Mutex::default(),
             targets: Mutex::default(),
@@ -130,7 +128,9 @@ struct Withdraw {
 
 impl Drop for Withdraw {
     fn drop(&mut self) {
-        lock(regions()).remove(&self.number);
+        // Without the lock: what a region owns may be anybody's code.
+        let withdrawn = lock(regions()).remove(&self.number);
+        drop(withdrawn);
     }
 }
 
@@ -176,8 +176,7 @@ struct Inbox {
     ready: Mutex<Ready>,
     /// Entries of `ready`; read without the lock by polls that find nothing.
     waiting: AtomicU32,
-    asleep: AtomicU32,
-    wake: OwnedFd,
+    sleepers: Sleepers,
     closed: AtomicBool,
     /// Whoever has a link to here, and what it calls this device's rank: to be told of the end.
     sources: Mutex<Vec<(PeerId, Weak<Self>)>>,
@@ -198,12 +197,9 @@ impl Inbox {
         let mut ready = lock(&self.ready);
         what(&mut ready);
         let count = ready.queues.len() + ready.news.len();
-        // Sequentially consistent with `arm`: either the sleeper sees the count, or we see it asleep.
-        self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::SeqCst);
+        self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
         drop(ready);
-        if self.asleep.load(Ordering::SeqCst) != 0 {
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-        }
+        self.sleepers.wake();
     }
 }
 
@@ -384,7 +380,7 @@ impl Device for LoopbackDevice {
         }
         let ready = lock(&self.inbox.ready);
         let count = ready.queues.len() + ready.news.len();
-        self.inbox.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::SeqCst);
+        self.inbox.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
         drop(ready);
         if batch.is_empty() {
             return Polled::Idle;
@@ -394,18 +390,16 @@ impl Device for LoopbackDevice {
     }
 
     fn arm(&self) -> Armed<'_> {
-        self.inbox.asleep.fetch_add(1, Ordering::SeqCst);
-        if self.inbox.waiting.load(Ordering::SeqCst) != 0 {
-            self.inbox.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.inbox.sleepers.begin();
+        if self.inbox.waiting.load(Ordering::Acquire) != 0 {
+            self.inbox.sleepers.end();
             return Armed::Ready;
         }
-        Armed::Wait(self.inbox.wake.as_fd())
+        Armed::Wait(self.inbox.sleepers.as_fd())
     }
 
     fn disarm(&self) {
-        if self.inbox.asleep.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let _ = rustix::io::read(&self.inbox.wake, &mut [0; 8]);
-        }
+        self.inbox.sleepers.end();
     }
 
     fn close(&self) {

@@ -40,10 +40,12 @@ pub(super) struct Shared {
     pub(super) page_fd: OwnedFd,
     /// Written by a sender that finds this device asleep.
     pub(super) wake: OwnedFd,
+    /// Threads between `arm` and `disarm`.
+    pub(super) sleepers: AtomicU32,
     pub(super) packets: Arc<dyn PacketSource>,
     epoll: OwnedFd,
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
-    /// What those whose links lead here have sent along.
+    /// What those whose links lead here have sent along; kept while they may be copying from or to this process.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
     /// Links that could not reach their receiver when they dialled: its queue was full, or no descriptor could be sent.
     undialled: AtomicU32,
@@ -99,8 +101,6 @@ pub(super) struct ShmDevice {
     geometry: Geometry,
     address: Address,
     inbound: BiasedLock<Polling>,
-    /// Threads between `arm` and `disarm`.
-    sleepers: AtomicU32,
     /// Set by `arm`: the next poll looks at the epoll set at once.
     armed: AtomicBool,
     closed: AtomicBool,
@@ -132,6 +132,7 @@ impl ShmDevice {
                 page,
                 page_fd,
                 wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+                sleepers: AtomicU32::new(0),
                 packets,
                 epoll: epoll::create(CreateFlags::CLOEXEC)?,
                 outgoing: Mutex::default(),
@@ -152,7 +153,6 @@ impl ShmDevice {
                 geometry,
                 address: address.clone(),
                 inbound: BiasedLock::new(polling),
-                sleepers: AtomicU32::new(0),
                 armed: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             }))
@@ -254,11 +254,11 @@ impl ShmDevice {
         self.shared.undialled.fetch_add(left, Ordering::SeqCst);
     }
 
-    /// A sender has written the eventfd. Whoever reads it must not leave another sleeper unwakeable.
+    /// A sender has written the eventfd. It is read when the last sleeper is up: a sender writes it once for all of them,
+    /// and writes nothing for a ring that this poll has warmed. No thread goes to sleep meanwhile, as `arm` takes the lock.
     fn slept(&self) {
-        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.shared.page.asleep().store(1, Ordering::SeqCst);
+        if self.shared.sleepers.load(Ordering::SeqCst) == 0 {
+            let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
         }
     }
 }
@@ -313,7 +313,7 @@ impl Device for ShmDevice {
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
         let Some(mut polling) = self.inbound.try_lock() else { return Polled::Busy };
         let polling = &mut *polling;
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire) {
             self.look_after(polling, batch);
         }
         polling.inbound.poll(&self.shared, batch);
@@ -334,7 +334,7 @@ impl Device for ShmDevice {
 
     fn arm(&self) -> Armed<'_> {
         let Some(mut polling) = self.inbound.try_lock() else { return Armed::Ready };
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.shared.sleepers.fetch_add(1, Ordering::SeqCst);
         self.armed.store(true, Ordering::Relaxed);
         self.shared.page.asleep().store(1, Ordering::SeqCst);
         // Cooling runs the barrier that orders the store above before the look below.
@@ -342,19 +342,27 @@ impl Device for ShmDevice {
         crate::sync::attention::settle(self.shared.barrier);
         // That descriptors can be sent again wakes nobody.
         if polling.inbound.owes_welcomes() || polling.inbound.has_something(self.shared.page.bells()) {
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
             return Armed::Ready;
         }
         Armed::Wait(self.shared.epoll.as_fd())
     }
 
     fn disarm(&self) {
-        self.armed.store(true, Ordering::Relaxed);
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.armed.store(true, Ordering::Release);
+    }
+
+    fn revoke(&self, peer: PeerId) -> bool {
+        let mut incoming = self.shared.incoming();
+        let is_revoked = incoming.get(&peer).is_none_or(|segment| segment.access().revoke());
+        if is_revoked {
+            incoming.remove(&peer);
+        }
+        is_revoked
     }
 
     fn close(&self) {
-        self.shared.page.closed().store(1, Ordering::SeqCst);
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -365,7 +373,8 @@ impl Device for ShmDevice {
         }
         let mut polling = self.inbound.lock();
         polling.inbound.close();
-        self.shared.incoming().clear();
+        // Those that are copying just now stay, for `revoke` to ask again.
+        self.shared.incoming().retain(|_, segment| !segment.access().revoke());
         polling.listener = None;
     }
 }

@@ -17,6 +17,7 @@ use crate::sync::ring::{Consumer, Corrupt, Record};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A record whose payload is the message.
 pub(super) const KIND_INLINE: u8 = 1;
@@ -158,7 +159,11 @@ impl Inbound {
     fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
         let mut incoming = shared.incoming();
-        if incoming.get(&sender.from).is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment)) {
+        let copies_no_more = sender.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
+            || sender.segment.access().revoke();
+        if copies_no_more
+            && incoming.get(&sender.from).is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment))
+        {
             incoming.remove(&sender.from);
         }
         drop(incoming);
@@ -255,7 +260,10 @@ impl Inbound {
                     let sender = Sender::new(*hello, bell, channel, process);
                     shared.incoming().insert(sender.from, sender.segment.clone());
                     *place = Some(Incoming::Cold(Box::new(sender)));
-                    self.warm_up(bell);
+                    // A sleeper is woken by its bell. This poll, which finds no message, may be the thread's last.
+                    if shared.sleepers.load(Ordering::SeqCst) == 0 {
+                        self.warm_up(bell);
+                    }
                 }
                 Err(why) => {
                     tracing::warn!(%why, "a connection was refused");

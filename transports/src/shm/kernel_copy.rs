@@ -2,13 +2,14 @@
 
 use super::device::is_dead;
 use super::link::Outgoing;
-use super::segment::BellPage;
+use super::segment::Segment;
 use crate::contract::{DownCause, PeerMemory, PeerMemoryError};
 use crate::mem::{MemMut, MemRef};
+use crate::sync::revocable::Inside;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once, Weak};
 
 /// The memory of the process with this number.
 #[derive(Debug)]
@@ -18,9 +19,11 @@ pub(super) struct KernelCopy {
     is_here: bool,
     /// Readable when the process is dead. Without one (an old kernel) that is not known here.
     process: Option<OwnedFd>,
-    /// Where its device says that it has closed: its buffers may be in other use from then on. There once it has answered.
-    page: OnceLock<Arc<BellPage>>,
+    /// Of the link there: has the word by which the process revokes this rank's access.
+    segment: Arc<Segment>,
     link: Weak<Outgoing>,
+    /// Whether the process has mapped the segment.
+    has_answered: AtomicBool,
 }
 
 /// Which way the bytes go.
@@ -31,21 +34,32 @@ enum Way {
 }
 
 impl KernelCopy {
-    pub(super) fn of(pid: libc::pid_t, process: Option<OwnedFd>, link: Weak<Outgoing>) -> Self {
+    pub(super) fn of(
+        pid: libc::pid_t,
+        process: Option<OwnedFd>,
+        segment: Arc<Segment>,
+        link: Weak<Outgoing>,
+    ) -> Self {
         let is_here = is_this_process(pid);
-        Self { pid, is_here, process, page: OnceLock::new(), link }
+        Self { pid, is_here, process, segment, link, has_answered: AtomicBool::new(false) }
     }
 
-    fn page(&self) -> Option<&Arc<BellPage>> {
-        if self.page.get().is_none()
-            && let Some(page) = self.link.upgrade().and_then(|link| link.page())
-        {
-            let _ = self.page.set(page);
-        }
-        self.page.get()
+    /// Keeps the process from giving back, while the value lives, buffers that it has named.
+    fn enter(&self) -> Result<Inside<'_>, PeerMemoryError> {
+        let is_open = self.has_answered.load(Ordering::Relaxed) || self.is_answered();
+        let inside = is_open.then(|| self.segment.access().enter()).flatten();
+        inside.ok_or(PeerMemoryError::Gone(DownCause::Closed))
+    }
+
+    #[cold]
+    fn is_answered(&self) -> bool {
+        let has_answered = self.link.upgrade().is_some_and(|link| link.has_answered());
+        self.has_answered.store(has_answered, Ordering::Relaxed);
+        has_answered
     }
 
     fn copy(&self, way: Way, local: *mut u8, len: usize, addr: u64) -> Result<(), PeerMemoryError> {
+        let _inside = self.enter()?;
         let mut done = 0;
         while done < len {
             let here = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
@@ -57,7 +71,7 @@ impl KernelCopy {
                 Err(error) => return Err(error),
             }
         }
-        self.is_open()
+        Ok(())
     }
 
     /// One call of the kernel. The bytes copied: not all, where not all can be, and never none of some.
@@ -89,16 +103,6 @@ impl KernelCopy {
             }
         }
     }
-
-    /// After the bytes: if it has not closed by now, they were what it had offered.
-    fn is_open(&self) -> Result<(), PeerMemoryError> {
-        match self.page() {
-            Some(page) if page.closed().load(Ordering::SeqCst) != 0 => {
-                Err(PeerMemoryError::Gone(DownCause::Closed))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Returns `true` if a peer's number, as the kernel says it, is that of this process.
@@ -122,6 +126,11 @@ fn errno() -> Errno {
 }
 
 impl PeerMemory for KernelCopy {
+    fn is_ready(&self) -> bool {
+        let never_will = || self.link.upgrade().is_none_or(|link| link.is_down());
+        self.has_answered.load(Ordering::Relaxed) || self.is_answered() || never_will()
+    }
+
     fn is_gone(&self) -> bool {
         self.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
     }
@@ -142,8 +151,9 @@ impl PeerMemory for KernelCopy {
             here.push(libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() });
             theirs.push(there(*addr, 0, to.len())?);
         }
+        let inside = self.enter()?;
         let mut copied = self.call(Way::Here, &here, &theirs)?;
-        self.is_open()?;
+        drop(inside);
         let whole = many.iter().take_while(|(_, to)| {
             let rest = copied.checked_sub(to.len());
             copied = rest.unwrap_or(0);
@@ -161,7 +171,6 @@ impl PeerMemory for KernelCopy {
             return Err(PeerMemoryError::Refused(why.into()));
         }
         // A number that is used again is another process's.
-        self.is_open()?;
         if self.is_gone() {
             return Err(gone());
         }
@@ -195,11 +204,19 @@ mod tests {
         u64::from_str_radix(stack.split_once('-').unwrap().0, 16).unwrap()
     }
 
+    /// Of a process that has answered.
+    fn of(pid: u32) -> KernelCopy {
+        let (segment, _fd) = Segment::create(Geometry { slots: 8, chunks: 1, chunk_size: 64 }).unwrap();
+        let this = KernelCopy::of(pid.cast_signed(), None, segment, Weak::new());
+        this.has_answered.store(true, Ordering::Relaxed);
+        this
+    }
+
     #[test]
     fn memory_is_read_and_written_and_an_address_that_is_not_mapped_is_an_error() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let there = unused(&child);
-        let other = KernelCopy::of(child.id().cast_signed(), None, Weak::new());
+        let other = of(child.id());
         let mut here = vec![0; 5002];
         let mut read = |from: u64| other.read(from, MemMut::host(&mut here)).map(|()| here.clone());
         match other.write(there + 1, MemRef::host(&[9; 5000])) {
@@ -221,7 +238,7 @@ mod tests {
     #[test]
     fn a_peer_of_this_process_is_read_from_and_never_written_to() {
         let there = vec![7_u8; 5000];
-        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
+        let this = of(std::process::id());
         let refused = this.write(there.as_ptr() as u64, MemRef::host(&[9; 5000]));
         assert!(matches!(refused, Err(PeerMemoryError::Refused(_))), "{refused:?}");
         assert_eq!(std::hint::black_box(&there), &[7; 5000]);
@@ -260,7 +277,7 @@ mod tests {
 
     #[test]
     fn of_several_reads_those_are_done_that_come_before_one_that_cannot_be() {
-        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
+        let this = of(std::process::id());
         let (there, mut here) = ([7_u8; 5000], [[0_u8; 5000]; 3]);
         let addr = there.as_ptr() as u64;
         let [first, second, third] = &mut here;
@@ -274,26 +291,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_while_its_owner_closes_is_not_taken_for_its_bytes() {
-        let (page, _fd) = BellPage::create().unwrap();
-        let (page, there) = (Arc::new(page), vec![7_u8; 100]);
-        let this = KernelCopy::of(std::process::id().cast_signed(), None, Weak::new());
-        this.page.set(page.clone()).unwrap();
+    fn memory_is_neither_read_nor_written_once_its_owner_has_revoked_that_or_before_it_has_answered() {
+        let there = vec![7_u8; 100];
+        let this = of(std::process::id());
         let mut here = vec![0; 100];
         match this.read(there.as_ptr() as u64, MemMut::host(&mut here)) {
             Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
             done => done.unwrap(),
         }
-        page.closed().store(1, Ordering::SeqCst);
-        let error = this.read(there.as_ptr() as u64, MemMut::host(&mut here)).unwrap_err();
-        assert_eq!(error, PeerMemoryError::Gone(DownCause::Closed));
+        assert!(this.segment.access().revoke(), "no copy is in progress");
+        here.fill(1);
+        let gone = Err(PeerMemoryError::Gone(DownCause::Closed));
+        assert_eq!(this.read(there.as_ptr() as u64, MemMut::host(&mut here)), gone);
+        let many = [(there.as_ptr() as u64, MemMut::host(&mut here))];
+        assert_eq!(this.read_many(&many), Err(PeerMemoryError::Gone(DownCause::Closed)));
+        assert!(here == [1; 100] && there == [7; 100]);
+        // The answer to a link that is there no more never comes.
+        let unanswered = KernelCopy { has_answered: AtomicBool::new(false), ..of(std::process::id()) };
+        assert_eq!(unanswered.read(there.as_ptr() as u64, MemMut::host(&mut here)), gone);
+        assert_eq!(here, [1; 100]);
     }
 
     #[test]
     fn a_process_that_has_ended_is_told_from_an_address_that_is_wrong() {
         let mut child = Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        let this = KernelCopy::of(child.id().cast_signed(), None, Weak::new());
+        let this = of(child.id());
         match this.read(0x1000, MemMut::host(&mut [0; 10])) {
             Err(PeerMemoryError::Refused(why)) => println!("not tested: {why}"),
             other => assert!(matches!(other, Err(PeerMemoryError::Gone(DownCause::Gone(_)))), "{other:?}"),

@@ -207,9 +207,10 @@ impl Outgoing {
         (sender.silent, sender.channel, sender.process, sender.segment_fd) = (None, None, None, None);
     }
 
-    /// The receiver's page, once it has answered.
-    pub(super) fn page(&self) -> Option<Arc<BellPage>> {
-        self.sender.lock().receiver.as_ref().map(|receiver| receiver.page.clone())
+    /// Whether the receiver has answered: from then on it can revoke what it lets this rank do. Not by the state alone, which
+    /// is down once the link has ended.
+    pub(super) fn has_answered(&self) -> bool {
+        self.sender.lock().receiver.is_some()
     }
 
     fn peer_memory(self: &Arc<Self>) -> Result<Arc<dyn PeerMemory>, String> {
@@ -219,7 +220,8 @@ impl Outgoing {
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
         }
-        Ok(Arc::new(KernelCopy::of(peer.pid, channel.peer_process().ok(), Arc::downgrade(self))))
+        let (process, segment) = (channel.peer_process().ok(), sender.segment.clone());
+        Ok(Arc::new(KernelCopy::of(peer.pid, process, segment, Arc::downgrade(self))))
     }
 
     #[cold]

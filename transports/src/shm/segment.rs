@@ -4,6 +4,7 @@
 //!    0  freed      written by the receiver: ring slots it is done with
 //!   64  attention  written by the receiver: whether it looks by itself
 //!  128  chunks     one word each, written by the receiver: how often it has given the chunk back
+//!  384  access     the sender's right to copy from and to the receiver's memory, which the receiver can revoke
 //!  512  splits     of messages that go the other way and are copied by both sides at once, 64 bytes each
 //! 1024  slots      written by the sender, 64 bytes each
 //! page  bytes      of the chunks, written by the sender
@@ -16,10 +17,10 @@
 use crate::contract::{Lender, Splits};
 use crate::mem::memfd::{Mapping, check_memfd, sealed_memfd};
 use crate::mem::{MemMut, MemRef, Place};
-use crate::sync::Split;
 use crate::sync::attention::Attention;
 use crate::sync::bells::Bells;
 use crate::sync::ring::{BODY, Slots};
+use crate::sync::{Revocable, Split};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -29,6 +30,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const FREED: usize = 0;
 const ATTENTION: usize = 64;
 const CHUNK_WORDS: usize = 128;
+const ACCESS: usize = CHUNK_WORDS + MAX_CHUNKS as usize * 4;
 const SPLITS: usize = 512;
 const SLOTS: usize = SPLITS + MAX_SPLITS as usize * 64;
 const PAGE: usize = 4096;
@@ -120,6 +122,13 @@ impl Segment {
     pub fn attention(&self) -> &Attention {
         // SAFETY: in the first page, aligned; any value is an atomic's.
         unsafe { self.mapping.at(ATTENTION) }
+    }
+
+    /// The sender's right to have the kernel copy from and to the receiver's memory.
+    pub fn access(&self) -> &Revocable {
+        const { assert!(ACCESS.is_multiple_of(64) && ACCESS + 64 <= SPLITS) };
+        // SAFETY: in the first page, aligned; any value is an atomic's.
+        unsafe { self.mapping.at(ACCESS) }
     }
 
     /// How often a chunk was given back. `None` when there is no such chunk.
@@ -284,7 +293,7 @@ unsafe impl Slots for SegmentSlots {
     }
 }
 
-/// The page by which senders wake a receiver: its bells, and whether it sleeps; and by which they see it close.
+/// The page by which senders wake a receiver: its bells, and whether it sleeps.
 #[derive(Debug)]
 pub struct BellPage(Mapping);
 
@@ -292,7 +301,6 @@ pub struct BellPage(Mapping);
 struct BellPageLayout {
     bells: Bells,
     asleep: AtomicU32,
-    closed: AtomicU32,
 }
 
 impl BellPage {
@@ -323,11 +331,6 @@ impl BellPage {
     /// Not 0 while the receiver sleeps: the sender that turns it to 0 must write the receiver's eventfd.
     pub fn asleep(&self) -> &AtomicU32 {
         &self.layout().asleep
-    }
-
-    /// Not 0 from when its device closes: before that gives buffers back which others may be copying from.
-    pub fn closed(&self) -> &AtomicU32 {
-        &self.layout().closed
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A bit is set by whoever puts something there, after it is there, and cleared by whoever finds nothing left. What is kept
 //! behind a lock ([`Waiting`]) has its bit changed with the lock held; [`super::earliest`] has no lock, and looks once more
-//! after it has cleared its bit. Somebody may take all bits: whoever does puts those back that are true.
+//! after it has cleared its bit. A signal handler sets a bit of its own, and changes no other.
 
 use super::Sleepers;
 use super::primitives::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -16,7 +16,7 @@ pub struct Chores {
     sleepers: Option<Arc<Sleepers>>,
 }
 
-/// The bit of one sort of thing. The highest bit is no sort's: see [`Found::is_signalled`].
+/// The bit of one sort of thing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bit(pub usize);
 
@@ -53,15 +53,15 @@ impl Chores {
         }
     }
 
-    /// The word, for a signal handler that sets all its bits.
-    #[cfg(not(loom))]
-    pub fn word(&self) -> Arc<AtomicUsize> {
-        self.there.clone()
+    /// Sets a bit and wakes no thread: all that a signal handler may do.
+    pub(crate) fn raise(&self, chore: Bit) {
+        self.there.fetch_or(chore.0, Ordering::AcqRel);
     }
 
-    /// Takes all bits, those included that no chore has: whoever does so puts back what is true.
-    pub fn take_all(&self) {
-        self.there.swap(0, Ordering::AcqRel);
+    /// Clears a bit. Returns `true` for the one thread that found it set.
+    pub fn take(&self, chore: impl Into<Bit>) -> bool {
+        let Bit(bit) = chore.into();
+        self.there.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 }
 
@@ -86,12 +86,6 @@ impl Found {
     #[inline(always)]
     pub fn but(self, chore: impl Into<Bit>) -> Self {
         Self(self.0 & !chore.into().0)
-    }
-
-    /// Whether a signal has set all bits: then also the highest, which no chore has.
-    #[inline(always)]
-    pub fn is_signalled(self) -> bool {
-        self.0 > isize::MAX as usize
     }
 }
 
@@ -139,14 +133,6 @@ impl<T> Waiting<T> {
         self.list.try_lock().ok()
     }
 
-    /// Puts its bit right, which somebody may have taken or set without its lock.
-    pub fn correct(&self) {
-        let _list = self.lock();
-        if let Some((chores, chore)) = &self.chore {
-            chores.set(*chore, !self.is_empty());
-        }
-    }
-
     /// Notes how many there are, says whoever holds the lock.
     pub fn set_count(&self, count: usize) {
         let before = self.count.swap(u32::try_from(count).unwrap_or(u32::MAX), Ordering::AcqRel);
@@ -166,6 +152,7 @@ mod models {
 
     const PULLS: Bit = Bit(1);
     const FLUSHES: Bit = Bit(1 << 1);
+    const DUMP: Bit = Bit(1 << 2);
 
     type List = Waiting<Vec<u8>>;
 
@@ -210,25 +197,22 @@ mod models {
     }
 
     #[test]
-    fn loom_what_is_put_while_all_bits_are_taken_and_put_back_has_its_bit() {
+    fn loom_a_signal_that_comes_while_lists_are_filled_and_emptied_changes_no_bit_but_its_own() {
         loom::model(|| {
             let chores = Chores::default();
             let list = Arc::new(List::for_progress(&chores, PULLS));
             let other = Arc::new(List::for_progress(&chores, FLUSHES));
-            // The signal has come.
-            chores.there.store(usize::MAX, Ordering::Release);
-            put(&other, 1);
-            let poster = {
-                let list = list.clone();
-                thread::spawn(move || put(&list, 2))
+            put(&list, 1);
+            let signal = {
+                let chores = chores.clone();
+                thread::spawn(move || chores.raise(DUMP))
             };
-            assert!(chores.there().is_signalled());
-            chores.take_all();
-            list.correct();
-            other.correct();
-            poster.join().unwrap();
-            assert_eq!(chores.there().0, PULLS.0 | FLUSHES.0);
-            assert_eq!(take(&chores, &list), [2]);
+            put(&other, 2);
+            let mut dumps = u32::from(chores.take(DUMP));
+            assert_eq!(take(&chores, &list), [1]);
+            signal.join().unwrap();
+            dumps += u32::from(chores.take(DUMP));
+            assert_eq!((dumps, chores.there().0), (1, FLUSHES.0));
         });
     }
 }

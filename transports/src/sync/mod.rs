@@ -6,6 +6,7 @@
 //! | [`attention`] | how a producer learns that its consumer has stopped looking, without a fence of its own | shm |
 //! | [`bells`] | which of many rings have something: a two-level bit set | shm, in shared memory |
 //! | [`split`] | which pieces of a message are copied by its receiver, and which by its sender | shm, in shared memory |
+//! | [`revocable`] | the right to use something of another process, which its owner can take back | shm, in shared memory |
 //! | [`free_list`] | a stack of indices | packet pools, slabs |
 //! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
@@ -36,6 +37,7 @@ pub mod free_list;
 pub mod hurdles;
 pub(crate) mod primitives;
 pub mod queue;
+pub mod revocable;
 pub mod ring;
 pub mod slab;
 pub mod sleepers;
@@ -50,6 +52,7 @@ pub use earliest::Earliest;
 pub use free_list::FreeList;
 pub use hurdles::Hurdles;
 pub use queue::Queue;
+pub use revocable::Revocable;
 pub use slab::Slab;
 pub use sleepers::Sleepers;
 pub use split::Split;

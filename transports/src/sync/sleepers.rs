@@ -40,12 +40,18 @@ impl Sleepers {
 
     /// Announces a sleeper, until the value is dropped. What it looks at after this, nobody can change without ringing.
     pub fn enter(&self) -> Asleep<'_> {
-        self.count.fetch_add(1, Ordering::AcqRel);
-        heavy(self.barrier);
+        self.begin();
         Asleep(self)
     }
 
-    fn leave(&self) {
+    /// Announces a sleeper, until [`end`](Self::end) is called for it.
+    pub fn begin(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        heavy(self.barrier);
+    }
+
+    /// A sleeper is up.
+    pub fn end(&self) {
         // The bell rings for all, so it is the last one out who silences it.
         if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.bell.silence();
@@ -71,7 +77,7 @@ pub struct Asleep<'a>(&'a Sleepers);
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.end();
     }
 }
 

@@ -227,7 +227,7 @@ impl RdmaDevice {
             match name & !0xffff_ffff {
                 CALL => polling.hear(number),
                 STRANGER => polling.hear_stranger(number),
-                _ if name == COMPLETIONS => self.woken(polling),
+                _ if name == COMPLETIONS => self.woken(),
                 _ if name == ASYNC => polling.hear_nic(),
                 // All of them are looked at below.
                 _ if name == RAIL => {}
@@ -272,13 +272,11 @@ impl RdmaDevice {
         Ok(RdmaLink { connection, device, shared, ways })
     }
 
-    /// The queue has told of completions. Whoever takes that must not leave another sleeper unwakeable.
-    fn woken(&self, polling: &Polling) {
-        self.completions.take_events();
-        if self.signs.gathered.is_asleep()
-            && let Err(error) = polling.queue.request_notification()
-        {
-            tracing::warn!(%error, "sleeping threads cannot be woken");
+    /// The queue has told of completions, once for all who sleep: that is taken when the last of them is up. No thread
+    /// goes to sleep meanwhile, as `arm` takes the lock.
+    fn woken(&self) {
+        if !self.signs.gathered.is_asleep() {
+            self.completions.take_events();
         }
     }
 }
@@ -520,9 +518,9 @@ impl Device for RdmaDevice {
     }
 
     fn disarm(&self) {
-        self.attention.store(true, Ordering::Relaxed);
         self.signs.gathered.wake();
         self.rails.disarm();
+        self.attention.store(true, Ordering::Release);
     }
 
     fn close(&self) {

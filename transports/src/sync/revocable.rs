@@ -1,0 +1,102 @@
+//! The right to use something of another process, which its owner can take back.
+//!
+//! A *user* enters before each use and leaves after it. The owner revokes, and may do with the thing what it likes once
+//! no user is inside: [`revoke`](Revocable::revoke) says so. Both change one word, so of a user that enters and an owner that
+//! revokes one sees the other. A user that is stopped inside keeps the owner from nothing but this knowledge.
+
+use super::primitives::{AtomicU32, Ordering};
+
+/// A word in memory that both sides see. Zero, as fresh memory is, is a right that stands and is not used.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Revocable(AtomicU32);
+
+const REVOKED: u32 = 1 << 31;
+
+impl Revocable {
+    /// A right that stands.
+    #[allow(clippy::new_without_default, reason = "words are found in zeroed memory; only tests make one")]
+    pub fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// For a user: enters until the value is dropped. `None`: the right was revoked.
+    pub fn enter(&self) -> Option<Inside<'_>> {
+        // Acquire and release: the use comes after this, in whatever order its accesses are.
+        let inside = Inside(self);
+        // On failure the drop of the value leaves again.
+        (self.0.fetch_add(1, Ordering::AcqRel) & REVOKED == 0).then_some(inside)
+    }
+
+    /// For the owner: lets no user enter any more. Returns `true` if none is inside; else ask again.
+    pub fn revoke(&self) -> bool {
+        // Acquire: what users did inside is over.
+        self.0.fetch_or(REVOKED, Ordering::AcqRel) & !REVOKED == 0
+    }
+}
+
+/// A user is inside until this is dropped.
+#[derive(Debug)]
+pub struct Inside<'a>(&'a Revocable);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    struct Thing {
+        right: Revocable,
+        bytes: UnsafeCell<u32>,
+    }
+
+    // SAFETY: loom finds out if the owner writes while a user is inside.
+    unsafe impl Sync for Thing {}
+    // SAFETY: as above.
+    unsafe impl Send for Thing {}
+
+    #[test]
+    fn loom_what_is_revoked_is_used_by_none_who_enters_later_or_is_inside() {
+        loom::model(|| {
+            let thing = Arc::new(Thing { right: Revocable::new(), bytes: UnsafeCell::new(1) });
+            let users = [0, 1].map(|_| {
+                let thing = thing.clone();
+                thread::spawn(move || {
+                    if let Some(_inside) = thing.right.enter() {
+                        // SAFETY: loom finds out if the owner is writing.
+                        thing.bytes.with(|bytes| assert_eq!(unsafe { *bytes }, 1));
+                    }
+                })
+            });
+            while !thing.right.revoke() {
+                thread::yield_now();
+            }
+            // SAFETY: loom finds out if a user is inside.
+            thing.bytes.with_mut(|bytes| unsafe { *bytes = 2 });
+            users.into_iter().for_each(|user| user.join().unwrap());
+            assert!(thing.right.enter().is_none() && thing.right.revoke());
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miri_an_owner_knows_when_the_last_user_has_left() {
+        let right = Revocable::new();
+        let (one, other) = (right.enter().unwrap(), right.enter().unwrap());
+        drop(one);
+        assert!(!right.revoke() && right.enter().is_none());
+        drop(other);
+        assert!(right.revoke() && right.enter().is_none() && right.revoke());
+    }
+}
