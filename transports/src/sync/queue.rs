@@ -243,62 +243,48 @@ mod models {
         });
     }
 
-    /// Two pushes on other threads, of which the later may end first.
-    fn pushed_by_two(consumer: impl Fn(&Queue<u32>) + Sync + Send + 'static) {
+    /// Two pushes, of which the later one may end first, and what other threads do meanwhile. The
+    /// pushes come first in the order from which loom departs: a load that came before loads and
+    /// stores of another thread would not be tried between these.
+    fn pushed_by_two<const N: usize>(others: [fn(&Queue<u32>); N]) {
         loom::model(move || {
             let queue = Arc::new(Queue::new(2));
-            let producers: Vec<_> = (0..2)
-                .map(|value| {
+            let second: fn(&Queue<u32>) = |queue| queue.push(2).unwrap();
+            let others: Vec<_> = std::iter::once(second)
+                .chain(others)
+                .map(|other| {
                     let queue = queue.clone();
-                    thread::spawn(move || queue.push(value).unwrap())
+                    thread::spawn(move || other(&queue))
                 })
                 .collect();
-            consumer(&queue);
-            for producer in producers {
-                producer.join().unwrap();
-            }
+            queue.push(1).unwrap();
+            others.into_iter().for_each(|other| other.join().unwrap());
         });
+    }
+
+    fn takes_as_many_as_the_length_says(queue: &Queue<u32>) {
+        for _ in 0..queue.len() {
+            assert!(queue.pop().is_some());
+        }
     }
 
     #[test]
     fn loom_a_queue_that_is_not_empty_gives_its_one_consumer_a_value() {
-        pushed_by_two(|queue| {
-            for _ in 0..2 {
-                if !queue.is_empty() {
-                    assert!(queue.pop().is_some());
-                }
+        pushed_by_two([|queue| {
+            if !queue.is_empty() {
+                assert!(queue.pop().is_some());
             }
-        });
+        }]);
     }
 
     #[test]
     fn loom_as_many_values_as_the_length_says_can_be_taken_by_one_consumer() {
-        pushed_by_two(|queue| {
-            for _ in 0..2 {
-                for _ in 0..queue.len() {
-                    assert!(queue.pop().is_some());
-                }
-            }
-        });
+        pushed_by_two([takes_as_many_as_the_length_says]);
     }
 
     #[test]
-    fn loom_a_length_that_another_thread_has_looked_up_misleads_nobody() {
-        loom::model(|| {
-            let queue = Arc::new(Queue::new(2));
-            let others: [fn(&Queue<u32>); 2] = [|queue| queue.push(1).unwrap(), |queue| _ = queue.len()];
-            let others = others.map(|other| {
-                let queue = queue.clone();
-                thread::spawn(move || other(&queue))
-            });
-            for _ in 0..2 {
-                for _ in 0..queue.len() {
-                    assert!(queue.pop().is_some());
-                }
-            }
-            others.into_iter().for_each(|other| other.join().unwrap());
-            assert_eq!(queue.len(), usize::from(!queue.is_empty()));
-        });
+    fn loom_a_length_that_another_thread_has_looked_up_first_can_be_taken_too() {
+        pushed_by_two([|queue| _ = queue.len(), takes_as_many_as_the_length_says]);
     }
 }
 
