@@ -201,8 +201,8 @@ impl<'a> Call<'a> {
                     (None, Some(error)) => Poll::Ready(Err(error)),
                     (None, None) => {
                         if !self.is_linked(from) {
-                            // Nothing tells of a rank that has published no address, and never will: it is looked for again.
-                            self.runtime.0.retries.add(context.waker());
+                            // Nothing else tells of the end of a rank that has published no address.
+                            self.runtime.0.look_out_for(from);
                         }
                         Poll::Pending
                     }
