@@ -3,6 +3,7 @@
 use super::board::{Board, Meaning, Note, What};
 use super::group::{Group, OWN_NAMES};
 use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
 use crate::error::{AwaitError, CollectiveError, OpError, PostError, ProgressError, WaitError};
 use crate::matching::Engines;
 use crate::names::{Rank, Tag};
@@ -162,18 +163,17 @@ impl<'a> Call<'a> {
     /// one never will be, if so.
     async fn told(&self, limit: Duration) -> Option<Box<OpError>> {
         let late = self.late.get()?;
-        let begun = Instant::now();
+        let until = Deadline::after(limit);
         poll_fn(|context| {
             let mut late = late.lock();
-            if late.notes == 0 || begun.elapsed() >= limit {
+            if late.notes == 0 || until.has_passed(Deadline::now()) {
                 return Poll::Ready(late.lost.take());
             }
             late.waker = Some(context.waker().clone());
             drop(late);
-            if limit < Duration::MAX {
-                // The clock wakes nobody.
-                self.runtime.0.retries.add(context.waker());
-            }
+            // Each deadline that passes wakes the boards' listeners, whoever's it is.
+            self.board.listen(context.waker());
+            self.runtime.0.deadlines.note(until);
             Poll::Pending
         })
         .await
@@ -202,7 +202,8 @@ impl<'a> Call<'a> {
                     (None, None) => {
                         if !self.is_linked(from) {
                             // Nothing else tells of the end of a rank that has published no address.
-                            self.runtime.0.look_out_for(from);
+                            let inner = &self.runtime.0;
+                            inner.look_out_for(&inner.default_device().0, from);
                         }
                         Poll::Pending
                     }

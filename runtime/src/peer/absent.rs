@@ -1,12 +1,13 @@
 //! Ranks that are waited for and have published no address.
 
 use crate::chores::Waiting;
+use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::runtime::Inner;
 
-/// Ranks that are waited for and have published no address. The runtime looks for each again before a
+/// Ranks that are waited for and have published no address, each with a device's number. The runtime looks for each again before a
 /// thread sleeps, and now and then in progress: the end of a rank is heard of over a link only.
-pub(crate) struct Absent(Waiting<Vec<Rank>>);
+pub(crate) struct Absent(Waiting<Vec<(u32, Rank)>>);
 
 impl Absent {
     pub(crate) fn new() -> Self {
@@ -24,19 +25,20 @@ impl Inner {
     /// rank to which nothing was ever sent must be heard of, too, when it goes.
     #[cold]
     pub(crate) fn listen_to(&self, rank: Rank) {
-        if self.is_absent(rank) {
-            self.look_out_for(rank);
+        let device = &self.default_device().0;
+        if self.is_absent(device, rank) {
+            self.look_out_for(device, rank);
         }
     }
 
-    /// Notes a rank that has published no address, to be looked for again.
+    /// Notes a rank that has published no address of a device, to be looked for again.
     #[cold]
-    pub(crate) fn look_out_for(&self, rank: Rank) {
+    pub(crate) fn look_out_for(&self, device: &DeviceInner, rank: Rank) {
         let mut ranks = self.absent.0.lock();
-        if ranks.contains(&rank) {
+        if ranks.contains(&(device.index, rank)) {
             return;
         }
-        ranks.push(rank);
+        ranks.push((device.index, rank));
         self.absent.0.set_count(ranks.len());
         drop(ranks);
         // Threads that sleep already do not watch the bootstrap.
@@ -49,8 +51,11 @@ impl Inner {
         if self.absent.is_empty() {
             return;
         }
-        let ranks = self.absent.0.lock().clone();
-        let found: Vec<Rank> = ranks.into_iter().filter(|&rank| !self.is_absent(rank)).collect();
+        let devices = self.devices().clone();
+        let mut found = self.absent.0.lock().clone();
+        found.retain(|&(index, rank)| {
+            !devices.get(index as usize).is_some_and(|device| self.is_absent(&device.0, rank))
+        });
         // They stay on the list until now: a thread that goes to sleep meanwhile watches for them.
         let mut ranks = self.absent.0.lock();
         ranks.retain(|rank| !found.contains(rank));
@@ -58,8 +63,7 @@ impl Inner {
     }
 
     /// Tries to make the link to a rank. Returns `true` if the rank has published no address yet.
-    fn is_absent(&self, rank: Rank) -> bool {
-        let device = &self.default_device().0;
+    fn is_absent(&self, device: &DeviceInner, rank: Rank) -> bool {
         let Some(route) = device.route(rank).filter(|route| route.linked().is_none()) else { return false };
         match route.link(self, device) {
             Ok(linked) => linked.is_none(),

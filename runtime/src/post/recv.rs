@@ -173,7 +173,7 @@ impl Post<'_, Recv<'_>> {
         let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else { return };
         match route.link(&self.runtime.0, device) {
             Ok(Some(_)) => {}
-            Ok(None) => self.runtime.0.look_out_for(self.rank),
+            Ok(None) => self.runtime.0.look_out_for(device, self.rank),
             // If it is gone, the receive has been ended with the reason.
             Err(error) => {
                 tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received from");
