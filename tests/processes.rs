@@ -57,6 +57,8 @@ job_tests! {
     a_rank_killed_inside_a_handler_is_reported: "handler" on [3], all_but_the_victim_succeed;
     a_rank_killed_before_anybody_connected_to_it_fails_the_receives_that_wait_for_it: "absent" on [3],
         all_but_the_victim_succeed;
+    a_rank_that_was_received_from_before_it_started_is_reported_when_it_is_killed: "unstarted" on [3],
+        all_but_the_victim_succeed;
     a_rank_killed_while_others_wait_in_a_barrier_fails_it_on_all_of_them: "barrier" on [3, 5],
         all_but_the_victim_succeed;
     a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
@@ -73,6 +75,9 @@ fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };
     if role.name == "descriptors" {
         return descriptors(role);
+    }
+    if role.name == "unstarted" {
+        return unstarted(role);
     }
     let kernel_copy = if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let me = Me::start(role, OverShm::settings().kernel_copy(kernel_copy));
@@ -384,6 +389,23 @@ fn absent(me: &Me) {
     let sink = Sink::keeping();
     me.receive_from_victim(&sink);
     me.says("waiting");
+    is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+fn unstarted(role: Role) {
+    if role.rank == VICTIM.0 {
+        (0..2).for_each(|other| drop(role.told("waiting", other)));
+        let _runtime = role.runtime(OverShm::settings());
+        // The others find it here, or find that it was here.
+        std::thread::sleep(Duration::from_millis(20));
+        die();
+    }
+    let me = Me::start(role, OverShm::settings());
+    let sink = Sink::keeping();
+    me.receive_from_victim(&sink);
+    me.says("waiting");
+    me.runtime.wait(|| sink.count() > 0).unwrap();
     is_down(sink.one(&me.ranks));
     me.others_go_on();
 }

@@ -6,14 +6,15 @@
 #[path = "support/built.rs"]
 mod built;
 
-use carrack::Runtime;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
+use carrack::{Rank, Runtime, Synchronizer, Tag};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const ROLE: &str = "TEST_TCP_ROLE";
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -242,6 +243,97 @@ fn under_carrack_run_its_ranks_are_its_own() {
     assert!(succeeded(&output).contains("met 2"));
 }
 
+/// What ranks do that wait for one which has not started.
+const WAITS: [&str; 5] = ["barrier", "receive", "send", "blocking send", "asked for others"];
+const LATE: u32 = 2;
+/// The file that lets the late rank start.
+const GATE: &str = "TEST_TCP_GATE";
+
+/// A rank that waits sleeps until the other one has published its address, however it was started. The
+/// ranks look at their own clocks of processor time.
+#[test]
+fn ranks_that_wait_for_one_which_has_not_started_leave_their_cores_alone() {
+    let gate = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gate-{}", std::process::id()));
+    let _ = std::fs::remove_file(&gate);
+    let mut jobs = Vec::new();
+    for what in WAITS {
+        let (name, port) = (format!("late {what}"), free_port());
+        let mut command = Command::new(built::carrack());
+        command.args(["run", "-n", "3", "--"]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, &name);
+        let job = std::iter::once(rank(command, 7, 9, port));
+        jobs.extend(job.chain((0..3).map(|number| role(&name, number, 3, port))));
+    }
+    let spawn = |mut command: Command| Started::spawn({
+        command.env(GATE, &gate);
+        command
+    });
+    let mut jobs: Vec<_> = jobs.into_iter().map(spawn).collect();
+    for (at, job) in jobs.iter_mut().enumerate() {
+        // Of each four the first is a launcher, and the last is late.
+        if at % 4 != 3 {
+            job.hears("waits");
+        }
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::write(&gate, b"").unwrap();
+    for job in jobs {
+        succeeded(&job.end());
+    }
+    std::fs::remove_file(&gate).unwrap();
+}
+
+fn late(what: &str) {
+    let number = std::env::var("CARRACK_RANK").or(std::env::var("RANK")).unwrap();
+    let is_late = number == LATE.to_string();
+    let gate = std::env::var_os(GATE).unwrap();
+    while is_late && !std::path::Path::new(&gate).exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let runtime = Runtime::start().unwrap();
+    let done = Synchronizer::new(1);
+    println!("waits");
+    let (begun, used) = (Instant::now(), clock_gettime(ClockId::ProcessCPUTime));
+    match what {
+        "barrier" => {}
+        "send" if !is_late => {
+            let sent = runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).comp(&done).allow_done(false);
+            let sent = sent.allow_retry(false).call().unwrap();
+            assert!(sent.is_posted());
+            drop(done.wait(&runtime).unwrap());
+        }
+        "blocking send" if !is_late => {
+            let sent = runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).allow_posted(false);
+            assert!(sent.allow_retry(false).call().unwrap().is_done());
+        }
+        "send" | "blocking send" => {
+            for from in 0..LATE {
+                assert!(runtime.post_recv(Rank(from), vec![0; 8], Tag(1)).call().unwrap().is_done());
+            }
+        }
+        // `asked for others`: an answer of the bootstrap's comes that no call takes.
+        _ if !is_late => {
+            if what != "receive" {
+                assert_eq!(runtime.explain(Duration::ZERO).len(), 3);
+            }
+            let received = runtime.post_recv(Rank(LATE), vec![0; 8], Tag(1)).comp(&done).call();
+            assert!(received.unwrap().is_posted());
+            drop(done.wait(&runtime).unwrap());
+        }
+        _ => {
+            for to in 0..LATE {
+                let sent = runtime.post_send(Rank(to), vec![1; 8], Tag(1)).allow_retry(false).call();
+                assert!(!sent.unwrap().is_retry());
+            }
+        }
+    }
+    runtime.barrier().unwrap();
+    let (waited, now) = (begun.elapsed(), clock_gettime(ClockId::ProcessCPUTime));
+    let burnt = Duration::try_from(now).unwrap() - Duration::try_from(used).unwrap();
+    println!("burnt {burnt:?} of {waited:?}");
+    assert!(is_late || burnt < waited / 10, "{what}: {burnt:?} of {waited:?}");
+}
+
 /// Nothing, unless it was started to be a rank.
 #[test]
 fn a_rank_in_its_role() {
@@ -265,6 +357,7 @@ fn a_rank_in_its_role() {
             runtime.barrier().unwrap();
             println!("met {}", runtime.size());
         }
+        Some(("late", what)) => late(what),
         Some((_, victim)) => {
             let victim: u32 = victim.parse().unwrap();
             let job = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap().unwrap();

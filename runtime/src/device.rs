@@ -281,6 +281,8 @@ impl DeviceInner {
                 busy.push(route.rank);
             }
             self.busy.set_count(busy.len());
+            // The bit may be set for a peer that is absent: threads then sleep until that one comes.
+            self.chores.wake();
         }
         Ok(())
     }
@@ -319,10 +321,21 @@ impl DeviceInner {
         let _ = self.park(route, parked, usize::MAX);
     }
 
-    /// Whether anything waits that no descriptor tells of.
+    /// Returns `true` if anything waits that no descriptor tells of.
     pub(crate) fn has_chores(&self) -> bool {
         // Ranks that hold are told to go on by whoever receives, and makes progress then.
-        self.chores.there().but(Chore::Holds).any()
+        let chores = self.chores.there().but(Chore::Holds);
+        chores.but(Chore::Backlogs).any()
+            || chores.has(Chore::Backlogs) && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))
+    }
+
+    /// Returns `true` if messages wait for a peer that has published no address.
+    pub(crate) fn waits_for_absent(&self) -> bool {
+        self.has_backlogs() && self.busy_ranks().iter().any(|&rank| self.is_absent(rank))
+    }
+
+    fn is_absent(&self, rank: Rank) -> bool {
+        self.known_route(rank).is_some_and(|route| route.linked().is_none() && route.down().is_none())
     }
 
     /// Whether any backlog is not empty.

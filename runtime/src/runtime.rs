@@ -10,7 +10,7 @@ use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
-use crate::peer::Suspects;
+use crate::peer::{Absent, Suspects};
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::post::{Retries, end_copies};
@@ -67,6 +67,7 @@ pub(crate) struct Inner {
     pub(crate) unexpected: Unexpected,
     pub(crate) waiting_offers: WaitingOffers,
     pub(crate) suspects: Suspects,
+    pub(crate) absent: Absent,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
     /// Errors of progress that no caller was given so far.
@@ -186,6 +187,7 @@ impl RuntimeBuilder {
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),
             suspects: Suspects::new(&chores),
+            absent: Absent::new(),
             retries: Retries::new(&chores),
             complaints: Complaints::new(&chores),
             words: Words::new(&chores),
@@ -509,18 +511,6 @@ impl Inner {
         let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
         ended.extend(receives.map(|receive| receive.into_status(error())));
         ended
-    }
-
-    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there has to be a link.
-    #[cold]
-    pub(crate) fn listen_to(&self, rank: Rank) {
-        let device = &self.default_device().0;
-        if let Some(route) = device.route(rank)
-            && route.linked().is_none()
-            && let Err(error) = route.link(self, device)
-        {
-            tracing::debug!(%error, rank = rank.0, "no link to a rank that is waited for");
-        }
     }
 
     #[inline]

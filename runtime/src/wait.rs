@@ -8,14 +8,17 @@ use crate::error::{ProgressError, WaitError};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::Armed;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and under
 /// peers that tamper with each other's bells.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Sleep while something is under way that no descriptor tells of.
+/// Sleep while something is under way that no descriptor tells of. The first of several while a peer
+/// has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
+/// Longest sleep until an address is looked for again of which the bootstrap's descriptor does not tell.
+const UNTOLD: Duration = Duration::from_millis(5);
 
 impl Runtime {
     /// Makes progress on all devices until `done` says so, and sleeps when there is nothing to do.
@@ -59,13 +62,14 @@ impl Inner {
         let start = Instant::now();
         let mut quiet_since = start;
         let mut spins = 0_u32;
+        let mut nap = SHORT;
         loop {
             if done() {
                 return Ok(());
             }
             match progress(self) {
                 Ok(true) => {
-                    spins = 0;
+                    (spins, nap) = (0, SHORT);
                     continue;
                 }
                 Ok(false) => {}
@@ -90,22 +94,22 @@ impl Inner {
                 continue;
             }
             let left = limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
-            self.sleep(done, left);
+            self.sleep(done, left, &mut nap);
             quiet_since = Instant::now();
             spins = 0;
         }
     }
 
-    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up.
+    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up; no
+    /// longer than a `nap`, which then doubles, while nothing but the addresses of peers is waited for.
     #[cold]
-    fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration) {
+    fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
         self.look_after_domains();
         let devices = self.devices().clone();
         let lanes: Vec<_> = devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
         let _asleep = self.sleepers.enter();
         let mut armed = Vec::with_capacity(lanes.len());
         let mut fds = vec![PollFd::from_borrowed_fd(self.sleepers.as_fd(), PollFlags::IN)];
-        let bootstrap = self.bootstrap.wait_fd();
         let mut ready = done();
         for lane in &lanes {
             if ready {
@@ -119,15 +123,23 @@ impl Inner {
                 }
             }
         }
-        // What waits for an address, an engine or room is looked at again soon.
-        let pending = self.retries.any()
+        // What waits for an engine or room is looked at again soon.
+        let soon = self.retries.any()
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());
-        if pending && let Some(fd) = &bootstrap {
-            fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+        let mut span = if soon { SHORT } else { LONGEST };
+        if !ready && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent())) {
+            // Readable now, when all absent peers have just been looked for, it tells of something else,
+            // and would tell of that again and again.
+            match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
+                Some(fd) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+                None => *nap = UNTOLD.min(*nap),
+            }
+            span = span.min(*nap);
+            *nap = LONGEST.min(*nap * 2);
         }
         if !ready {
-            let span = if pending { SHORT.min(longest) } else { self.deadlines.limit(longest) };
+            let span = self.deadlines.limit(span.min(longest));
             let timeout = Timespec {
                 tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(span.subsec_nanos()),
@@ -139,4 +151,9 @@ impl Inner {
             lane.device.disarm();
         }
     }
+}
+
+fn is_readable(fd: &BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -4,8 +4,10 @@
 
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{CollectiveError, Group, GroupError, Rank, Runtime};
-use std::sync::Mutex;
+use carrack::{
+    CollectiveError, Group, GroupError, Handler, ProgressError, Rank, Runtime, Tag, WaitError,
+};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 crate::over_each_transport!(
@@ -19,6 +21,7 @@ crate::over_each_transport!(
     a_member_in_a_barrier_and_one_that_awaits_a_broadcast_hear_of_each_other,
     members_that_wait_in_different_groups_hear_of_it_by_name,
     a_member_that_gives_up_does_not_leave_the_others_waiting,
+    a_collective_that_is_refused_in_a_handler_has_not_begun,
     a_member_that_goes_fails_the_collective_on_all_others,
 );
 
@@ -159,7 +162,7 @@ fn futures_can_be_sent(group: &Group, rank: &Runtime) {
     is_send(group.barrier_async());
     is_send(group.broadcast_async(Rank(0), vec![1]));
     is_send(group.allgather_async(b"x"));
-    is_send(rank.post_send(Rank(0), b"x", carrack::Tag(1)).into_future());
+    is_send(rank.post_send(Rank(0), b"x", Tag(1)).into_future());
 }
 
 fn a_group_that_makes_no_sense_is_refused<J: Job>() {
@@ -261,6 +264,47 @@ fn a_member_that_gives_up_does_not_leave_the_others_waiting<J: Job>() {
         rank.barrier()
     });
     assert!(all.iter().all(Result::is_ok), "{all:?}");
+}
+
+/// The next operation of each member meets the next of each other, whatever was refused in between.
+fn a_collective_that_is_refused_in_a_handler_has_not_begun<J: Job>() {
+    type Collective = fn(&Group) -> Result<(), CollectiveError>;
+    const REFUSED: [Collective; 4] = [
+        Group::barrier,
+        |group| group.allgather(b"refused").map(drop),
+        |group| group.broadcast(Rank(0), b"refused").map(drop),
+        |group| group.broadcast(Rank(1), b"").map(drop),
+    ];
+    on_all::<J, _>(3, |rank| {
+        let (world, me) = (rank.world(), rank.rank());
+        for refused in REFUSED {
+            world.barrier().unwrap();
+            if me == Rank(0) {
+                let (errors, in_handler) = (Arc::<Mutex<Vec<_>>>::default(), world.clone());
+                let told = errors.clone();
+                let handler = Handler::new(move |_| told.lock().unwrap().extend(refused(&in_handler).err()));
+                let received = rank.post_recv(me, vec![0], Tag(7)).comp(&handler).allow_done(false).call();
+                assert!(received.unwrap().is_posted());
+                assert!(rank.post_send(me, b"x", Tag(7)).allow_retry(false).call().is_ok());
+                rank.wait(|| !errors.lock().unwrap().is_empty()).unwrap();
+                let error = errors.lock().unwrap().pop();
+                assert!(
+                    matches!(
+                        error,
+                        Some(CollectiveError::Wait {
+                            cause: WaitError::Progress(ProgressError::InHandler),
+                            ..
+                        })
+                    ),
+                    "{error:?}"
+                );
+                let pending = rank.pending();
+                assert!(pending.operations.is_empty(), "{pending}");
+            }
+            let all = world.allgather(&me.0.to_le_bytes()).unwrap();
+            assert_eq!(all, [0_u32, 1, 2].map(|rank| rank.to_le_bytes()));
+        }
+    });
 }
 
 fn a_member_that_goes_fails_the_collective_on_all_others<J: Job>() {

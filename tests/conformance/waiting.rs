@@ -16,6 +16,7 @@ over_each_transport!(
     a_thread_that_sleeps_is_woken_by_another_threads_progress,
     a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once,
     a_thread_that_waits_does_not_burn_its_core,
+    a_queue_that_is_not_empty_gives_the_one_thread_that_takes_from_it_a_status,
     a_wait_ends_when_its_time_is_up,
     a_thread_that_keeps_runtimes_for_itself_ends_in_order,
 );
@@ -245,6 +246,21 @@ fn a_thread_that_waits_does_not_burn_its_core<J: Job>() {
     assert!(start.elapsed() >= Duration::from_secs(1));
     let used = (after.tv_sec - before.tv_sec) * 1_000_000_000 + (after.tv_nsec - before.tv_nsec);
     assert!(used < 100_000_000, "{used} ns of a second");
+}
+
+/// The progress thread delivers, this thread takes. What a push that has not ended looks like, the
+/// models of the queue try in every order.
+fn a_queue_that_is_not_empty_gives_the_one_thread_that_takes_from_it_a_status<J: Job>() {
+    let ranks = J::ranks_with(2, J::settings().progress(ProgressChoice::Thread));
+    let inbox = CompQueue::new(16);
+    let name = ranks[1].register_comp(&inbox).unwrap();
+    for number in 0..2000 {
+        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"ahoy", name).tag(Tag(number)).call());
+        ranks[1].wait(|| !inbox.is_empty()).unwrap();
+        assert_eq!(inbox.len(), 1);
+        assert_eq!(inbox.pop().expect("it was not empty").tag, Tag(number));
+        assert!(inbox.is_empty());
+    }
 }
 
 fn a_wait_ends_when_its_time_is_up<J: Job>() {

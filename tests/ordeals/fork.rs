@@ -129,15 +129,21 @@ fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
     assert!(matches!(runtime.progress_all(), Err(ProgressError::Forked)));
     let waited = runtime.wait_for(Duration::from_secs(1), || false);
     assert!(matches!(waited, Err(WaitError::Progress(ProgressError::Forked))), "{waited:?}");
-    let barrier = runtime.barrier();
-    assert!(
-        matches!(
-            barrier,
-            Err(CollectiveError::Post { cause: PostError::Forked, .. }
-                | CollectiveError::Wait { cause: WaitError::Progress(ProgressError::Forked), .. })
-        ),
-        "{barrier:?}"
-    );
+    let world = runtime.world();
+    let collectives = [
+        ("a barrier", world.barrier()),
+        ("an allgather", world.allgather(b"x").map(drop)),
+        ("a broadcast", world.broadcast(Rank(0), b"x").map(drop)),
+    ];
+    for (what, ended) in collectives {
+        let is_forked = matches!(
+            ended,
+            Err(CollectiveError::Wait { cause: WaitError::Progress(ProgressError::Forked), .. })
+        );
+        assert!(is_forked, "{what}: {ended:?}");
+    }
+    let awaited = runtime.block_on(world.barrier_async());
+    assert!(matches!(awaited, Err(WaitError::Progress(ProgressError::Forked))), "{awaited:?}");
     assert_eq!(sink.count(), 0);
 }
 

@@ -16,7 +16,7 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn allgather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let call = Call::begin(self, What::Allgather, Rank(0));
+        let call = Call::begin_blocking(self, What::Allgather, Rank(0))?;
         call.block(allgather(&call, mine.to_vec()))
     }
 
@@ -27,7 +27,10 @@ impl Group {
     ) -> impl Future<Output = Result<Vec<Vec<u8>>, CollectiveError>> + use<'g> {
         let call = Call::begin(self, What::Allgather, Rank(0));
         let mine = mine.to_vec();
-        async move { call.run(allgather(&call, mine)).await }
+        async move {
+            let call = call?;
+            call.run(allgather(&call, mine)).await
+        }
     }
 }
 

@@ -16,7 +16,7 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
-        let call = Call::begin(self, What::Barrier, Rank(0));
+        let call = Call::begin_blocking(self, What::Barrier, Rank(0))?;
         let steps = (0..).map_while(|step| Some((step, partners(&call, step)?)));
         let mut here = Ok(());
         for (step, (to, from)) in steps {
@@ -32,7 +32,10 @@ impl Group {
     /// As [`barrier`](Self::barrier), to be awaited. It takes its place among the group's operations when this is called.
     pub fn barrier_async(&self) -> impl Future<Output = Result<(), CollectiveError>> {
         let call = Call::begin(self, What::Barrier, Rank(0));
-        async move { call.run(barrier(&call)).await }
+        async move {
+            let call = call?;
+            call.run(barrier(&call)).await
+        }
     }
 }
 

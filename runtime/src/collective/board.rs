@@ -272,12 +272,21 @@ impl Board {
                 if let Some(active) = state.active.iter_mut().find(|active| active.number == number) {
                     active.awaits = from;
                 }
-                if !state.wakers.iter().any(|other| other.will_wake(waker)) {
-                    state.wakers.push(waker.clone());
-                    self.barriers.set_listeners(state.wakers.len());
-                }
+                self.add(&mut state, waker);
                 None
             }
+        }
+    }
+
+    /// Tells `waker` when there is something else to look at.
+    pub(super) fn listen(&self, waker: &Waker) {
+        self.add(&mut self.lock(), waker);
+    }
+
+    fn add(&self, state: &mut State, waker: &Waker) {
+        if !state.wakers.iter().any(|other| other.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+            self.barriers.set_listeners(state.wakers.len());
         }
     }
 

@@ -16,7 +16,8 @@ impl Group {
     /// # Errors
     /// See [`CollectiveError`].
     pub fn broadcast(&self, root: Rank, bytes: &[u8]) -> Result<Vec<u8>, CollectiveError> {
-        let call = self.begin_broadcast(root)?;
+        self.check_root(root)?;
+        let call = Call::begin_blocking(self, What::Broadcast, root)?;
         call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
@@ -27,16 +28,16 @@ impl Group {
         bytes: impl Into<Bytes>,
     ) -> impl Future<Output = Result<Vec<u8>, CollectiveError>> {
         let bytes = bytes.into();
-        let call = self.begin_broadcast(root);
+        let call = self.check_root(root).and_then(|()| Call::begin(self, What::Broadcast, root));
         async move {
             let call = call?;
             call.run(broadcast(&call, root, bytes)).await
         }
     }
 
-    fn begin_broadcast(&self, root: Rank) -> Result<Call<'_>, CollectiveError> {
+    fn check_root(&self, root: Rank) -> Result<(), CollectiveError> {
         match self.board.members().place(root) {
-            Some(_) => Ok(Call::begin(self, What::Broadcast, root)),
+            Some(_) => Ok(()),
             None => Err(CollectiveError::Root { rank: root, group: self.name() }),
         }
     }

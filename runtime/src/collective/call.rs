@@ -3,7 +3,8 @@
 use super::board::{Board, Meaning, Note, What};
 use super::group::{Group, OWN_NAMES};
 use crate::comp::{Completion, Status};
-use crate::error::{AwaitError, CollectiveError, OpError, PostError};
+use crate::deadline::Deadline;
+use crate::error::{AwaitError, CollectiveError, OpError, PostError, ProgressError, WaitError};
 use crate::matching::Engines;
 use crate::names::{Rank, Tag};
 use crate::protocol::header::Message;
@@ -73,11 +74,18 @@ impl Completion for Late {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Self {
+    /// Takes the group's next number, for an operation that is awaited.
+    ///
+    /// # Errors
+    /// Called in a forked process. A call that is refused takes no number and tells no member anything.
+    pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Result<Self, CollectiveError> {
+        if group.runtime.0.is_forked() {
+            return Err(refused(what, ProgressError::Forked.into()));
+        }
         let board = &*group.board;
         let meaning = Meaning { hash: board.hash(), count: board.members().count(), what, root };
         let (number, runtime) = (board.begin(what), &group.runtime);
-        Self {
+        Ok(Self {
             runtime,
             board,
             number,
@@ -85,7 +93,20 @@ impl<'a> Call<'a> {
             is_over: AtomicBool::new(false),
             contributes: AtomicU64::new(0),
             late: OnceLock::new(),
-        }
+        })
+    }
+
+    /// As [`begin`](Self::begin), for an operation that blocks this thread.
+    ///
+    /// # Errors
+    /// Called in a forked process, or from a completion handler.
+    pub(super) fn begin_blocking(
+        group: &'a Group,
+        what: What,
+        root: Rank,
+    ) -> Result<Self, CollectiveError> {
+        group.runtime.may_block().map_err(|cause| refused(what, cause))?;
+        Self::begin(group, what, root)
     }
 
     /// How many bytes this member contributes.
@@ -124,6 +145,10 @@ impl<'a> Call<'a> {
 
     fn note(&self, to: Rank, step: u32, meaning: Meaning, word: u64) {
         let inner = &self.runtime.0;
+        if inner.is_forked() {
+            // The operation is the parent's: a child that drops its copy says nothing of it.
+            return;
+        }
         let note = Note { from: inner.rank, number: self.number, step, meaning, word };
         let message = Message::Note { group: self.board.name, number: self.number };
         let device = &inner.default_device().0;
@@ -138,18 +163,17 @@ impl<'a> Call<'a> {
     /// one never will be, if so.
     async fn told(&self, limit: Duration) -> Option<Box<OpError>> {
         let late = self.late.get()?;
-        let begun = Instant::now();
+        let until = Deadline::after(limit);
         poll_fn(|context| {
             let mut late = late.lock();
-            if late.notes == 0 || begun.elapsed() >= limit {
+            if late.notes == 0 || until.has_passed(Deadline::now()) {
                 return Poll::Ready(late.lost.take());
             }
             late.waker = Some(context.waker().clone());
             drop(late);
-            if limit < Duration::MAX {
-                // The clock wakes nobody.
-                self.runtime.0.retries.add(context.waker());
-            }
+            // Each deadline that passes wakes the boards' listeners, whoever's it is.
+            self.board.listen(context.waker());
+            self.runtime.0.deadlines.note(until);
             Poll::Pending
         })
         .await
@@ -177,8 +201,9 @@ impl<'a> Call<'a> {
                     (None, Some(error)) => Poll::Ready(Err(error)),
                     (None, None) => {
                         if !self.is_linked(from) {
-                            // Nothing tells of a rank that has published no address, and never will: it is looked for again.
-                            self.runtime.0.retries.add(context.waker());
+                            // Nothing else tells of the end of a rank that has published no address.
+                            let inner = &self.runtime.0;
+                            inner.look_out_for(&inner.default_device().0, from);
                         }
                         Poll::Pending
                     }
@@ -346,7 +371,10 @@ impl<'a> Call<'a> {
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,
     ) -> Result<T, CollectiveError> {
-        let mut result = work.await;
+        let mut result = match self.runtime.0.is_forked() {
+            true => Err(refused(self.meaning.what, ProgressError::Forked.into())),
+            false => work.await,
+        };
         self.is_over.store(result.is_ok(), Ordering::Relaxed);
         if result.is_ok()
             && let Some(cause) = self.told(Duration::MAX).await
@@ -419,7 +447,7 @@ impl<'a> Call<'a> {
                 let _ = self.runtime.block_on(self.told(Duration::from_secs(1)));
                 Err(strayed)
             }
-            Err(cause) => Err(CollectiveError::Wait { what: self.what(), cause }),
+            Err(cause) => Err(refused(self.meaning.what, cause)),
         }
     }
 }
@@ -428,7 +456,8 @@ impl Group {
     /// Fails the next operation here without taking part in it: for members that have to stop between operations that belong
     /// together. Whoever begins it, or is in it, hears of that, and of what was the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
-        let call = Call::begin(self, What::Barrier, Rank(0));
+        // In a forked process there is nothing to tell: the group is the parent's.
+        let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
         call.give_up(call.blame(cause));
         call.is_over.store(true, Ordering::Relaxed);
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
@@ -451,6 +480,11 @@ impl Drop for Call<'_> {
         }
         self.board.forget(self.number);
     }
+}
+
+#[cold]
+fn refused(what: What, cause: WaitError) -> CollectiveError {
+    CollectiveError::Wait { what: what.name(), cause }
 }
 
 fn describe(meaning: Meaning, group: u32) -> String {

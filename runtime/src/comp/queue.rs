@@ -54,12 +54,14 @@ impl CompQueue {
         self.queue.0.pop()
     }
 
-    /// Statuses in it now, more or less.
+    /// Returns how many statuses can be taken now. While one thread alone calls [`pop`](Self::pop), at
+    /// least as many calls succeed.
     pub fn len(&self) -> usize {
         self.queue.0.len()
     }
 
-    /// Whether there are none now, more or less.
+    /// Returns `true` if there is nothing to be taken. While one thread alone calls [`pop`](Self::pop), a
+    /// `false` means that its next one succeeds.
     pub fn is_empty(&self) -> bool {
         self.queue.0.is_empty()
     }

@@ -2,6 +2,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
+//! | [`absent`] | ranks that are waited for and have published no address |
 //! | [`address`] | what a device publishes, and where |
 //! | [`route`] | from a device to one peer: the link, and the backlog |
 //! | [`backlog`] | operations that wait for an event, a staging copy, or room |
@@ -9,6 +10,7 @@
 //! | [`excess`] | a bound on what a peer that breaks the rules may have waiting here |
 //! | [`state`] | what is known of a rank's life |
 
+mod absent;
 pub(crate) mod address;
 pub(crate) mod backlog;
 pub(crate) mod excess;
@@ -16,5 +18,6 @@ pub(crate) mod hold;
 pub(crate) mod route;
 mod state;
 
+pub(crate) use absent::Absent;
 pub use state::PeerState;
 pub(crate) use state::Suspects;

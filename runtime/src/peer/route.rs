@@ -208,7 +208,10 @@ impl Route {
             shares: OnceLock::new(),
             refused: OnceLock::new(),
         };
-        Ok(Some(self.linked.get_or_init(|| linked)))
+        let linked = self.linked.get_or_init(|| linked);
+        // Threads that sleep until the peer publishes its address have a backlog to move now.
+        runtime.sleepers.wake();
+        Ok(Some(linked))
     }
 }
 

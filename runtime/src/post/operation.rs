@@ -241,13 +241,28 @@ impl Runtime {
     /// [`wait`](Self::wait) return them.
     ///
     /// # Errors
-    /// Called in a forked process, or from a completion handler.
+    /// Called in a forked process, or from a completion handler. The future is dropped, and was not
+    /// polled. A collective operation that it had begun fails at all members.
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, WaitError> {
         let never = || None::<std::convert::Infallible>;
         match self.block_on_unless(future, Duration::MAX, never)? {
             Ok(output) => Ok(output),
             Err(never) => match never {},
         }
+    }
+
+    /// Refuses a call that would block where none may: before the call has begun anything.
+    ///
+    /// # Errors
+    /// Called in a forked process, or from a completion handler.
+    pub(crate) fn may_block(&self) -> Result<(), WaitError> {
+        if in_handler() {
+            return Err(ProgressError::InHandler.into());
+        }
+        if self.0.is_forked() {
+            return Err(ProgressError::Forked.into());
+        }
+        Ok(())
     }
 
     /// As `block_on`, and asks now and then whether there is a reason to give up.
@@ -257,9 +272,7 @@ impl Runtime {
         every: Duration,
         gives_up: impl Fn() -> Option<E>,
     ) -> Result<Result<F::Output, E>, WaitError> {
-        if in_handler() {
-            return Err(ProgressError::InHandler.into());
-        }
+        self.may_block()?;
         let ring = Arc::new(Ring { woken: AtomicBool::new(true), runtime: Arc::downgrade(&self.0) });
         let waker = Waker::from(ring.clone());
         let mut future = std::pin::pin!(future);

@@ -170,12 +170,14 @@ impl Post<'_, Recv<'_>> {
     /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there
     /// has to be a link.
     fn watch(&self, device: &DeviceInner) {
-        if let Some(route) = device.route(self.rank)
-            && route.linked().is_none()
-            && let Err(error) = route.link(&self.runtime.0, device)
-        {
+        let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else { return };
+        match route.link(&self.runtime.0, device) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.runtime.0.look_out_for(device, self.rank),
             // If it is gone, the receive has been ended with the reason.
-            tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received from");
+            Err(error) => {
+                tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received from");
+            }
         }
     }
 

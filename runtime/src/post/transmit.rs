@@ -7,7 +7,7 @@ use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
-use crate::error::PostError;
+use crate::error::{PostError, WaitError};
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
@@ -19,6 +19,10 @@ use carrack_transports::contract::{Busy, Header, Op, OpToken, Short, Submit, Sub
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{CopyError, MemMut, MemRef, PacketSource, SmallBytes};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a call that waits for a link sleeps before it looks why there is none.
+const LINKING: Duration = Duration::from_millis(100);
 
 /// A message to be sent, but for its bytes.
 pub(super) struct Outgoing<'a> {
@@ -413,7 +417,11 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
                 if out.deadline.is_some() && out.deadline.has_passed(Deadline::now()) {
                     return Err(PostError::TimedOut(out.rank));
                 }
-                step(out.runtime, out.device);
+                if out.route.linked().is_none() {
+                    wait_for_link(out);
+                } else {
+                    step(out.runtime, out.device);
+                }
             }
             Outcome::Posted => {
                 let status = wait_for(out.runtime, &waiting)?;
@@ -422,6 +430,18 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
             Outcome::Done(status) => return finish(out, status),
             retry => return Ok(retry),
         }
+    }
+}
+
+/// Sleeps until there is a link to the rank, which may not have started.
+fn wait_for_link(out: &Outgoing<'_>) {
+    let inner = &out.runtime.0;
+    inner.look_out_for(out.device, out.rank);
+    inner.deadlines.note(out.deadline);
+    let is_over = || out.route.linked().is_some() || out.deadline.has_passed(Deadline::now());
+    if let Err(error @ WaitError::Progress(_)) = inner.wait(&is_over, Some(LINKING)) {
+        tracing::warn!(%error, "while waiting to post");
+        std::thread::yield_now();
     }
 }
 

@@ -35,6 +35,8 @@ impl Pass<'_> {
             self.inner.suspect(status.rank);
             self.signal(comp.as_ref(), status);
         }
+        // Members of groups wait for a limited time, too.
+        self.inner.boards.wake();
     }
 }
 

@@ -261,6 +261,7 @@ impl Inner {
 impl Inner {
     #[cold]
     pub(crate) fn look_after_domains(&self) {
+        self.look_for_absent();
         KnownMemory::of_the_process().look_after();
         self.exposures.let_go();
         for device in self.devices().iter() {

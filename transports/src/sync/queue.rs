@@ -13,6 +13,8 @@ pub struct Queue<T> {
     cells: Cells<T>,
     tail: CachePadded<End>,
     head: CachePadded<End>,
+    /// A position before which every push had ended when `len` last looked.
+    filled: CachePadded<AtomicUsize>,
 }
 
 /// Where values come in, or go out.
@@ -81,7 +83,8 @@ impl<T> Queue<T> {
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).next_power_of_two();
         let cell = |at| Cell { turn: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
-        Self { cells: Cells((0..capacity).map(cell).collect()), tail: End::new(), head: End::new() }
+        let filled = CachePadded::new(AtomicUsize::new(0));
+        Self { cells: Cells((0..capacity).map(cell).collect()), tail: End::new(), head: End::new(), filled }
     }
 
     /// Values that it can hold.
@@ -89,15 +92,41 @@ impl<T> Queue<T> {
         self.cells.0.len()
     }
 
-    /// Values in it now, more or less: others push and pop meanwhile.
+    /// Returns how many values can be taken now. While one thread alone takes values, at least as many
+    /// calls of [`pop`](Self::pop) as this says succeed. Other consumers may take them first.
+    ///
+    /// Counts a value when its push has ended, and each value once: a further call begins where the
+    /// last one stopped.
     pub fn len(&self) -> usize {
         let head = self.head.at.load(Ordering::Relaxed);
-        self.tail.at.load(Ordering::Relaxed).wrapping_sub(head).min(self.capacity())
+        // Acquire: a pop on this thread sees the pushes that the thread which stored this has seen.
+        let known = self.filled.load(Ordering::Acquire).wrapping_sub(head);
+        // Consumers may have gone past it.
+        let known = if known <= self.capacity() { known } else { 0 };
+        let is_filled = |&count: &usize| {
+            let at = head.wrapping_add(count);
+            self.cells.at(at).stands_at(at.wrapping_add(1)) == Turn::Now
+        };
+        let count = (known..self.capacity()).find(|count| !is_filled(count)).unwrap_or(self.capacity());
+        if count > known {
+            // Threads may store in any order: the position holds for each of them.
+            self.filled.store(head.wrapping_add(count), Ordering::Release);
+        }
+        count
     }
 
-    /// Whether there is nothing in it, more or less.
+    /// Returns `true` if there is nothing to be taken. While one thread alone takes values, a `false`
+    /// means that its next [`pop`](Self::pop) succeeds.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        loop {
+            let at = self.head.at.load(Ordering::Relaxed);
+            match self.cells.at(at).stands_at(at.wrapping_add(1)) {
+                Turn::Now => return false,
+                Turn::Later => return true,
+                // Another consumer has taken that value since.
+                Turn::Past => {}
+            }
+        }
     }
 
     /// Adds a value at the end, or gives it back when the queue is full.
@@ -213,6 +242,50 @@ mod models {
             assert_eq!(taken, [0, 1]);
         });
     }
+
+    /// Two pushes, of which the later one may end first, and what other threads do meanwhile. The
+    /// pushes come first in the order from which loom departs: a load that came before loads and
+    /// stores of another thread would not be tried between these.
+    fn pushed_by_two<const N: usize>(others: [fn(&Queue<u32>); N]) {
+        loom::model(move || {
+            let queue = Arc::new(Queue::new(2));
+            let second: fn(&Queue<u32>) = |queue| queue.push(2).unwrap();
+            let others: Vec<_> = std::iter::once(second)
+                .chain(others)
+                .map(|other| {
+                    let queue = queue.clone();
+                    thread::spawn(move || other(&queue))
+                })
+                .collect();
+            queue.push(1).unwrap();
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+    }
+
+    fn takes_as_many_as_the_length_says(queue: &Queue<u32>) {
+        for _ in 0..queue.len() {
+            assert!(queue.pop().is_some());
+        }
+    }
+
+    #[test]
+    fn loom_a_queue_that_is_not_empty_gives_its_one_consumer_a_value() {
+        pushed_by_two([|queue| {
+            if !queue.is_empty() {
+                assert!(queue.pop().is_some());
+            }
+        }]);
+    }
+
+    #[test]
+    fn loom_as_many_values_as_the_length_says_can_be_taken_by_one_consumer() {
+        pushed_by_two([takes_as_many_as_the_length_says]);
+    }
+
+    #[test]
+    fn loom_a_length_that_another_thread_has_looked_up_first_can_be_taken_too() {
+        pushed_by_two([|queue| _ = queue.len(), takes_as_many_as_the_length_says]);
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -229,6 +302,26 @@ mod tests {
             assert_eq!(queue.pop(), Some(Box::new(lap)));
             assert_eq!(queue.pop(), Some(Box::new(lap + 100)));
             assert_eq!(queue.pop(), None);
+        }
+    }
+
+    #[test]
+    fn miri_a_length_is_right_on_every_lap_however_often_it_is_asked_for() {
+        for asks_each_time in [true, false] {
+            let queue = Queue::new(4);
+            for lap in 0..9 {
+                let count = lap % 5;
+                for have in 0..count {
+                    assert!(!asks_each_time || queue.len() == have);
+                    queue.push(lap).unwrap();
+                }
+                assert_eq!((queue.len(), queue.is_empty()), (count, count == 0));
+                for left in (0..count).rev() {
+                    assert_eq!(queue.pop(), Some(lap));
+                    assert!(!asks_each_time || queue.len() == left);
+                }
+                assert_eq!((queue.len(), queue.is_empty()), (0, true));
+            }
         }
     }
 
@@ -257,6 +350,7 @@ mod tests {
                             value = back;
                             std::thread::yield_now();
                         }
+                        assert!(queue.len() <= queue.capacity());
                     }
                 });
             }
