@@ -3,10 +3,11 @@
 mod support;
 
 use carrack::bootstrap::Bootstrap;
+use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
-    Tag,
+    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status,
+    Synchronizer, Tag,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,6 +49,7 @@ job_tests! {
         all_but_the_victim_succeed;
     idle_ranks_neither_burn_their_cores_nor_take_much_memory: "idle" on [8], all_succeed;
     a_runtime_that_was_dropped_has_given_all_descriptors_back: "descriptors" on [3], all_succeed;
+    a_buffer_that_a_dropped_runtime_gave_back_is_copied_by_no_peer: "drops" on [2, 2, 2, 2, 2, 2], all_succeed;
     a_rank_killed_before_its_first_message_is_reported: "silent" on [3], all_but_the_victim_succeed;
     a_rank_killed_after_connecting_is_reported: "connected" on [3], all_but_the_victim_succeed;
     a_rank_killed_in_the_middle_of_a_stream_loses_nothing_that_it_had_sent: "stream" on [3],
@@ -78,6 +80,9 @@ fn a_rank_in_its_role() {
     }
     if role.name == "unstarted" {
         return unstarted(role);
+    }
+    if role.name == "drops" {
+        return drops(role);
     }
     let kernel_copy = if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let me = Me::start(role, OverShm::settings().kernel_copy(kernel_copy));
@@ -356,6 +361,47 @@ fn descriptors(role: Role) {
     assert_eq!((count(), mapped()), before);
 }
 
+/// Rank 0 drops its runtime while rank 1's kernel copies what it puts, and has another use for the buffer then.
+fn drops(role: Role) {
+    const LEN: usize = 32 << 20;
+    const PUT: u8 = 0x11;
+    const LATER: u8 = 0xee;
+    let me = Me::start(role, OverShm::settings());
+    let rank = me.rank();
+    let region = Region::host(LEN);
+    region.whole().write(&vec![0; LEN]).unwrap();
+    let registered = me.runtime.register_memory(&region).unwrap();
+    let rmrs = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
+    let Me { role, runtime, ranks, .. } = me;
+    drop(ranks);
+    if rank == Rank(1) {
+        until(std::slice::from_ref(&runtime), || role.has_said("another use", 0));
+        until(std::slice::from_ref(&runtime), || runtime.peer_down(Rank(0)).is_some());
+        let held = region.whole().to_vec().unwrap();
+        assert!(held.iter().all(|byte| [0, PUT].contains(byte)), "it holds what the buffer held later");
+        return role.says("looked");
+    }
+    let rmr = Rmr::from_bytes(&rmrs[1]).unwrap();
+    let over = Sink::keeping();
+    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over).allow_done(false);
+    assert!(put.call().unwrap().is_posted());
+    drop(put);
+    // At another moment of the copy in each job.
+    std::thread::sleep(Duration::from_micros(u64::from(std::process::id()) % 40 * 100));
+    drop((registered, runtime));
+    let mut statuses = over.take();
+    assert_eq!(statuses.len(), 1, "the put ends once");
+    if let Buffer::Vec(buffer) = &mut statuses[0].buffer {
+        buffer.fill(LATER);
+    }
+    role.says("another use");
+    let start = Instant::now();
+    while !role.has_said("looked", 1) {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn silent(me: &Me) {
     let sink = Sink::keeping();
     if me.is_victim() {
@@ -551,11 +597,11 @@ fn asleep(me: &Me) {
 fn large(me: &Me) {
     const LEN: usize = 3 << 20;
     // Not mapped: its owner has to carry out what others want of it.
-    let region = carrack::buffer::Region::host(LEN);
+    let region = Region::host(LEN);
     let registered = me.runtime.register_memory(&region).unwrap();
     let names = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
     let other = if me.is_victim() { Rank(0) } else { VICTIM };
-    let rmr = carrack::Rmr::from_bytes(&names[other.0 as usize]).unwrap();
+    let rmr = Rmr::from_bytes(&names[other.0 as usize]).unwrap();
     let sink = Sink::keeping();
     let peers: &[Rank] = if me.is_victim() { &[Rank(0), Rank(1)] } else { &[VICTIM] };
     let mut count = 0;

@@ -282,3 +282,35 @@ impl DeviceInner {
         self.bulk.fail(rank, error, &|rank| !self.is_revoked(rank))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deadline::Deadline;
+    use crate::device::Outstanding;
+    use crate::names::{Tag, UserContext};
+    use carrack_transports::contract::DownCause;
+
+    #[test]
+    fn an_operation_ends_without_its_buffer_if_a_peer_may_be_copying_from_it() {
+        let bulk = Bulk::new(10, &Chores::default());
+        for rank in [Rank(1), Rank(2)] {
+            let (size, comp, deadline) = (100, None, Deadline::NEVER);
+            let operation =
+                Outstanding { rank, tag: Tag(7), size, user_context: UserContext(8), comp, deadline };
+            bulk.offered.lock().insert(bulk.name(), Offered::message(operation, vec![9; 100].into()));
+        }
+        let error = |rank| OpError::PeerDown { rank, cause: DownCause::Closed };
+        let fail = |rank| bulk.fail(rank, &error, &|rank| rank == Rank(1));
+        assert!(fail(Some(Rank(3))).is_empty());
+        for (rank, left) in [(Rank(2), 100), (Rank(1), 0)] {
+            let mut ended = fail(Some(rank));
+            assert_eq!(ended.len(), 1);
+            let (_, status) = ended.remove(0);
+            assert_eq!((status.rank, status.size, status.buffer.len()), (rank, 100, left));
+            assert_eq!((status.tag, status.user_context), (Tag(7), UserContext(8)));
+            assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })));
+        }
+        assert!(fail(None).is_empty(), "each ends once");
+    }
+}
