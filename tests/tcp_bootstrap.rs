@@ -264,10 +264,12 @@ fn ranks_that_wait_for_one_which_has_not_started_leave_their_cores_alone() {
         let job = std::iter::once(rank(command, 7, 9, port));
         jobs.extend(job.chain((0..3).map(|number| role(&name, number, 3, port))));
     }
-    let spawn = |mut command: Command| Started::spawn({
-        command.env(GATE, &gate);
-        command
-    });
+    let spawn = |mut command: Command| {
+        Started::spawn({
+            command.env(GATE, &gate);
+            command
+        })
+    };
     let mut jobs: Vec<_> = jobs.into_iter().map(spawn).collect();
     for (at, job) in jobs.iter_mut().enumerate() {
         // Of each four the first is a launcher, and the last is late.

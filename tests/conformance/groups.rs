@@ -4,9 +4,7 @@
 
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{
-    CollectiveError, Group, GroupError, Handler, ProgressError, Rank, Runtime, Tag, WaitError,
-};
+use carrack::{CollectiveError, Group, GroupError, Handler, ProgressError, Rank, Runtime, Tag, WaitError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -100,11 +100,7 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// Called in a forked process, or from a completion handler.
-    pub(super) fn begin_blocking(
-        group: &'a Group,
-        what: What,
-        root: Rank,
-    ) -> Result<Self, CollectiveError> {
+    pub(super) fn begin_blocking(group: &'a Group, what: What, root: Rank) -> Result<Self, CollectiveError> {
         group.runtime.may_block().map_err(|cause| refused(what, cause))?;
         Self::begin(group, what, root)
     }

@@ -243,15 +243,16 @@ mod models {
         });
     }
 
-    /// Two pushes, of which the later one may end first, and what other threads do meanwhile. The
-    /// pushes come first in the order from which loom departs: a load that came before loads and
-    /// stores of another thread would not be tried between these.
-    fn pushed_by_two<const N: usize>(others: [fn(&Queue<u32>); N]) {
+    type Doing = fn(&Queue<u32>);
+
+    /// A push, and what other threads do meanwhile. The push comes first in the order from which loom
+    /// departs: a load that came before another thread's load and store of the same word would not be
+    /// tried between these.
+    fn beside_a_push<const N: usize>(others: [Doing; N]) {
         loom::model(move || {
             let queue = Arc::new(Queue::new(2));
-            let second: fn(&Queue<u32>) = |queue| queue.push(2).unwrap();
-            let others: Vec<_> = std::iter::once(second)
-                .chain(others)
+            let others: Vec<_> = others
+                .into_iter()
                 .map(|other| {
                     let queue = queue.clone();
                     thread::spawn(move || other(&queue))
@@ -268,9 +269,12 @@ mod models {
         }
     }
 
+    /// The push that begins later may end first.
+    const PUSHES_TOO: Doing = |queue| queue.push(2).unwrap();
+
     #[test]
     fn loom_a_queue_that_is_not_empty_gives_its_one_consumer_a_value() {
-        pushed_by_two([|queue| {
+        beside_a_push([PUSHES_TOO, |queue| {
             if !queue.is_empty() {
                 assert!(queue.pop().is_some());
             }
@@ -279,12 +283,12 @@ mod models {
 
     #[test]
     fn loom_as_many_values_as_the_length_says_can_be_taken_by_one_consumer() {
-        pushed_by_two([takes_as_many_as_the_length_says]);
+        beside_a_push([PUSHES_TOO, takes_as_many_as_the_length_says]);
     }
 
     #[test]
     fn loom_a_length_that_another_thread_has_looked_up_first_can_be_taken_too() {
-        pushed_by_two([|queue| _ = queue.len(), takes_as_many_as_the_length_says]);
+        beside_a_push([|queue| _ = queue.len(), takes_as_many_as_the_length_says]);
     }
 }
 
