@@ -23,6 +23,7 @@
 //! | `gpu` | memory that the CPU cannot touch |
 //! | `gpu_packets` | active messages in a line before a GPU |
 //! | `contract` | transports without a runtime |
+//! | `contract_ending` | operations of a transport whose device closes |
 
 mod support;
 
@@ -34,6 +35,8 @@ mod awaiting;
 mod buffers;
 #[path = "conformance/contract.rs"]
 mod contract;
+#[path = "conformance/contract_ending.rs"]
+mod contract_ending;
 #[path = "conformance/control.rs"]
 mod control;
 #[path = "conformance/ending.rs"]
