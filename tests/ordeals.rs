@@ -36,6 +36,7 @@ fn a_rank_in_its_role() {
         "few" => poor::few(&role),
         "kills" => kills::rank(&role),
         "no_memory" => poor::no_memory(&role),
+        "sandbox" => poor::sandbox(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),
         "traffic" => poor::traffic(&role),
