@@ -12,6 +12,7 @@ use crate::contract::{
     Header, Identity, Imported, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit,
     SubmitError, Transport, Unavailable, WireKey,
 };
+use crate::fork::Owner;
 use crate::gpu::Gpu;
 use crate::mem::{Buffer, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::TryLock;
@@ -125,6 +126,7 @@ impl LoopbackDomain {
             waiting: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
             wake,
+            owner: Owner::this_process(),
             closed: AtomicBool::new(false),
             sources: Mutex::default(),
             targets: Mutex::default(),
@@ -190,6 +192,8 @@ struct Inbox {
     waiting: AtomicU32,
     asleep: AtomicU32,
     wake: OwnedFd,
+    /// A fork has the descriptor that wakes this process's threads.
+    owner: Owner,
     closed: AtomicBool,
     /// Whoever has a link to here, and what it calls this device's rank: to be told of the end.
     sources: Mutex<Vec<(PeerId, Weak<Self>)>>,
@@ -435,7 +439,7 @@ impl Device for LoopbackDevice {
     }
 
     fn close(&self) {
-        if self.inbox.closed.swap(true, Ordering::AcqRel) {
+        if !self.inbox.owner.is_here() || self.inbox.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         directory().remove(&self.inbox.id);
@@ -578,7 +582,9 @@ impl Link for LoopbackLink {
 
 impl Drop for LoopbackLink {
     fn drop(&mut self) {
-        self.queue.end(&self.target);
+        if self.home.owner.is_here() {
+            self.queue.end(&self.target);
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::contract::{
     SubmitError, Unavailable,
 };
 use crate::fd_channel::Listener;
+use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
@@ -101,6 +102,8 @@ pub(super) struct ShmDevice {
     inbound: BiasedLock<Polling>,
     /// Threads between `arm` and `disarm`.
     sleepers: AtomicU32,
+    /// A fork has the page that peers look at, and the sockets on which they are told.
+    owner: Owner,
     /// Set by `arm`: the next poll looks at the epoll set at once.
     armed: AtomicBool,
     closed: AtomicBool,
@@ -153,6 +156,7 @@ impl ShmDevice {
                 address: address.clone(),
                 inbound: BiasedLock::new(polling),
                 sleepers: AtomicU32::new(0),
+                owner: Owner::this_process(),
                 armed: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             }))
@@ -306,7 +310,7 @@ impl Device for ShmDevice {
                 self.shared.undialled.fetch_add(1, Ordering::Relaxed);
             }
         }
-        Ok(Arc::new(ShmLink { outgoing }))
+        Ok(Arc::new(ShmLink { outgoing, owner: self.owner }))
     }
 
     #[inline]
@@ -354,6 +358,9 @@ impl Device for ShmDevice {
     }
 
     fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         self.shared.page.closed().store(1, Ordering::SeqCst);
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
