@@ -44,6 +44,7 @@ fn a_rank_in_its_role() {
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),
         "traffic" => poor::traffic(&role),
+        "unlinked" => fork::unlinked(&role),
         other => panic!("no role {other}"),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;
-use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent};
+use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent, until};
 use carrack::buffer::Region;
 use carrack::{CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag, WaitError};
 use rand::Rng;
@@ -17,6 +17,12 @@ fn a_forked_child_is_told_so_and_its_parent_goes_on() {
     for leaves in [0, 1] {
         Ranks::start("fork", 2, &[rng().random(), leaves]).succeed();
     }
+}
+
+#[test]
+fn a_forked_child_connects_to_no_peer_in_its_parents_name() {
+    let _watchdog = Watchdog::over("unlinked");
+    Ranks::start("unlinked", 2, &[rng().random()]).succeed();
 }
 
 #[test]
@@ -139,6 +145,27 @@ fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
         "{barrier:?}"
     );
     assert_eq!(sink.count(), 0);
+}
+
+/// The peer would take the child for the rank, and its end for the rank's.
+pub(crate) fn unlinked(role: &Role) {
+    let runtime = role.runtime(OverShm::settings());
+    if role.rank == 0 {
+        role.told("here", 1);
+        let status = forked(|| {
+            assert!(runtime.barrier().is_err());
+            // Long enough for the peer to let it in.
+            std::thread::sleep(Duration::from_millis(200));
+        });
+        assert_eq!(status.code(), Some(42), "the child: {status}");
+        role.says("forked");
+    } else {
+        role.says("here");
+        // What has knocked is let in.
+        until(std::slice::from_ref(&runtime), || role.has_said("forked", 0));
+    }
+    exchange(role, &runtime, 0);
+    runtime.barrier().unwrap();
 }
 
 pub(crate) fn executes(role: &Role) {
