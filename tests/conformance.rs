@@ -25,6 +25,7 @@
 //! | `gpu_packets` | active messages in a line before a GPU |
 //! | `contract` | transports without a runtime |
 //! | `contract_sleep` | threads that sleep on one device of a transport |
+//! | `contract_ending` | operations of a transport whose device closes |
 
 mod support;
 
@@ -38,6 +39,8 @@ mod buffers;
 mod contract;
 #[path = "conformance/contract_sleep.rs"]
 mod contract_sleep;
+#[path = "conformance/contract_ending.rs"]
+mod contract_ending;
 #[path = "conformance/control.rs"]
 mod control;
 #[path = "conformance/ending.rs"]

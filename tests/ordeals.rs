@@ -8,11 +8,14 @@
 //! | `soak` | very many messages, and memory that does not grow | `TEST_SOAK=100000000` |
 //! | `poor` | machines that lack something | |
 //! | `fork` | children of a rank | |
+//! | `forked_objects` | a child that drops what its parent has in use | |
 
 mod support;
 
 #[path = "ordeals/fork.rs"]
 mod fork;
+#[path = "ordeals/forked_objects.rs"]
+mod forked_objects;
 #[path = "ordeals/kills.rs"]
 mod kills;
 #[path = "ordeals/poor.rs"]
@@ -33,12 +36,15 @@ fn a_rank_in_its_role() {
     match role.name.as_str() {
         "exec" => fork::executes(&role),
         "fork" => fork::rank(&role),
+        "forked-objects" => forked_objects::rank(&role),
         "few" => poor::few(&role),
         "kills" => kills::rank(&role),
         "no_memory" => poor::no_memory(&role),
+        "sandbox" => poor::sandbox(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),
         "traffic" => poor::traffic(&role),
+        "unlinked" => fork::unlinked(&role),
         other => panic!("no role {other}"),
     }
 }

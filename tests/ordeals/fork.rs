@@ -3,7 +3,7 @@
 
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;
-use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent};
+use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent, until};
 use carrack::buffer::Region;
 use carrack::{CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag, WaitError};
 use rand::Rng;
@@ -20,13 +20,19 @@ fn a_forked_child_is_told_so_and_its_parent_goes_on() {
 }
 
 #[test]
+fn a_forked_child_connects_to_no_peer_in_its_parents_name() {
+    let _watchdog = Watchdog::over("unlinked");
+    Ranks::start("unlinked", 2, &[rng().random()]).succeed();
+}
+
+#[test]
 fn a_program_that_is_executed_gets_no_descriptor_of_the_runtime() {
     let _watchdog = Watchdog::over("exec");
     Ranks::start("exec", 2, &[]).succeed();
 }
 
 /// Runs `child` in a fork of this process, which leaves without a word, or as a program that returns does.
-fn forked(child: impl FnOnce()) -> ExitStatus {
+pub(crate) fn forked(child: impl FnOnce()) -> ExitStatus {
     // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C library's
     // allocator is made to work in a fork.
     match unsafe { libc::fork() } {
@@ -145,6 +151,27 @@ fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
     let awaited = runtime.block_on(world.barrier_async());
     assert!(matches!(awaited, Err(WaitError::Progress(ProgressError::Forked))), "{awaited:?}");
     assert_eq!(sink.count(), 0);
+}
+
+/// The peer would take the child for the rank, and its end for the rank's.
+pub(crate) fn unlinked(role: &Role) {
+    let runtime = role.runtime(OverShm::settings());
+    if role.rank == 0 {
+        role.told("here", 1);
+        let status = forked(|| {
+            assert!(runtime.barrier().is_err());
+            // Long enough for the peer to let it in.
+            std::thread::sleep(Duration::from_millis(200));
+        });
+        assert_eq!(status.code(), Some(42), "the child: {status}");
+        role.says("forked");
+    } else {
+        role.says("here");
+        // What has knocked is let in.
+        until(std::slice::from_ref(&runtime), || role.has_said("forked", 0));
+    }
+    exchange(role, &runtime, 0);
+    runtime.barrier().unwrap();
 }
 
 pub(crate) fn executes(role: &Role) {

@@ -1,14 +1,17 @@
 //! Machines that lack something: the runtime does without it, or says what is missing.
 
 use crate::support::kernel;
-use crate::support::ranks::{Ranks, Role, listing};
+use crate::support::ranks::{Ranks, Role, listing, lone_rank};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
 use carrack::settings::{GpuChoice, Settings};
+use carrack::transports::sync::barrier::Barrier;
+use carrack::transports::sync::{BiasedLock, Queue, Sleepers, attention};
 use carrack::{PostError, Rank, Runtime, StartError, Synchronizer, Tag};
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -100,6 +103,57 @@ fn a_kernel_that_refuses_one_of_the_two_ways_costs_speed_only() {
 fn a_kernel_that_refuses_barriers_for_other_processes_costs_speed_only() {
     let _watchdog = Watchdog::over("barriers");
     Ranks::start("traffic", 3, &[rng().random(), BARRIERS]).succeed();
+}
+
+/// What relies on barriers that the kernel grants at the start: each by itself.
+const RELIANT: [fn(); 4] = [
+    || {
+        let lock = BiasedLock::new(0);
+        // This thread earns the bias, which another one then has to revoke.
+        (0..1000).for_each(|_| *lock.lock() += 1);
+        in_a_sandbox(|| *lock.lock() += 1);
+    },
+    || {
+        let queue = Queue::new(4);
+        assert!(queue.push(1).is_ok());
+        in_a_sandbox(|| _ = queue.push(2));
+    },
+    || {
+        let sleepers = Sleepers::new().unwrap();
+        in_a_sandbox(|| drop(sleepers.enter()));
+    },
+    || {
+        let granted = Barrier::of_this_process();
+        in_a_sandbox(|| attention::settle(granted));
+    },
+];
+
+/// Does something in a thread that installs a filter first.
+fn in_a_sandbox(what: impl FnOnce() + Send) {
+    let sandboxed = || {
+        refuse(BARRIERS as usize);
+        what();
+    };
+    std::thread::scope(|scope| scope.spawn(sandboxed).join().unwrap());
+}
+
+#[test]
+fn a_kernel_that_refuses_barriers_after_the_start_ends_the_rank_with_the_reason() {
+    let _watchdog = Watchdog::over("sandbox");
+    let granted = Barrier::of_this_process();
+    if !(granted.heavy && granted.reachable) {
+        return println!("skipped: this kernel grants no barriers: {granted:?}");
+    }
+    for which in 0..RELIANT.len() as u64 {
+        let rank = lone_rank("sandbox", &[which]).output().unwrap();
+        let said = String::from_utf8_lossy(&rank.stderr);
+        assert_eq!(rank.status.signal(), Some(libc::SIGABRT), "number {which}: {}: {said}", rank.status);
+        assert!(said.contains("membarrier") && said.contains("seccomp"), "number {which}: {said}");
+    }
+}
+
+pub(crate) fn sandbox(role: &Role) {
+    RELIANT[role.words[0] as usize]();
 }
 
 #[test]

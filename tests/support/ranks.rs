@@ -181,6 +181,13 @@ pub fn far_rank(role: &str, (rank, size): (u32, u32), words: &[u64]) -> Command 
     command
 }
 
+/// A rank of a job of one, which the caller starts and watches.
+pub fn lone_rank(role: &str, words: &[u64]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    in_role(&mut command, role, (0, 1), words).env(FOLDER, scratch());
+    command
+}
+
 fn in_role<'a>(
     command: &'a mut Command,
     role: &str,

@@ -5,6 +5,8 @@
 mod capture;
 #[path = "cuda_mock/copier.rs"]
 mod copier;
+#[path = "cuda_mock/forks.rs"]
+mod forks;
 mod mock;
 #[path = "cuda_mock/pieces.rs"]
 mod pieces;

@@ -98,7 +98,7 @@ impl Completion for Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         // Nobody can raise it any more.
-        if self.awaited.load(Ordering::SeqCst) > self.count() {
+        if self.word.is_here() && self.awaited.load(Ordering::SeqCst) > self.count() {
             self.word.poison();
         }
     }

@@ -176,6 +176,10 @@ impl Route {
     /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it.
     #[cold]
     pub(crate) fn link(&self, runtime: &Inner, device: &DeviceInner) -> Result<Option<&Linked>, PostError> {
+        if runtime.is_forked() {
+            // The peer would take the link for the parent's.
+            return Err(PostError::Forked);
+        }
         let Ok(_linking) = self.linking.try_lock() else { return Ok(None) };
         if let Some(linked) = self.linked.get() {
             return Ok(Some(linked));

@@ -42,7 +42,7 @@ pub trait Splits: Send + Sync {
     /// How many there are.
     fn count(&self) -> u32;
 
-    /// One of them, if there is one of that number.
+    /// One of them, if there is one of that number. None in a fork: they are its parent's.
     fn get(&self, number: u32) -> Option<&Split>;
 }
 

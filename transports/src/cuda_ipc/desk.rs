@@ -80,9 +80,9 @@ impl Desk {
 
 impl Drop for Desk {
     fn drop(&mut self) {
-        // A fork has no such thread, and its parent's goes on.
         if !self.owner.is_here() {
-            return;
+            // The thread is the parent's, and goes on: here is none to wait for, or to detach.
+            return std::mem::forget(self.thread.take());
         }
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

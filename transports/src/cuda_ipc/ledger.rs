@@ -1,5 +1,6 @@
 //! Who has an allocation mapped.
 
+use crate::fork::Owner;
 use crate::mem::Region;
 use std::sync::atomic::{Ordering, fence};
 
@@ -17,6 +18,8 @@ pub(super) struct Entry {
     ledger: Ledger,
     at: usize,
     me: u64,
+    /// The process that `me` names. Its forks leave the place as it is.
+    owner: Owner,
 }
 
 impl Ledger {
@@ -39,7 +42,7 @@ impl Ledger {
         let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped already"))?;
         // Before the look at the epoch.
         fence(Ordering::SeqCst);
-        Ok(Entry { ledger: self.clone(), at, me })
+        Ok(Entry { ledger: self.clone(), at, me, owner: Owner::this_process() })
     }
 
     /// The processes that have it mapped and are alive, after the registration has been ended. Strikes out the dead.
@@ -65,7 +68,9 @@ impl Ledger {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let _ = self.ledger.0.compare_swap(self.at * 8, self.me, 0);
+        if self.owner.is_here() {
+            let _ = self.ledger.0.compare_swap(self.at * 8, self.me, 0);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! it is released: called by whoever makes progress, they would block for ever. So they are put off.
 
 use super::{Event, GpuError};
+use crate::fork::Owner;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult, Weak};
 
@@ -32,6 +33,8 @@ pub(super) struct Waits {
     /// Streams that may wait at a time.
     most: usize,
     put_off: Arc<PutOff>,
+    /// The process whose driver it is.
+    owner: Owner,
     /// Streams that wait, or did when they were last asked, each with what fires when it is past its last wait. Held for writing
     /// while a wait is given to a stream, which may block, so whoever frees does not wait for it; and for reading by those who
     /// free, so that no wait is given meanwhile.
@@ -53,8 +56,9 @@ impl Waits {
     /// Two connections are left to copies and kernels, but one stream may wait wherever there are two.
     pub(super) fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
-        let waits = Arc::new(Self { most, put_off: put_off.clone(), waiting: RwLock::default() });
-        let mut contexts = lock(&put_off.contexts);
+        let (put_off, owner) = (put_off.clone(), Owner::this_process());
+        let waits = Arc::new(Self { most, put_off, owner, waiting: RwLock::default() });
+        let mut contexts = lock(&waits.put_off.contexts);
         contexts.retain(|other| other.strong_count() > 0);
         contexts.push(Arc::downgrade(&waits));
         drop(contexts);
@@ -88,8 +92,12 @@ impl Waits {
         Ok(past)
     }
 
-    /// Does what would block while a stream waits: now, or as soon as it is found that none does.
+    /// Does what would block while a stream waits: now, or as soon as it is found that none does. In a fork it is not done: the
+    /// driver is the parent's.
     pub(super) fn when_none(&self, task: impl FnOnce() + Send + 'static) {
+        if !self.owner.is_here() {
+            return;
+        }
         self.put_off.catch_up();
         let mut task = Some(task);
         self.put_off.while_none_waits(&mut || task.take().into_iter().for_each(|task| task()));

@@ -3,6 +3,7 @@
 //! One agent writes a word: the CPUs of the process that has it. Streams, and kernels that look, only read it.
 
 use super::{Event, Flavour, Gpu, GpuError, Stream, Until};
+use crate::fork::Owner;
 use crate::mem::Region;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,6 +37,8 @@ struct Places {
 struct Place {
     page: Region,
     offset: usize,
+    /// A fork neither reads nor writes it: pinned memory may not be there, and the streams are its parent's.
+    owner: Owner,
     /// What fires when a stream is past its wait. Not locked while a driver is called: giving a wait to a stream that is full
     /// blocks until the stream goes on, and whoever writes the word must not wait for that.
     waits: Mutex<Remembered>,
@@ -55,7 +58,8 @@ impl Remembered {
 
 impl Place {
     fn at((page, offset): (Region, usize)) -> Self {
-        Self { page, offset, waits: Mutex::new(Remembered { waits: Vec::new(), limit: REMEMBERED }) }
+        let owner = Owner::this_process();
+        Self { page, offset, owner, waits: Mutex::new(Remembered { waits: Vec::new(), limit: REMEMBERED }) }
     }
 
     fn get(&self) -> u64 {
@@ -101,7 +105,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.is_left() {
+        if self.owner.is_here() && !self.is_left() {
             // A stream that is held up by something else may come here at any time.
             tracing::debug!(addr = self.addr(), "a page stays for a stream that has still to come to a word");
             std::mem::forget(self.page.clone());
@@ -225,6 +229,11 @@ impl Word {
         if has_reached(self.get(), value) { Ok(()) } else { self.place().hold(stream, value) }
     }
 
+    /// Whether it is this process's word, and not that of a process of which this is a fork.
+    pub fn is_here(&self) -> bool {
+        self.place().owner.is_here()
+    }
+
     /// Where it is, for the CPU and for kernels of all devices.
     pub fn addr(&self) -> usize {
         self.place().addr()
@@ -272,6 +281,9 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
+        if !place.owner.is_here() {
+            return;
+        }
         if self.is_shut {
             place.add(1);
         }

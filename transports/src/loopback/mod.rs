@@ -12,6 +12,7 @@ use crate::contract::{
     Header, Identity, Imported, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit,
     SubmitError, Transport, Unavailable, WireKey,
 };
+use crate::fork::Owner;
 use crate::gpu::Gpu;
 use crate::mem::{Buffer, MemMut, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
 use crate::sync::{Sleepers, TryLock};
@@ -51,6 +52,12 @@ impl Transport for Loopback {
     }
 
     fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+        Ok(Arc::new(self.domain(identity)))
+    }
+}
+
+impl Loopback {
+    fn domain(&self, identity: Identity) -> LoopbackDomain {
         let caps = Caps {
             am_inline: SmallBytes::MAX,
             am_copied: self.max_message,
@@ -60,7 +67,7 @@ impl Transport for Loopback {
             remote_memory: false,
             orders_on_events: false,
         };
-        Ok(Arc::new(LoopbackDomain { caps, identity }))
+        LoopbackDomain { caps, identity }
     }
 }
 
@@ -96,6 +103,12 @@ impl Domain for LoopbackDomain {
     }
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
+        Ok(Arc::new(self.open_device(packets)?))
+    }
+}
+
+impl LoopbackDomain {
+    fn open_device(&self, packets: Arc<dyn PacketSource>) -> Result<LoopbackDevice, Unavailable> {
         if !packets.kind().is_host() {
             // What the runtime tells itself lies in them, too.
             let reason = format!("it receives into host packets, not into {} memory", packets.kind());
@@ -111,12 +124,13 @@ impl Domain for LoopbackDomain {
             ready: Mutex::default(),
             waiting: AtomicU32::new(0),
             sleepers,
+            owner: Owner::this_process(),
             closed: AtomicBool::new(false),
             sources: Mutex::default(),
             targets: Mutex::default(),
         });
         directory().insert(id, Arc::downgrade(&inbox));
-        Ok(Arc::new(LoopbackDevice { inbox, identity: self.identity.clone(), polling: TryLock::new(()) }))
+        Ok(LoopbackDevice { inbox, identity: self.identity.clone(), polling: TryLock::new(()) })
     }
 }
 
@@ -177,6 +191,8 @@ struct Inbox {
     /// Entries of `ready`; read without the lock by polls that find nothing.
     waiting: AtomicU32,
     sleepers: Sleepers,
+    /// A fork has the descriptor that wakes this process's threads.
+    owner: Owner,
     closed: AtomicBool,
     /// Whoever has a link to here, and what it calls this device's rank: to be told of the end.
     sources: Mutex<Vec<(PeerId, Weak<Self>)>>,
@@ -200,6 +216,12 @@ impl Inbox {
         self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
         drop(ready);
         self.sleepers.wake();
+    }
+
+    /// Ends, for their senders, the operations that are on their way to this device, which has closed.
+    fn abandon(&self) {
+        let queues = std::mem::take(&mut lock(&self.ready).queues);
+        queues.iter().for_each(|queue| queue.abandon());
     }
 }
 
@@ -287,6 +309,25 @@ struct LoopbackDevice {
 }
 
 impl LoopbackDevice {
+    fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<LoopbackLink, SubmitError> {
+        let (process, id) = parse(to).ok_or(SubmitError::Address(to.0.len()))?;
+        let target = directory().get(&id).and_then(Weak::upgrade).filter(|_| process == this_process());
+        let gone = || SubmitError::Down { peer, cause: DownCause::Closed };
+        let target = target.filter(|target| !target.closed.load(Ordering::Acquire)).ok_or_else(gone)?;
+        let queue = Queue {
+            from: self.identity.me,
+            messages: Mutex::new(VecDeque::with_capacity(TURN)),
+            listed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        };
+        let queue = Arc::new(queue);
+        lock(&target.sources).push((peer, Arc::downgrade(&self.inbox)));
+        lock(&self.inbox.targets).push((queue.clone(), Arc::downgrade(&target)));
+        let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue };
+        self.inbox.announce(|ready| ready.news.push_back(Event::Connected { peer }));
+        Ok(link)
+    }
+
     fn take_turn(&self, queue: &Arc<Queue>, batch: &mut Batch) -> bool {
         let mut messages = lock(&queue.messages);
         for _ in 0..TURN {
@@ -335,22 +376,7 @@ impl Device for LoopbackDevice {
     }
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
-        let (process, id) = parse(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let target = directory().get(&id).and_then(Weak::upgrade).filter(|_| process == this_process());
-        let gone = || SubmitError::Down { peer, cause: DownCause::Closed };
-        let target = target.filter(|target| !target.closed.load(Ordering::Acquire)).ok_or_else(gone)?;
-        let queue = Queue {
-            from: self.identity.me,
-            messages: Mutex::new(VecDeque::with_capacity(TURN)),
-            listed: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-        };
-        let queue = Arc::new(queue);
-        lock(&target.sources).push((peer, Arc::downgrade(&self.inbox)));
-        lock(&self.inbox.targets).push((queue.clone(), Arc::downgrade(&target)));
-        let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue };
-        self.inbox.announce(|ready| ready.news.push_back(Event::Connected { peer }));
-        Ok(Arc::new(link))
+        Ok(Arc::new(self.link_to(to, peer)?))
     }
 
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
@@ -376,6 +402,10 @@ impl Device for LoopbackDevice {
             // A message pushed between the two lines above was pushed by one who saw it still listed.
             if more || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst) {
                 lock(&self.inbox.ready).queues.push_back(queue);
+                // The device may have closed while this queue was not among those that it abandons.
+                if self.inbox.closed.load(Ordering::Acquire) {
+                    self.inbox.abandon();
+                }
             }
         }
         let ready = lock(&self.inbox.ready);
@@ -403,7 +433,7 @@ impl Device for LoopbackDevice {
     }
 
     fn close(&self) {
-        if self.inbox.closed.swap(true, Ordering::AcqRel) {
+        if !self.inbox.owner.is_here() || self.inbox.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         directory().remove(&self.inbox.id);
@@ -422,11 +452,7 @@ impl Device for LoopbackDevice {
                 source.announce(|ready| ready.news.push_back(Event::PeerDown { peer, cause }));
             }
         }
-        // Whatever was on its way here ends for its senders.
-        let queues = std::mem::take(&mut lock(&self.inbox.ready).queues);
-        for queue in queues {
-            queue.abandon();
-        }
+        self.inbox.abandon();
     }
 }
 
@@ -483,6 +509,10 @@ impl LoopbackLink {
         // The target may have closed since it was looked at, and cleared its queues before this message was in one.
         if self.target.closed.load(Ordering::Acquire) {
             self.queue.abandon();
+        }
+        // The same of this side. Only an operation that was posted has an end to be told.
+        if posted && self.home.closed.load(Ordering::Acquire) {
+            self.queue.take_back();
         }
         if posted { Submit::Posted } else { Submit::Done }
     }
@@ -550,6 +580,11 @@ impl Link for LoopbackLink {
 
 impl Drop for LoopbackLink {
     fn drop(&mut self) {
-        self.queue.end(&self.target);
+        if self.home.owner.is_here() {
+            self.queue.end(&self.target);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

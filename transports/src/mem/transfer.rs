@@ -2,6 +2,7 @@
 
 use super::copy::{copy, copy_on};
 use super::{Buffer, Copied, CopyError, MemKind, MemMut, MemRef, RegionSlice};
+use crate::fork::Owner;
 use crate::gpu::{Event, GpuError, Stream};
 
 /// A copy from one buffer to the start of another. It owns both, so neither can be freed or reused
@@ -16,8 +17,16 @@ pub struct Transfer {
 #[derive(Debug)]
 enum State {
     Done,
-    Pending(Event),
+    /// And the process whose engine is at it.
+    Pending(Event, Owner),
     Failed(Box<CopyError>),
+}
+
+impl State {
+    #[inline]
+    fn pending(event: Event) -> Self {
+        Self::Pending(event, Owner::this_process())
+    }
 }
 
 /// A transfer that did not begin; both buffers are given back.
@@ -55,7 +64,7 @@ impl Transfer {
         let (dst, src) = (Buffer::Region(dst), Buffer::Region(src));
         match copied {
             Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
-            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::Pending(event) }),
+            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::pending(event) }),
             Err(cause) => Err(Box::new(Refused { dst, src, cause })),
         }
     }
@@ -104,14 +113,14 @@ impl Transfer {
         };
         match started {
             Ok(Copied::Done) => Ok(Self { dst, src, state: State::Done }),
-            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::Pending(event) }),
+            Ok(Copied::Pending(event)) => Ok(Self { dst, src, state: State::pending(event) }),
             Err(cause) => Err(Box::new(Refused { dst, src, cause })),
         }
     }
 
     /// A copy that was begun, between parts of what these hold.
     pub(super) fn under_way(dst: Buffer, src: Buffer, event: Event) -> Self {
-        Self { dst, src, state: State::Pending(event) }
+        Self { dst, src, state: State::pending(event) }
     }
 
     /// Whether it is over: `None` while it is not. Never blocks.
@@ -123,7 +132,7 @@ impl Transfer {
     /// The same, without how it ended. Never blocks.
     #[inline(always)]
     pub fn is_over(&mut self) -> bool {
-        let State::Pending(event) = &self.state else { return true };
+        let State::Pending(event, _) = &self.state else { return true };
         match event.query() {
             Ok(false) => return false,
             Ok(true) => self.state = State::Done,
@@ -143,14 +152,14 @@ impl Transfer {
     pub fn failure(&self) -> Option<&CopyError> {
         match &self.state {
             State::Failed(error) => Some(error),
-            State::Done | State::Pending(_) => None,
+            State::Done | State::Pending(..) => None,
         }
     }
 
     /// Whether it cannot be over before another one is, as far as is known without asking.
     pub fn is_behind(&self, earlier: &Self) -> bool {
         match (&self.state, &earlier.state) {
-            (State::Pending(event), State::Pending(earlier)) => event.is_behind(earlier),
+            (State::Pending(event, _), State::Pending(earlier, _)) => event.is_behind(earlier),
             _ => false,
         }
     }
@@ -174,7 +183,9 @@ impl Transfer {
     }
 
     fn settle(&mut self) {
-        if let State::Pending(event) = &self.state
+        // A fork has no engine to wait for: the one that is at it is its parent's, and so is the memory.
+        if let State::Pending(event, owner) = &self.state
+            && owner.is_here()
             && let Err(error) = event.wait()
         {
             // The engine says that the work is over, badly; nothing writes any more.

@@ -10,6 +10,7 @@ use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
 use crate::fd_channel::{Channel, Received};
+use crate::fork::Owner;
 use crate::mem::{MemRef, copy::copy_now};
 use crate::sync::BiasedLock;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD, Producer, PushError};
@@ -327,6 +328,8 @@ impl Receiver {
 #[derive(Debug)]
 pub(super) struct ShmLink {
     pub(super) outgoing: Arc<Outgoing>,
+    /// A fork's copy of it ends nothing.
+    pub(super) owner: Owner,
 }
 
 impl Link for ShmLink {
@@ -384,7 +387,7 @@ impl Link for ShmLink {
 
 impl Drop for ShmLink {
     fn drop(&mut self) {
-        if !self.outgoing.is_down() {
+        if self.owner.is_here() && !self.outgoing.is_down() {
             self.outgoing.close(&DownCause::Closed, true);
         }
     }

@@ -15,6 +15,7 @@
 //! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in `/dev/shm`.
 
 use crate::contract::{Lender, Splits};
+use crate::fork::Owner;
 use crate::mem::memfd::{Mapping, check_memfd, sealed_memfd};
 use crate::mem::{MemMut, MemRef, Place};
 use crate::sync::attention::Attention;
@@ -86,6 +87,8 @@ impl Geometry {
 pub struct Segment {
     mapping: Mapping,
     geometry: Geometry,
+    /// The process that is its sender or its receiver. A fork of that process writes nothing here.
+    owner: Owner,
 }
 
 impl Segment {
@@ -97,7 +100,7 @@ impl Segment {
         geometry.check().map_err(|_| Errno::INVAL)?;
         let fd = sealed_memfd("carrack-segment", geometry.bytes())?;
         let mapping = Mapping::of(fd.as_fd(), geometry.bytes())?;
-        Ok((Arc::new(Self { mapping, geometry }), fd))
+        Ok((Arc::new(Self { mapping, geometry, owner: Owner::this_process() }), fd))
     }
 
     /// Maps one that a sender made.
@@ -109,7 +112,7 @@ impl Segment {
         check_memfd(fd.as_fd(), geometry.bytes())?;
         let mapping = Mapping::of(fd.as_fd(), geometry.bytes())
             .map_err(|error| format!("no room to map its memory: {error}"))?;
-        Ok(Arc::new(Self { mapping, geometry }))
+        Ok(Arc::new(Self { mapping, geometry, owner: Owner::this_process() }))
     }
 
     /// How large its parts are.
@@ -185,6 +188,9 @@ impl Segment {
 
 impl Lender for Segment {
     fn give_back(&self, chunk: u32) {
+        if !self.owner.is_here() {
+            return;
+        }
         if let Some(count) = self.returns(chunk) {
             // Release: our reads are over before the sender may write again. A chunk is lent once at a time, so
             // nobody else counts.
@@ -199,6 +205,9 @@ impl Splits for Segment {
     }
 
     fn get(&self, number: u32) -> Option<&Split> {
+        if !self.owner.is_here() {
+            return None;
+        }
         // SAFETY: below the number that there is room for, in the first page, 64-aligned; any value is an atomic's.
         (number < MAX_SPLITS).then(|| unsafe { self.mapping.at(SPLITS + number as usize * 64) })
     }

@@ -7,6 +7,10 @@
 //! running thread of all registered processes (`membarrier`, `GLOBAL_EXPEDITED`), and [`light`] only
 //! keeps the compiler in order. Where the kernel refuses, both sides use a real fence; [`Barrier`] says
 //! which it is.
+//!
+//! The kernel is asked once, at the start. A refusal after that (a seccomp filter that the program installs
+//! later) comes too late: others have left out their fences already, and no other call makes the cores of
+//! other processes run a barrier. So it ends the process, and says why.
 
 use super::primitives::{Ordering, fence};
 
@@ -26,18 +30,11 @@ impl Barrier {
         use std::sync::OnceLock;
         static ANSWER: OnceLock<Barrier> = OnceLock::new();
         *ANSWER.get_or_init(|| {
-            const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
-            const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
-            let ask = |command: libc::c_int| {
-                // SAFETY: membarrier takes three integers and touches no memory of ours.
-                unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }
-            };
-            let offered = ask(0);
-            let has = |command: libc::c_int| offered > 0 && offered & libc::c_long::from(command) != 0;
-            Self {
-                reachable: has(REGISTER_GLOBAL_EXPEDITED) && ask(REGISTER_GLOBAL_EXPEDITED) == 0,
-                heavy: has(GLOBAL_EXPEDITED) && ask(GLOBAL_EXPEDITED) == 0,
-            }
+            use kernel::{GLOBAL_EXPEDITED, REGISTER_GLOBAL_EXPEDITED, ask};
+            let offered = ask(0).unwrap_or(0);
+            let has = |command: libc::c_int| offered & libc::c_long::from(command) != 0;
+            let grants = |command: libc::c_int| has(command) && ask(command).is_ok();
+            Self { reachable: grants(REGISTER_GLOBAL_EXPEDITED), heavy: grants(GLOBAL_EXPEDITED) }
         })
     }
 
@@ -67,11 +64,56 @@ pub fn heavy(barrier: Barrier) {
     // be in order with those that use real fences.
     fence(Ordering::SeqCst);
     #[cfg(not(any(miri, loom)))]
-    if barrier.heavy {
-        const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
-        // SAFETY: as above.
-        unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL_EXPEDITED, 0, 0) };
+    if barrier.heavy
+        && let Err(error) = kernel::run_everywhere()
+    {
+        kernel::end(&error);
     }
     #[cfg(any(miri, loom))]
     let _ = barrier;
+}
+
+/// The system call.
+#[cfg(not(any(miri, loom)))]
+mod kernel {
+    use std::io::{self, Write};
+    use std::time::Duration;
+
+    pub(super) const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
+    pub(super) const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+
+    /// Attempts, a millisecond apart, while the kernel has no memory for its list of cores.
+    const ATTEMPTS: u32 = 1000;
+
+    pub(super) fn ask(command: libc::c_int) -> io::Result<libc::c_long> {
+        // SAFETY: membarrier takes three integers and touches no memory of ours.
+        let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+    }
+
+    /// Runs a barrier on every running thread of all registered processes.
+    pub(super) fn run_everywhere() -> io::Result<()> {
+        let mut attempts = 1;
+        loop {
+            match ask(GLOBAL_EXPEDITED) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && attempts < ATTEMPTS => {
+                    attempts += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                answer => return answer.map(drop),
+            }
+        }
+    }
+
+    /// Ends the process. Two threads could else be inside one lock, or a message stay unseen.
+    #[cold]
+    pub(super) fn end(error: &io::Error) -> ! {
+        let _ = writeln!(
+            io::stderr(),
+            "carrack: membarrier(2) failed ({error}), which the kernel granted when this process started. \
+             The locks of this process rely on it, so the process ends. Have the seccomp filter allow \
+             membarrier, or install the filter before the first runtime starts"
+        );
+        std::process::abort()
+    }
 }

@@ -281,6 +281,10 @@ impl RdmaDevice {
     }
 }
 
+fn is_completion(event: &Event) -> bool {
+    matches!(event, Event::Completion { .. })
+}
+
 /// Where calls are waited for.
 fn at(shared: &Shared) -> Option<SocketAddr> {
     let ip = match shared.port.fabric {
@@ -534,16 +538,19 @@ impl Device for RdmaDevice {
         for index in polling.entries.numbers() {
             polling.leave(index);
         }
-        // What comes meanwhile is for nobody.
-        let mut batch = Batch::new(AT_ONCE);
+        // Messages that arrive meanwhile are dropped. The polls that follow tell how operations ended.
+        let (mut batch, mut ended) = (Batch::new(AT_ONCE), VecDeque::new());
         let until = Instant::now() + LINGER;
         while !polling.entries.is_empty() && Instant::now() < until {
             self.look_after(&mut polling);
             polling.poll(&mut batch);
-            if batch.drain().next().is_none() {
+            if batch.is_empty() {
                 std::thread::sleep(Duration::from_micros(20));
             }
+            ended.extend(batch.drain().filter(is_completion));
         }
+        ended.append(&mut polling.pending);
+        polling.pending = ended;
         let left = polling.entries.len();
         if left > 0 {
             tracing::warn!(left, "closed, though peers have not taken in all that was sent to them");
@@ -562,8 +569,8 @@ impl Polling {
         for index in self.entries.numbers() {
             self.finish(index);
         }
-        // Of what was posted the owner is told all the same.
-        self.pending.retain(|event| matches!(event, Event::Completion { .. }));
+        // Each operation that was posted has its completion all the same.
+        self.pending.retain(is_completion);
         self.stash.clear();
         self.opened = None;
         self.partings.clear();

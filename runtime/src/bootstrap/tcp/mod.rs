@@ -304,9 +304,9 @@ impl Bootstrap for FromEnvironment {
 
 impl Drop for FromEnvironment {
     fn drop(&mut self) {
-        // A fork has no such thread, and its parent's goes on.
         if !self.owner.is_here() {
-            return;
+            // The thread is the parent's, and goes on: here is none to wait for, or to detach.
+            return std::mem::forget(self.thread.take());
         }
         self.shared.state().stop = true;
         self.shared.wake();

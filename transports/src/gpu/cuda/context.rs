@@ -4,6 +4,7 @@ use super::calls::Calls;
 use super::capture::Relaxed;
 use super::error::{CONTEXT_IS_DESTROYED, error, is_gone, released};
 use super::sys::{self, ContextHandle, Device, DevicePtr, pointer};
+use crate::fork::Owner;
 use crate::gpu::GpuError;
 
 /// A context that the library works in: the device's primary one, which it holds a count of, or one of the user's.
@@ -13,6 +14,7 @@ pub(super) struct Context {
     pub(super) raw: ContextHandle,
     pub(super) device: Device,
     hold: Hold,
+    owner: Owner,
     /// Whether synchronous calls on this context's memory wait until it is really written (gpu.md, streams rule 4).
     /// Where the driver is too old for that, memory is told one by one when it is exported.
     pub(super) sync_memops: bool,
@@ -61,7 +63,7 @@ impl Context {
         let (mut raw, _relaxed) = (ContextHandle::NULL, Relaxed::enter(calls));
         // SAFETY: the place for the answer is ours; the count taken is given back by `Drop`.
         unsafe { calls.device_primary_ctx_retain(&raw mut raw, device) }?;
-        Ok(Self { calls, raw, device, hold: Hold::Count, sync_memops: false }.with_sync_memops())
+        Ok(Self::holding(Hold::Count, calls, raw, device).with_sync_memops())
     }
 
     /// A context of the user's, who may destroy it: work in it then fails, and nothing else. It is there now.
@@ -70,7 +72,7 @@ impl Context {
         raw: ContextHandle,
         device: Device,
     ) -> Result<Self, GpuError> {
-        let mut context = Self { calls, raw, device, hold: Hold::Nothing, sync_memops: false };
+        let mut context = Self::holding(Hold::Nothing, calls, raw, device);
         let (mut anchor, mut id) = (0, 0_u64);
         let current = context.enter()?;
         // SAFETY: the places for the answers are ours, and as long as they have to be.
@@ -85,7 +87,18 @@ impl Context {
 
     /// A context of somebody's, to be made current for a question and left as it is.
     pub(super) fn unowned(calls: &'static Calls, raw: ContextHandle) -> Self {
-        Self { calls, raw, device: 0, hold: Hold::Nothing, sync_memops: false }
+        Self::holding(Hold::Nothing, calls, raw, 0)
+    }
+
+    fn holding(hold: Hold, calls: &'static Calls, raw: ContextHandle, device: Device) -> Self {
+        Self { calls, raw, device, hold, owner: Owner::this_process(), sync_memops: false }
+    }
+
+    /// Whether this process may call the driver about it. A fork may not: what CUDA does there is undefined, and what a destructor
+    /// would give back is its parent's.
+    #[inline]
+    pub(super) fn is_here(&self) -> bool {
+        self.owner.is_here()
     }
 
     fn with_sync_memops(mut self) -> Self {
@@ -141,6 +154,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
         match self.hold {
             Hold::Count => {
                 let _relaxed = Relaxed::enter(self.calls);

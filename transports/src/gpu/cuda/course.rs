@@ -113,7 +113,8 @@ impl Course {
 impl Drop for Course {
     fn drop(&mut self) {
         // A stream that has still to come to a wait will write the word.
-        if self.home.context.check().is_ok() && self.come() == self.given.load(Ordering::Relaxed) {
+        let context = &self.home.context;
+        if context.is_here() && context.check().is_ok() && self.come() == self.given.load(Ordering::Relaxed) {
             lock(&self.home.courses.free).push(self.addr);
         }
     }

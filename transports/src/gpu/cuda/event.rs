@@ -44,6 +44,9 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
+        if !self.home.context.is_here() {
+            return;
+        }
         if self.pooled {
             self.home.keep_event(self.raw);
         } else if let Ok(_current) = self.home.context.enter() {

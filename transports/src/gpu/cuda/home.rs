@@ -217,6 +217,9 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
+        if !self.context.is_here() {
+            return;
+        }
         // A context of the user's that is destroyed has taken all of it along.
         let Ok(_current) = self.context.enter() else { return };
         let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));

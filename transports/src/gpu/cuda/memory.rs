@@ -8,6 +8,7 @@ use super::home::Home;
 use super::lane::Way;
 use super::sys::{self, AccessDesc, Device, DevicePtr, PoolHandle, PoolProps, handle_type};
 use super::vmm;
+use crate::fork::Owner;
 use crate::gpu::{Flavour, Gpu, GpuError, HostRegistration};
 use crate::mem::{MemKind, Region};
 use std::ffi::c_void;
@@ -53,6 +54,9 @@ impl How {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if !self.home.context.is_here() {
+            return;
+        }
         let (home, ptr, span, how) = (Arc::clone(&self.home), self.ptr, self.span, self.how);
         home.kept.forget(ptr);
         if how.waits_for_streams() {
@@ -162,10 +166,14 @@ fn pinned(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
 pub(super) struct Pool {
     calls: &'static Calls,
     pub(super) raw: PoolHandle,
+    owner: Owner,
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        if !self.owner.is_here() {
+            return;
+        }
         let _relaxed = Relaxed::enter(self.calls);
         // SAFETY: made or imported here; memory that is still out keeps it.
         released("pool", unsafe { self.calls.mem_pool_destroy(self.raw) });
@@ -175,14 +183,14 @@ impl Drop for Pool {
 impl Pool {
     /// One that exists already.
     pub(super) fn of(calls: &'static Calls, raw: PoolHandle) -> Self {
-        Self { calls, raw }
+        Self { calls, raw, owner: Owner::this_process() }
     }
 
     fn create(gpu: &CudaGpu, calls: &'static Calls) -> Result<Self, GpuError> {
         let (props, mut raw) = (PoolProps::of(gpu.device, handle_type::POSIX_FD), PoolHandle::NULL);
         // SAFETY: the place for the answer is ours.
         unsafe { calls.mem_pool_create(&raw mut raw, &raw const props) }?;
-        let pool = Self { calls, raw };
+        let pool = Self::of(calls, raw);
         vmm::grant_to_peers(gpu, |peer| pool.grant(peer));
         Ok(pool)
     }

@@ -224,6 +224,7 @@ fn fall_back(
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.owned
+            && self.home.context.is_here()
             && let Ok(_current) = self.home.context.enter()
         {
             // SAFETY: made here; the driver lets the work that it was given end first.

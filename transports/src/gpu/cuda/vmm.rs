@@ -153,6 +153,9 @@ struct Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
+        if !self.home.context.is_here() {
+            return;
+        }
         let Ok(_current) = self.home.context.enter() else { return };
         // SAFETY: reserved here, in one piece, and nothing is mapped there any more.
         released("addresses", unsafe { self.home.calls().mem_address_free(self.base, self.span) });

@@ -6,6 +6,7 @@
 use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, OPERATING_SYSTEM, error};
 use super::ipc::start_time;
 use super::stream::FakeStream;
+use crate::fork::Owner;
 use crate::gpu::{Event, EventState, GpuError, SharedEvent, Stream};
 use crate::mem::Region;
 use rustix::fs::{Mode, OFlags};
@@ -102,6 +103,7 @@ struct Ordered {
     words: Region,
     number: u64,
     reached: bool,
+    owner: Owner,
 }
 
 impl Ordered {
@@ -119,7 +121,7 @@ impl Ordered {
 
 impl Drop for Ordered {
     fn drop(&mut self) {
-        if !self.reached {
+        if !self.reached && self.owner.is_here() {
             let _ = self.words.compare_swap(FAILED, 0, 1);
         }
     }
@@ -145,7 +147,8 @@ impl SharedEvent for FakeSharedEvent {
         let stream =
             stream.ok_or_else(|| error("record", INVALID_HANDLE, "the stream is another driver's"))?;
         let number = self.words.fetch_add(RECORDED, 1).unwrap_or(0) + 1;
-        let ordered = Ordered { words: self.words.clone(), number, reached: false };
+        let (words, owner) = (self.words.clone(), Owner::this_process());
+        let ordered = Ordered { words, number, reached: false, owner };
         stream.launch(move |_| {
             ordered.reach();
             Ok(())

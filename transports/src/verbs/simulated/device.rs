@@ -11,6 +11,7 @@ use super::queue_pair::QueuePair;
 use super::receives::{Piece, ReceiveQueue, parts, scatter};
 use super::wire::{Body, Packet, QueueNumber, Remote};
 use super::{Config, Limits, LinkLayer};
+use crate::fork::Owner;
 use crate::verbs::sys::bindings::{self as ibv, ibv_event_type};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -114,6 +115,8 @@ pub(super) struct Device {
     next_domain: AtomicU32,
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
     late_writes: Mutex<Vec<LateWrite>>,
+    /// A fork has the bell of the NIC's thread.
+    owner: Owner,
     removed: AtomicBool,
 }
 
@@ -151,6 +154,7 @@ impl Device {
             next_queue: AtomicU32::new(first),
             next_domain: AtomicU32::new(1),
             contexts: Mutex::default(),
+            owner: Owner::this_process(),
             late_writes: Mutex::default(),
             removed: AtomicBool::new(false),
         })
@@ -339,6 +343,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if !self.owner.is_here() {
+            return;
+        }
         for port in &self.ports {
             self.engine.unplug(port.address);
         }
