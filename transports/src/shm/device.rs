@@ -14,6 +14,7 @@ use crate::contract::{
     SubmitError, Unavailable,
 };
 use crate::fd_channel::Listener;
+use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
@@ -101,6 +102,8 @@ pub(super) struct ShmDevice {
     geometry: Geometry,
     address: Address,
     inbound: BiasedLock<Polling>,
+    /// A fork's copy closes nothing.
+    owner: Owner,
     /// Set by `arm`: the next poll looks at the epoll set at once.
     armed: AtomicBool,
     closed: AtomicBool,
@@ -153,6 +156,7 @@ impl ShmDevice {
                 geometry,
                 address: address.clone(),
                 inbound: BiasedLock::new(polling),
+                owner: Owner::this_process(),
                 armed: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             }))
@@ -363,6 +367,9 @@ impl Device for ShmDevice {
     }
 
     fn close(&self) {
+        if !self.owner.is_here() {
+            return;
+        }
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
