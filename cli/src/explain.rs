@@ -11,6 +11,7 @@ mod meeting;
 use crate::launch::LaunchError;
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, print};
+use carrack::bootstrap::launchers;
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
 use carrack::transports::gpu::CopierState;
@@ -90,6 +91,7 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
 fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let settings = Settings::from_env()?;
     if !is_rank() {
+        launchers::check(&settings).map_err(StartError::from)?;
         return Ok(ExitCode::from(run_ranks(2, Vec::new())?));
     }
     let runtime = Runtime::builder().settings(settings).start()?;

@@ -1,6 +1,6 @@
 //! The runtime: a rank of a job, and its resources.
 
-use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess};
+use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess, launchers};
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
@@ -135,7 +135,10 @@ impl RuntimeBuilder {
                 Some(launcher) => Box::new(launcher),
                 None => match FromEnvironment::from_env(&settings)? {
                     Some(tree) => Box::new(tree),
-                    None => Box::new(Alone::new()?),
+                    None => {
+                        launchers::check(&settings)?;
+                        Box::new(Alone::new()?)
+                    }
                 },
             },
         };
@@ -315,6 +318,10 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
 impl Runtime {
     /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the job that torchrun's variables name
     /// ([`FromEnvironment`]), or alone in a job of one.
+    ///
+    /// # Errors
+    /// See [`StartError`]. A process that another launcher started as one of several is refused, unless `CARRACK_BOOTSTRAP` is
+    /// `alone` ([`launchers`]).
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }

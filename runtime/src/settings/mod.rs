@@ -42,7 +42,8 @@ mod variables;
 mod tests;
 
 pub use choice::{
-    DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
+    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice,
+    TransportChoice,
 };
 pub use error::{SettingFault, SettingsError};
 pub use report::{Origin, SettingLine};

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::choice::{
-    DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
+    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice,
+    TransportChoice,
 };
 use super::declare::settings;
 use super::form::{Auto, Bytes, Count, Flag, List, Micros, Port, Text, Word};
@@ -142,6 +143,10 @@ settings! {
     /// Events that one call of progress takes from a device.
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
+
+    /// Whether a process that another launcher started as one of several (mpiexec, mpirun, srun) may be a job of one: auto refuses to start; ranks of `carrack run` and torchrun are none of these.
+    bootstrap: BootstrapChoice,
+        "CARRACK_BOOTSTRAP", Word, BootstrapChoice::Auto;
 
     /// Port on which rank 0 is found where RANK and WORLD_SIZE are set and no launcher of ours is there; 0: 1000 above MASTER_PORT.
     port: usize,
