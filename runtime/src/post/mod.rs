@@ -8,6 +8,8 @@
 //! Posted   under way: the completion object will be signalled, exactly once
 //! Retry    nothing happened; make progress and call again
 //! ```
+//!
+//! After `Done` or `Posted` the operation is spent: a further call is an error, and does nothing.
 
 mod am;
 mod atomic;

@@ -76,7 +76,7 @@ impl Post<'_, Recv<'_>> {
         }
         self.check_deadline()?;
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        let policy = self.kind.matching.policy.narrowed(rank, tag);
+        let policy = self.kind.matching.of_receive(rank, tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
         }
@@ -180,6 +180,7 @@ impl Post<'_, Recv<'_>> {
     }
 
     fn call_and_wait(&mut self) -> Result<Outcome, PostError> {
+        self.allow.check_waiting()?;
         if in_handler() {
             return Err(PostError::WouldBlock);
         }
@@ -195,6 +196,7 @@ impl Post<'_, Recv<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.take(),
+            is_spent: false,
             kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching, ticket: None },
         };
         let outcome = inner.post();

@@ -288,6 +288,7 @@ impl<K> Post<'_, K> {
         if !waits {
             return begin(self.comp);
         }
+        self.allow.check_waiting()?;
         if in_handler() && !ends_at_once() {
             return Err(PostError::WouldBlock);
         }
@@ -467,7 +468,7 @@ fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> 
     }
 }
 
-/// The buffer goes into the status; borrowed bytes stay, and the operation can be called again.
+/// The buffer goes into the status; borrowed bytes stay, for [`Post::again`].
 fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
     match given.take() {
         Some(SendBuffer::Owned(buffer)) => buffer,

@@ -134,7 +134,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
     match attempt(out, sending)? {
         Attempt::Done => {
             let size = sending.buffer.as_ref().map_or(0, SendBuffer::len);
-            // A borrowed buffer stays: the operation can be called again. An owned one goes into the status.
+            // Borrowed bytes stay, for `again`. An owned buffer goes into the status.
             let buffer = match &mut sending.buffer {
                 Some(SendBuffer::Borrowed(_)) | None => Buffer::Empty,
                 owned => match owned.take() {
@@ -151,7 +151,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
             Ok(Outcome::Posted)
         }
         Attempt::Posted => {
-            // An owned buffer was taken, and an empty one left: this operation is spent. Borrowed bytes are free.
+            // An owned buffer was taken, and an empty one left. Borrowed bytes are free.
             sending.buffer = sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
             out.runtime.0.deadlines.note(out.deadline);
             Ok(Outcome::Posted)
@@ -365,7 +365,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
     match out.device.park(out.route, parked, limit) {
         Ok(()) => {
             out.runtime.0.deadlines.note(out.deadline);
-            // A borrowed buffer is free again, and the operation can be called once more.
+            // Borrowed bytes are free, and stay for `again`.
             sending.buffer = borrowed.map(SendBuffer::Borrowed);
             Ok(Outcome::Posted)
         }
@@ -405,6 +405,7 @@ pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
 /// `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
 #[cold]
 fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+    out.allow.check_waiting()?;
     if in_handler() {
         return Err(PostError::WouldBlock);
     }
@@ -420,19 +421,9 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
             }
             Outcome::Posted => {
                 let status = wait_for(out.runtime, &waiting)?;
-                return finish(out, status);
+                return Ok(Outcome::Done(status));
             }
-            Outcome::Done(status) => return finish(out, status),
-            retry => return Ok(retry),
+            over => return Ok(over),
         }
     }
-}
-
-fn finish(out: &Outgoing<'_>, status: Status) -> Result<Outcome, PostError> {
-    if out.allow.done {
-        return Ok(Outcome::Done(status));
-    }
-    defer_if_full(out.device, signal(out.comp, status));
-    out.runtime.0.sleepers.wake();
-    Ok(Outcome::Posted)
 }
