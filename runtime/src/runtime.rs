@@ -439,7 +439,7 @@ impl Runtime {
         self.0.unexpected.bytes()
     }
 
-    /// Why a rank is known to be gone, if it is.
+    /// Why a rank is known to be gone, if it is. From then on nothing comes from it.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
         self.0.down().get(&rank).cloned()
     }

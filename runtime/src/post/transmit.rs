@@ -214,7 +214,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
             Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::of(busy))),
         },
-        Err(error) => Err(refused(out.rank, error)),
+        Err(error) => Err(refused(out, error)),
     }
 }
 
@@ -238,7 +238,7 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
             out.device.end_if_gone(out.rank);
             Ok(Attempt::Posted)
         }
-        Err(error) => Err(refused(out.rank, error)),
+        Err(error) => Err(refused(out, error)),
     }
 }
 
@@ -253,7 +253,7 @@ fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Res
             out.device.end_if_gone(out.rank);
             Ok(Attempt::Posted)
         }
-        Some(Err(error)) => Err(refused(out.rank, error)),
+        Some(Err(error)) => Err(refused(out, error)),
     }
 }
 
@@ -271,7 +271,7 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
             match other {
                 Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
                 Ok(_) => Ok(Attempt::Done),
-                Err(error) => Err(refused(out.rank, error)),
+                Err(error) => Err(refused(out, error)),
             }
         }
     }
@@ -306,13 +306,17 @@ fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
 }
 
 #[cold]
-fn refused(rank: Rank, error: SubmitError) -> PostError {
+fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
+    let rank = out.rank;
     match error {
         SubmitError::TooLong { len, max } => PostError::TooLong { len, max },
         SubmitError::Kind(kind) => {
             PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
         }
-        SubmitError::Down { cause, .. } => PostError::PeerDown { rank, cause },
+        SubmitError::Down { cause, .. } => {
+            out.route.tell_down(&cause);
+            PostError::PeerDown { rank, cause }
+        }
         SubmitError::Address(_) | SubmitError::Lacking(_) | SubmitError::Unregistered(_) => {
             PostError::Unreachable { rank, why: error.to_string() }
         }

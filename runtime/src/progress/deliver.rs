@@ -312,6 +312,11 @@ impl Pass<'_> {
         comp: Option<&Arc<dyn Completion>>,
         status: Status,
     ) -> Result<(), Deferred> {
+        if let Some(OpError::PeerDown { rank, cause }) = status.error.as_deref()
+            && let Some(route) = self.device.route(*rank)
+        {
+            route.tell_down(cause);
+        }
         match signal(comp, status) {
             Ok(()) => Ok(()),
             Err(SignalError::Full(comp, status)) => Err(Deferred::Status(comp, *status)),
