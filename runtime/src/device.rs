@@ -220,7 +220,7 @@ impl DeviceInner {
             direct: Waiting::new(),
             bulk: Bulk::new(settings.offers(), &chores),
             holds: Holds::new(&chores),
-            deaf: Deaf::default(),
+            deaf: Deaf::new(settings.unexpected(), runtime.size),
             landing: Waiting::for_progress(&chores, Chore::Landings),
             landing_turn: AtomicUsize::new(0),
             line: Waiting::for_progress(&chores, Chore::Line),

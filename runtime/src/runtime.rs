@@ -434,7 +434,8 @@ impl Runtime {
         self.0.comps.deregister(name)
     }
 
-    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED` bounds them.
+    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED`, and at most what the links to this
+    /// rank hold beyond that (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {
         self.0.unexpected.bytes()
     }

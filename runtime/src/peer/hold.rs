@@ -1,14 +1,16 @@
 //! A bound on messages that wait for their receives.
 //!
 //! Small messages are sent whole, whether or not somebody waits for them. What nobody waits for yet has to be kept by the
-//! receiver, which has a budget for it (`CARRACK_UNEXPECTED`). A sender whose message goes beyond is told to
-//! *hold*: from then on its messages to be matched travel as offers, and their bytes stay with it, until the receiver
-//! has got rid of half of what it keeps. Offers take the place of their messages, so nothing changes but where the bytes
+//! receiver, which has a budget for it (`CARRACK_UNEXPECTED`). A sender whose message goes beyond half of the budget is told
+//! to *hold*: from then on its messages to be matched travel as offers, and their bytes stay with it, until the receiver
+//! keeps no more than a quarter. Offers take the place of their messages, so nothing changes but where the bytes
 //! wait; and a message is neither refused nor held up because others wait, so a program that is right cannot
 //! deadlock on it.
 //!
-//! What comes before a sender hears of it is bounded by the ring, and by [`DEAF`]: after that much, a sender has to
-//! make progress before it sends more.
+//! The other half is for what senders send before they hear of it: each of them has a share of that half ([`Deaf`]), after which
+//! it has to make progress before it sends more. So a rank keeps its budget, and no more beyond it than what the links to it
+//! hold: a ring of shared memory, or the requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too
+//! small for all ranks of the job is exceeded by that, too.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
@@ -21,8 +23,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a message takes in the matching table, beside its payload.
 const ENTRY: usize = 128;
-/// Bytes that a device sends to be matched without having listened.
-const DEAF: u32 = 1 << 20;
+/// Bytes that a device may send to be matched without having listened, at least and at most.
+const LEAST: usize = 16 << 10;
+const MOST: usize = 1 << 20;
 
 /// What a rank keeps of messages that have no receive yet.
 pub(crate) struct Unexpected {
@@ -38,14 +41,14 @@ impl Unexpected {
         Self { bytes: AtomicUsize::new(0), budget, packets: AtomicUsize::new(0), packet_size }
     }
 
-    /// One more. Whether that is beyond the budget.
+    /// One more. Returns `true` if its sender is to hold.
     #[inline]
     pub(crate) fn add(&self, payload: &Payload) -> bool {
         let cost = self.cost(payload);
         if matches!(payload, Payload::Packet(_)) {
             self.packets.fetch_add(1, Ordering::Relaxed);
         }
-        self.bytes.fetch_add(cost, Ordering::Relaxed) + cost > self.budget
+        self.bytes.fetch_add(cost, Ordering::Relaxed) + cost > self.budget / 2
     }
 
     /// One less.
@@ -77,7 +80,7 @@ impl Unexpected {
     }
 
     fn is_low(&self) -> bool {
-        self.bytes() <= self.budget / 2
+        self.bytes() <= self.budget / 4
     }
 }
 
@@ -104,27 +107,36 @@ impl Holds {
     }
 }
 
-/// How much a device has sent since it last listened.
-#[derive(Default)]
-pub(crate) struct Deaf(AtomicU32);
+/// How much a device has sent to be matched since it last listened.
+pub(crate) struct Deaf {
+    bytes: AtomicU32,
+    /// Its share of half of the budget, which the ranks of a job have in common.
+    limit: u32,
+}
 
 impl Deaf {
+    pub(crate) fn new(budget: usize, ranks: u32) -> Self {
+        let share = budget / 2 / ranks.saturating_sub(1).max(1) as usize;
+        let limit = share.clamp(LEAST, MOST) as u32;
+        Self { bytes: AtomicU32::new(0), limit }
+    }
+
     #[inline(always)]
     pub(crate) fn sent(&self, size: usize) {
         // Not exact when several threads send: nothing depends on it.
         let size = size as u32 + ENTRY as u32;
-        self.0.store(self.0.load(Ordering::Relaxed).saturating_add(size), Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed).saturating_add(size), Ordering::Relaxed);
     }
 
     #[inline(always)]
     pub(crate) fn has_to_listen(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > DEAF
+        self.bytes.load(Ordering::Relaxed) > self.limit
     }
 
     #[inline(always)]
     pub(crate) fn listens(&self) {
-        if self.0.load(Ordering::Relaxed) != 0 {
-            self.0.store(0, Ordering::Relaxed);
+        if self.bytes.load(Ordering::Relaxed) != 0 {
+            self.bytes.store(0, Ordering::Relaxed);
         }
     }
 }

@@ -100,7 +100,7 @@ settings! {
     backlog: usize,
         "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
 
-    /// Bytes of messages without a receive that a rank keeps; their senders are then told to keep further ones.
+    /// Bytes of messages without a receive that a rank keeps, and what the links to it hold beyond that; from half of them on senders are told to keep further ones. Ranks of a job should have the same.
     unexpected: usize,
         "CARRACK_UNEXPECTED", Bytes::between(4 << 10, 1 << 40), 8 << 20;
 
