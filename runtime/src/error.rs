@@ -408,7 +408,7 @@ pub enum ProgressError {
     /// A completion object has no room. What is for it waits, and nothing is lost; other messages of the
     /// device wait behind it.
     #[error(
-        "a completion object is full ({0}): take statuses out of it, or give it more room (CARRACK_QUEUE_LENGTH); {1} deliveries wait"
+        "a completion object is full ({0}): take statuses out of it, or make it with more room; {1} deliveries wait"
     )]
     CompletionFull(String, usize),
     /// There is no packet to put a message into. It waits, and nothing is lost.

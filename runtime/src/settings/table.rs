@@ -92,10 +92,6 @@ settings! {
     kernel_copy: KernelCopyChoice,
         "CARRACK_KERNEL_COPY", Word, KernelCopyChoice::Auto;
 
-    /// Entries of a completion queue that is made without a length of its own.
-    queue_length: usize,
-        "CARRACK_QUEUE_LENGTH", Count::of("entries", 2, 1 << 20).power_of_two(), 4096;
-
     /// Operations that the backlog of a peer holds before a post fails.
     backlog: usize,
         "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
@@ -155,10 +151,6 @@ settings! {
     /// Seconds for which the ranks of such a job wait for each other to come.
     bootstrap_timeout: usize,
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
-
-    /// What the carrack command logs, as a filter of the tracing crate.
-    log: String, seen as &str,
-        "CARRACK_LOG", Text::such_as("carrack=debug"), String::from("warn");
 }
 
 /// A `CARRACK_*` variable that is not a setting: somebody else reads it, and [`Settings`] lets it pass.
@@ -170,7 +162,8 @@ pub struct Reserved {
     pub doc: &'static str,
 }
 
-/// The variables by which the launcher tells a rank who it is, and the job's secret, which is not to be shown. They are read by the bootstrap.
+/// The variables by which the launcher tells a rank who it is, and the job's secret, which is not to be shown: the bootstrap reads
+/// them. And those of the simulated NIC and of the carrack command.
 pub const RESERVED: &[Reserved] = &[
     Reserved { variable: "CARRACK_RANK", doc: "Rank of this process; set by the launcher." },
     Reserved { variable: "CARRACK_SIZE", doc: "Number of ranks of the job; set by the launcher." },
@@ -185,5 +178,9 @@ pub const RESERVED: &[Reserved] = &[
     Reserved {
         variable: carrack_transports::verbs::simulated::FABRIC_VARIABLE,
         doc: "Network that simulated NICs are plugged into; read by these.",
+    },
+    Reserved {
+        variable: "CARRACK_LOG",
+        doc: "What the carrack command logs on stderr, as a filter of the tracing crate; RUST_LOG where it is not set, else warn.",
     },
 ];
