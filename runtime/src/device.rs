@@ -311,6 +311,7 @@ impl DeviceInner {
             tag: Tag::default(),
             user_context: UserContext::default(),
             comp: late(),
+            required: None,
             deadline: Deadline::NEVER,
             size: payload.as_slice().len(),
             stage: Stage::Ready(Buffer::Small(payload)),

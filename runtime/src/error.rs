@@ -54,7 +54,9 @@ pub enum PostError {
         max: usize,
     },
     /// Tag or rank cannot be a wildcard here.
-    #[error("{0} cannot be sent with: a wildcard is for receives, and its value is reserved")]
+    #[error(
+        "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from any, and its value is reserved"
+    )]
     Wildcard(&'static str),
     /// A receive or a probe names a policy, and a wildcard for what that policy looks at.
     #[error(
@@ -317,8 +319,8 @@ pub enum OpError {
     /// The event that the operation waited for failed.
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
-    /// It was to begin when an event had fired, and was refused then.
-    #[error("it could not begin when its event had fired: {0}")]
+    /// It was to begin later, and was refused then.
+    #[error("it could not begin when its turn had come: {0}")]
     Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
     #[error("the peer could not take the message in; its own log says why")]

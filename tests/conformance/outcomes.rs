@@ -232,6 +232,19 @@ fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
             assert!(text.contains("CARRACK_TRANSPORT"), "{text}");
         }
     }
+    // What has no link of its own takes the rank's.
+    for path in [J::PATH, other] {
+        let is_kept = |refused: Option<PostError>| match refused {
+            None => path == J::PATH,
+            Some(error) => path == other && matches!(error, PostError::Path { .. }),
+        };
+        let comp = Synchronizer::new(1);
+        let recv = ranks[0].post_recv(Rank(1), vec![0; 1], Tag(2)).comp(&comp).require(path).call();
+        assert!(is_kept(recv.err()), "a receive, {path:?}");
+        assert!(is_kept(ranks[0].post_flush(Rank(1)).require(path).call().err()), "a flush, {path:?}");
+    }
+    let any = ranks[0].post_recv(Rank::ANY, vec![0; 1], Tag(2)).require(J::PATH).call();
+    assert!(matches!(any, Err(PostError::Wildcard("Rank::ANY"))), "{any:?}");
     let explained = ranks[0].explain(LIMIT);
     assert_eq!(explained.len(), 2);
     for peer in explained {

@@ -344,7 +344,8 @@ impl<'a, K> Post<'a, K> {
         self.allow.more = more;
     }
 
-    /// Demands a path to the peer. If another one was chosen, the call is an error that says why.
+    /// Demands a path to the peer. If another one was chosen, the call is an error that says why; so is the status of a message
+    /// that waited for its link. A receive that demands one has to name its rank.
     pub fn require(mut self, path: Path) -> Self {
         self.required = Some(path);
         self

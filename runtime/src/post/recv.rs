@@ -63,6 +63,9 @@ impl Post<'_, Recv<'_>> {
     }
 
     fn post(&mut self) -> Result<Outcome, PostError> {
+        if self.required.is_some() {
+            self.check_required()?;
+        }
         let Some(order) = self.order.take() else { return self.post_now() };
         let outcome = self.post_in_order(&order);
         self.order = Some(order);

@@ -151,6 +151,18 @@ impl<K> Post<'_, K> {
         Ok(route)
     }
 
+    /// The path that is demanded of an operation that has no link of its own: the one to the rank.
+    #[cold]
+    pub(super) fn check_required(&self) -> Result<(), PostError> {
+        self.check_rank()?;
+        // A peer that is gone may have sent what is received.
+        match self.check_reach() {
+            Ok(route) => self.check_transport(route),
+            Err(PostError::PeerDown { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as that is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
         match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {

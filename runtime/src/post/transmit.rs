@@ -286,7 +286,7 @@ fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, P
 }
 
 #[cold]
-fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
+pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
     use crate::protocol::select::Verdict;
     let why = linked.verdicts.iter().find(|path| path.transport == required.name()).map(|path| {
         match &path.verdict {
@@ -362,6 +362,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         tag: out.tag,
         user_context: out.user_context,
         comp,
+        required: out.required,
         deadline: out.deadline,
         size,
         stage,
