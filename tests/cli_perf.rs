@@ -412,6 +412,47 @@ fn explain_says_of_each_peer_which_path_was_taken_and_why_no_other() {
         "{said}"
     );
     assert!(said.contains("from host memory:") && !said.contains("rank 1 to"), "{said}");
+    let hint = "This is the view of rank 0 of 2; --all prints that of every rank.";
+    assert_eq!(said.lines().last(), Some(hint), "{said}");
+    assert!(!stdout(&run(&["explain", "--all"])).contains("the view of rank 0"));
+    assert_eq!(lines(&stdout(&run(&["explain", "--json"]))).len(), 2, "JSON and nothing else");
+}
+
+#[test]
+fn rust_log_says_what_is_logged_where_carrack_log_is_not_set() {
+    let logs = |vars: &[(&str, &str)]| {
+        let mut explain = command(&["explain"]);
+        let output = explain.env_remove("RUST_LOG").envs(vars.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let path = "path chosen";
+    assert!(!logs(&[]).contains(path));
+    assert!(logs(&[("RUST_LOG", "info")]).contains(path));
+    assert!(logs(&[("CARRACK_LOG", "info")]).contains(path));
+    assert!(!logs(&[("RUST_LOG", "info"), ("CARRACK_LOG", "warn")]).contains(path));
+    assert!(logs(&[("RUST_LOG", "carrack=loud")]).contains("RUST_LOG=carrack=loud is no filter"));
+}
+
+#[test]
+fn memory_that_a_nic_reaches_is_not_said_to_be_reached_through_its_owner() {
+    let args = [
+        "perf",
+        "latency",
+        "--op",
+        "put",
+        "--transport",
+        "verbs-simulated",
+        "--size",
+        "8",
+        "--seconds",
+        "0.05",
+    ];
+    let output = command(&args).env("CARRACK_LOG", "info").output().unwrap();
+    stdout(&output);
+    let said = stderr(&output);
+    assert!(said.contains("not mapped here") && said.contains("by=\"the NIC\""), "{said}");
+    assert!(!said.contains("its owner\"") && !said.contains("through its owner"), "{said}");
 }
 
 #[test]

@@ -260,7 +260,8 @@ fn one_rank_of_a_node_works_and_the_others_say_so_and_end_well() {
     assert_eq!(folder.json()["launcher"], "carrack run, rank 0");
 
     // Of several nodes each writes its own.
-    let slurm = [("SLURM_PROCID", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")];
+    let slurm =
+        [("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")];
     let output = folder.selftest("planted", &[]).envs(slurm).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let names =

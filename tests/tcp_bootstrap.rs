@@ -6,6 +6,7 @@
 #[path = "support/built.rs"]
 mod built;
 
+use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
 use carrack::{Rank, Runtime, Synchronizer, Tag};
@@ -334,6 +335,89 @@ fn late(what: &str) {
     let burnt = Duration::try_from(now).unwrap() - Duration::try_from(used).unwrap();
     println!("burnt {burnt:?} of {waited:?}");
     assert!(is_late || burnt < waited / 10, "{what}: {burnt:?} of {waited:?}");
+/// This very test as a process of a launcher that sets these variables, and no others.
+fn started_by(variables: &[(&str, &str)]) -> Command {
+    let mut command = role("meet", 0, 1, 0);
+    let of_launchers = LAUNCHERS.iter().flat_map(|launcher| [launcher.mark, launcher.rank, launcher.size]);
+    for name in of_launchers.filter(|name| !name.is_empty()).chain(["RANK", "WORLD_SIZE", "CARRACK_PORT"]) {
+        command.env_remove(name);
+    }
+    command.env_remove("CARRACK_JOB_SECRET").envs(variables.iter().copied());
+    command
+}
+
+/// What the launchers were seen to set for one of two processes.
+const OF_LAUNCHERS: [(&str, &[(&str, &str)]); 5] = [
+    ("Hydra", &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "7"), ("MPI_LOCALRANKID", "1")]),
+    ("Open MPI", &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")]),
+    ("Slurm", &[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_NTASKS", "2")]),
+    ("PMIx", &[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "prterun-host-1@1")]),
+    ("PMI", &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]),
+];
+
+#[test]
+fn a_process_of_a_launcher_whose_job_cannot_be_joined_says_so_and_does_not_run_alone() {
+    for (launcher, variables) in OF_LAUNCHERS {
+        let output = Started::spawn(started_by(variables)).end();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{launcher}: it ran alone");
+        for part in [launcher, variables[0].0, "CARRACK_BOOTSTRAP=alone"] {
+            assert!(complaint.contains(part), "{launcher}: no {part} in {complaint}");
+        }
+    }
+}
+
+#[test]
+fn a_process_of_such_a_launcher_runs_alone_if_it_is_told_to_or_is_the_only_one() {
+    for (_, variables) in OF_LAUNCHERS {
+        let mut command = started_by(variables);
+        command.env("CARRACK_BOOTSTRAP", "alone");
+        assert!(succeeded(&Started::spawn(command).end()).contains("met 1"));
+    }
+    let batch_script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
+    let only_one = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    for variables in [&batch_script[..], &only_one] {
+        assert!(succeeded(&Started::spawn(started_by(variables)).end()).contains("met 1"));
+    }
+}
+
+#[test]
+fn torchruns_variables_and_carrack_runs_win_over_those_of_another_launcher() {
+    for (_, variables) in OF_LAUNCHERS {
+        let port = free_port();
+        let ranks = [1, 0].map(|number| {
+            let mut command = role("meet", number, 2, port);
+            command.envs(variables.iter().copied());
+            Started::spawn(command)
+        });
+        for rank in ranks {
+            assert!(succeeded(&rank.end()).contains("met 2"));
+        }
+        let mut run = Command::new(built::carrack());
+        run.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
+        run.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, "meet");
+        run.envs(variables.iter().copied()).env("CARRACK_BOOTSTRAP", "alone");
+        assert!(succeeded(&run.output().unwrap()).contains("met 2"));
+    }
+}
+
+#[test]
+fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_else_names_it() {
+    let (launcher, variables) = OF_LAUNCHERS[2];
+    let carrack = |args: &[&str]| {
+        let mut command = Command::new(built::carrack());
+        command.args(args).envs(variables.iter().copied()).env_remove("RANK").env_remove("WORLD_SIZE");
+        command.output().unwrap()
+    };
+    for args in [&["--help"][..], &["info"], &["run", "-n", "1", "--", "true"]] {
+        succeeded(&carrack(args));
+    }
+    for args in [&["explain"][..], &["perf", "latency", "--size", "8"], &["perf", "--transport", "loopback"]]
+    {
+        let output = carrack(args);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && complaint.contains(launcher), "{args:?}: {complaint}");
+    }
 }
 
 /// Nothing, unless it was started to be a rank.
@@ -352,7 +436,7 @@ fn a_rank_in_its_role() {
             job.finish().unwrap();
         }
         None => {
-            let runtime = Runtime::start().unwrap();
+            let runtime = Runtime::start().unwrap_or_else(|error| panic!("{error}"));
             let ranks = runtime.allgather(&runtime.rank().0.to_le_bytes()).unwrap();
             let numbers = ranks.iter().map(|bytes| u32::from_le_bytes(bytes.as_slice().try_into().unwrap()));
             assert!(numbers.eq(0..runtime.size()));

@@ -11,6 +11,7 @@ mod meeting;
 use crate::launch::LaunchError;
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, print};
+use carrack::bootstrap::launchers;
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
 use carrack::transports::gpu::CopierState;
@@ -90,6 +91,7 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
 fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let settings = Settings::from_env()?;
     if !is_rank() {
+        launchers::check(&settings).map_err(StartError::from)?;
         return Ok(ExitCode::from(run_ranks(2, Vec::new())?));
     }
     let runtime = Runtime::builder().settings(settings).start()?;
@@ -98,9 +100,14 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let tried = copier::try_out(&runtime, &meeting);
     let mut printed = ExitCode::SUCCESS;
     let views = options.all || runtime.rank() == Rank(0);
-    let text = if views { view(&runtime, options, tried.as_ref()) } else { String::new() };
+    let mut text = if views { view(&runtime, options, tried.as_ref()) } else { String::new() };
     // Said before anything can fail for somebody else's sake.
     if !options.all {
+        if runtime.rank() == Rank(0) && runtime.size() > 1 && !options.json {
+            let size = runtime.size();
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "This is the view of rank 0 of {size}; --all prints that of every rank.");
+        }
         printed = print(&text);
     }
     meeting.end(&runtime)?;

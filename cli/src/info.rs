@@ -4,7 +4,7 @@ use crate::own_ranks::{allowed_cpus, cpu_list};
 use crate::{USAGE, complain, print};
 use carrack::Runtime;
 use carrack::bootstrap::Alone;
-use carrack::settings::{Settings, TransportChoice};
+use carrack::settings::{RESERVED, Reserved, Settings, TransportChoice};
 use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuError, GpuInfo, PeerInfo};
 use clap::Args;
@@ -202,6 +202,10 @@ impl Info {
         for Setting { variable, value, origin, doc, .. } in settings {
             let origin = if origin == variable { "environment" } else { origin };
             writeln!(text, "  {variable:<variables$}  {value:<values$}  {origin:<11}  {doc}")?;
+        }
+        writeln!(text, "\nOther variables")?;
+        for Reserved { variable, doc } in RESERVED {
+            writeln!(text, "  {variable:<variables$}  {doc}")?;
         }
         Ok(())
     }

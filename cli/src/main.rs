@@ -39,7 +39,7 @@ const USAGE: u8 = 2;
   130  `selftest`: it was interrupted
   else `run`: that of the first rank that failed; 128 and a signal's number when a signal ended it
 
-CARRACK_LOG sets what is logged on stderr (`warn`, `carrack=debug`); `carrack info` lists all variables.")]
+CARRACK_LOG, or RUST_LOG where it is not set, says what is logged on stderr (`warn`, `carrack=debug`); `carrack info` lists all variables.")]
 struct Cli {
     #[command(subcommand)]
     command: Verb,
@@ -80,13 +80,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs as CARRACK_LOG says. The variable is read by itself, and not with the settings: `run` starts programs
-/// whose variables are none of its business.
+/// Logs as CARRACK_LOG says, or RUST_LOG where it is not set. They are read by themselves, and not with the settings: `run`
+/// starts programs whose variables are none of its business.
 fn log_to_stderr() {
-    let wanted = std::env::var("CARRACK_LOG").unwrap_or_else(|_| "warn".into());
+    let set =
+        ["CARRACK_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let (name, wanted) = set.unwrap_or_else(|| ("CARRACK_LOG", "warn".into()));
     let filter = EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
         complain(format_args!(
-            "CARRACK_LOG={wanted} is no filter ({error}); write a level such as `warn`, or `carrack=debug`"
+            "{name}={wanted} is no filter ({error}); write a level such as `warn`, or `carrack=debug`"
         ));
         EnvFilter::new("warn")
     });

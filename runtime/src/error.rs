@@ -1,7 +1,8 @@
 //! What can go wrong, one enum for each reaction.
 
 use crate::bootstrap::BootstrapError;
-use crate::names::{Rank, RemoteComp};
+use crate::matching::Matching;
+use crate::names::{Rank, RemoteComp, Tag};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;
@@ -53,8 +54,23 @@ pub enum PostError {
         max: usize,
     },
     /// Tag or rank cannot be a wildcard here.
-    #[error("{0} cannot be sent with: a wildcard is for receives, and its value is reserved")]
+    #[error(
+        "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from any, and its value is reserved"
+    )]
     Wildcard(&'static str),
+    /// A receive or a probe names a policy, and a wildcard for what that policy looks at.
+    #[error(
+        "{policy:?} was named, and looks at what {} stands for any of: name the policy that the sender names, or name none, and the wildcard chooses it",
+        if policy.looks_at_rank() && *rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" }
+    )]
+    Policy {
+        /// The policy that was named.
+        policy: Matching,
+        /// The rank.
+        rank: Rank,
+        /// The tag.
+        tag: Tag,
+    },
     /// The buffer cannot be received into.
     #[error(
         "a receive needs a buffer that can be written: a Vec, a BytesMut, a packet or part of a region, not {0}"
@@ -108,12 +124,21 @@ pub enum PostError {
         /// Operations that wait.
         limit: usize,
     },
-    /// The operation was posted already, and its buffer is with the runtime.
-    #[error("this operation was posted already: build another, or wait for this one's completion")]
+    /// The operation came to `Done` or `Posted` already.
+    #[error(
+        "this operation is spent, as it came to Done or Posted already: build another one; one that sends borrowed bytes can be called again() to send them once more"
+    )]
     Spent,
-    /// Outcomes were forbidden such that none is left.
-    #[error("allow_posted(false) cannot be kept inside a completion handler, which may not call progress")]
+    /// A call that waits for its end was made inside a completion handler.
+    #[error(
+        "the call waits for its end, as it has no completion object or has allow_posted(false), and a completion handler may not wait: name a completion object and allow Posted"
+    )]
     WouldBlock,
+    /// Outcomes were forbidden such that none is left.
+    #[error(
+        "allow_done(false) leaves a call no outcome that waits for its end, as it has no completion object or has allow_posted(false): allow Done, or name a completion object and allow Posted"
+    )]
+    NoOutcome,
     /// A list of buffers holds something that cannot be gathered.
     #[error("a list of buffers cannot hold {0}: send it as a message of its own")]
     Pieces(&'static str),
@@ -294,8 +319,8 @@ pub enum OpError {
     /// The event that the operation waited for failed.
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
-    /// It was to begin when an event had fired, and was refused then.
-    #[error("it could not begin when its event had fired: {0}")]
+    /// It was to begin later, and was refused then.
+    #[error("it could not begin when its turn had come: {0}")]
     Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
     #[error("the peer could not take the message in; its own log says why")]

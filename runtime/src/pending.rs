@@ -138,8 +138,7 @@ impl Inner {
             device.0.list_pending(&mut |operation| operations.push(operation));
             deferred += device.0.undelivered.lock().len();
         }
-        let mut down: Vec<_> = self.down().keys().copied().collect();
-        down.sort_unstable();
+        let down = (0..self.size).map(Rank).filter(|&rank| self.told_down(rank).is_some()).collect();
         Pending {
             rank: self.rank,
             size: self.size,

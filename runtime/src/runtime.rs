@@ -1,6 +1,6 @@
 //! The runtime: a rank of a job, and its resources.
 
-use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess};
+use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess, launchers};
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
@@ -142,7 +142,10 @@ impl RuntimeBuilder {
                 Some(launcher) => Box::new(launcher),
                 None => match FromEnvironment::from_env(&settings)? {
                     Some(tree) => Box::new(tree),
-                    None => Box::new(Alone::new()?),
+                    None => {
+                        launchers::check(&settings)?;
+                        Box::new(Alone::new()?)
+                    }
                 },
             },
         };
@@ -325,6 +328,10 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
 impl Runtime {
     /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the job that torchrun's variables name
     /// ([`FromEnvironment`]), or alone in a job of one.
+    ///
+    /// # Errors
+    /// See [`StartError`]. A process that another launcher started as one of several is refused, unless `CARRACK_BOOTSTRAP` is
+    /// `alone` ([`launchers`]).
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }
@@ -439,12 +446,13 @@ impl Runtime {
         self.0.comps.deregister(name)
     }
 
-    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED` bounds them.
+    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED`, and at most what the links to this
+    /// rank hold beyond that (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {
         self.0.unexpected.bytes()
     }
 
-    /// Why a rank is known to be gone, if it is.
+    /// Why a rank is known to be gone, if it is. From then on nothing comes from it.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
         self.0.down().get(&rank).cloned()
     }

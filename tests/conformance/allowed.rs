@@ -1,8 +1,8 @@
 //! What callers allow × operation × completion object × how much room there is: each combination.
 //!
 //! With all outcomes allowed an operation comes to one of them by nature. What is not allowed gives way: `Done` to `Posted`,
-//! `Posted` to a wait for `Done`, `Retry` to `Posted`, or to a wait if that is not allowed either. If neither end is allowed the
-//! completion object is told, as was asked for. An operation on memory that may not be tried again is an error when too many
+//! `Posted` to a wait for `Done`, `Retry` to `Posted`, or to a wait if that is not allowed either. A call that waits and may not be
+//! `Done` is an error, and does nothing. An operation on memory that may not be tried again is an error when too many
 //! wait for their peers, unless the call may wait.
 
 use crate::memory::{Ground, Way, ways};
@@ -130,10 +130,6 @@ impl Case {
         matches!(self.operation, Am { .. } | Send { .. })
     }
 
-    fn has_buffer(&self) -> bool {
-        !matches!(self.operation, FetchAdd | CompareSwap | Flush { .. })
-    }
-
     /// Whether the call returns only when the operation is over. What sends bytes ends unseen if there is no completion object.
     fn waits(&self) -> bool {
         !self.posted || self.comp.is_none() && !self.is_message() && !matches!(self.operation, Put { .. })
@@ -155,7 +151,7 @@ impl Case {
                 assert!(matches!(outcome, Err(PostError::OffersFull { limit: OFFERS, .. })), "{outcome:?}");
                 return;
             }
-            _ if self.waits() && self.done => Nature::Done,
+            _ if self.waits() => Nature::Done,
             Nature::Done if self.done => Nature::Done,
             _ => Nature::Posted,
         };
@@ -200,7 +196,8 @@ fn each_case<J: Job>(room: Room) {
                     let has_nic = J::IS_RDMA;
                     let case = Case { operation, way, room, comp, done, posted, retry, has_nic };
                     println!("{case:?}");
-                    Run::new(&bench, case, seed).run();
+                    let run = Run::new(&bench, case, seed);
+                    if case.waits() && !done { run.is_refused() } else { run.run() }
                 }
             }
         }
@@ -325,9 +322,19 @@ impl<'a> Run<'a> {
         if case.room == Room::NoOffer {
             assert_eq!((self.fillers.count(), self.fillers.failed()), (2 * self.offers(), 0));
         }
-        if self.case.has_buffer() {
-            assert!(matches!(operation(), Err(PostError::Spent)), "its buffer was given away");
+        assert!(matches!(operation(), Err(PostError::Spent)), "it is over");
+    }
+
+    /// No outcome is left to it. It can be called as often as anybody likes, and nothing happens.
+    fn is_refused(&self) {
+        let mut operation = self.operation();
+        for _ in 0..2 {
+            let refused = operation();
+            assert!(matches!(refused, Err(PostError::NoOutcome)), "{refused:?}");
         }
+        settle(self.bench.ranks());
+        assert!(self.bench.told.lock().unwrap().is_empty());
+        assert_eq!(self.comp.as_ref().map_or(0, |comp| comp.count() + comp.failed()), 0);
     }
 
     /// What has to be there before.
@@ -359,7 +366,7 @@ impl<'a> Run<'a> {
             Room::Enough => {}
             Room::NoSlot => {
                 let mut filler = ranks[0].post_am(Rank(1), b"filler", self.bench.filler);
-                while filler.call().unwrap().is_done() {}
+                while filler.again().call().unwrap().is_done() {}
             }
             Room::NoOffer => {
                 for _ in 0..self.offers() {

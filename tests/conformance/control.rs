@@ -4,7 +4,7 @@
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::{KernelCopyChoice, TransportChoice};
 use carrack::{
     Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr, Runtime,
     Tag, UserContext,
@@ -312,10 +312,19 @@ fn a_peer_is_suspect_while_it_is_silent<J: Job>() {
     });
 }
 
-/// Bytes and entries of what the receiver keeps stay within the budget and what may come before it is heard.
+/// Bytes and entries of what the receiver keeps stay within the budget and what a link holds.
 fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>() {
     let budget = 64 << 10;
-    let ranks = J::pair_with(J::settings().unexpected(budget).packets_max(16));
+    let settings =
+        J::settings().unexpected(budget).packets_max(16).shm_slots(8).shm_chunks(1).verbs_depth(16);
+    let ranks = J::pair_with(settings);
+    let entry = 128;
+    let in_link = match J::TRANSPORT {
+        TransportChoice::Shm => 8 * entry + 8192,
+        // What a loopback link's queue holds, and a queue pair.
+        TransportChoice::Loopback => 256 * (entry + 8192),
+        _ => 16 * (entry + 8192),
+    };
     let sizes = [8, 40, 500, 8192, 0, 3000];
     let over = Sink::keeping();
     let count = 3000;
@@ -329,7 +338,7 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == count as usize);
     let kept = ranks[1].unexpected_bytes();
-    assert!(kept > budget / 2 && kept < budget + (1 << 20) + (300 << 10), "{kept} B are kept");
+    assert!(kept > budget / 2 && kept <= budget + in_link, "{kept} B are kept of {budget}");
     assert!(owned > 2000, "only {owned} were offered");
     assert_eq!(over.count(), 0, "what is offered waits");
     // They are all there, and in order where they have one key.
@@ -366,7 +375,7 @@ fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 as u64 == count);
     let kept = ranks[1].unexpected_bytes();
-    assert!(kept < budget + (2 << 20), "{kept} B are kept, of a budget of {budget}");
+    assert!(kept <= budget, "{kept} B are kept, of a budget of {budget}");
     assert!(offered > count / 2, "{offered} were offered: the others fill the budget");
     // It is late, and then takes them all.
     let arrived = Sink::keeping();
@@ -417,7 +426,7 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
         let full = happens(&ranks[1..], LIMIT, || {
             let sent = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap();
             count.set(count.get() + u64::from(!sent.is_retry()));
-            matches!(sent, Outcome::Retry(RetryReason::Full)) && count.get() > 100
+            matches!(sent, Outcome::Retry(RetryReason::Full | RetryReason::Unheard)) && count.get() > 100
         });
         assert!(full && count.get() < ranks[0].settings().verbs_depth() as u64, "{}", count.get());
         return;
@@ -434,7 +443,8 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
         false
     });
     assert!(told);
-    assert!(count.get() < 20_000, "{}", count.get());
+    assert!(count.get() < 200, "{}", count.get());
+    settle(&ranks[1..]);
     ranks[0].progress().unwrap();
     let outcome = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap();
     assert!(outcome.is_posted(), "it has heard that it is to hold: {outcome:?}");

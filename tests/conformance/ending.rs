@@ -9,8 +9,8 @@ use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
-    Buffer, Completion, Matching, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag,
-    UserContext,
+    Buffer, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError, Rank, RemoteComp, Runtime,
+    Status, Synchronizer, Tag, UserContext,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,7 @@ over_each_transport!(
     a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it,
     a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device,
     what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each,
+    a_peer_that_operations_say_is_gone_is_down,
     a_receive_from_nobody_in_particular_outlives_a_peer,
     a_runtime_that_ends_in_order_says_so_to_the_bootstrap,
     packets_and_buffers_outlive_their_runtime,
@@ -220,6 +221,40 @@ fn a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device<J: Job>() 
     assert!(happens(&ranks, LIMIT / 2, || sink.count() > 0), "the peer's end was not noticed");
     assert_down(sink.one(&ranks), Rank(1));
     drop(held);
+}
+
+/// A second device that these ranks do not use hears nothing of the end.
+fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
+    let [zero, one] = J::pair();
+    let _unused = [&zero, &one].map(|rank| rank.device().build().unwrap());
+    let ranks = [one];
+    let one = &ranks[0];
+    assert_eq!(one.peer_state(Rank(0)), PeerState::Up);
+    let told = Arc::new(Mutex::new(None));
+    let (weak, tell) = (one.clone(), told.clone());
+    let ended = Handler::new(move |status: Status| {
+        *tell.lock().unwrap() = Some((weak.peer_state(Rank(0)), status));
+    });
+    let mut offer = one.post_send(Rank(0), vec![1; 100_000], Tag(1)).comp(&ended);
+    assert!(posted(&ranks, || offer.call()).is_posted());
+    drop(offer);
+    drop(zero);
+    let is_down = |state: &PeerState| matches!(state, PeerState::Down(_));
+    let is_refused = |what: &str, result: Result<Outcome, PostError>| match result {
+        Err(PostError::PeerDown { rank: Rank(0), .. }) => {
+            let state = one.peer_state(Rank(0));
+            assert!(is_down(&state), "{what} was told that it is gone, and it is {state:?}");
+            true
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => false,
+    };
+    until(&ranks, || is_refused("a message", one.post_am(Rank(0), b"x", RemoteComp(0)).call()));
+    until(&ranks, || told.lock().unwrap().is_some());
+    let (state, status) = told.lock().unwrap().take().unwrap();
+    assert_down(status, Rank(0));
+    assert!(is_down(&state), "its handler was told that it is gone, and it is {state:?}");
+    assert_eq!(one.pending().down, [Rank(0)]);
 }
 
 fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {

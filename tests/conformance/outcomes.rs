@@ -5,16 +5,20 @@ use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::buffer::Buffer;
+use carrack::transports::gpu::{Event, EventState, GpuError};
 use carrack::{
-    AsCompletion, CompQueue, Handler, Matching, OpError, Outcome, PostError, ProgressError, Rank, Runtime,
-    Synchronizer, Tag, UserContext,
+    AsCompletion, AwaitError, CompQueue, Handler, Matching, OpError, Outcome, PostError, ProgressError, Rank,
+    Runtime, Synchronizer, Tag, UserContext,
 };
+use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
 
 over_each_transport!(
     a_message_longer_than_its_receive_fails_there_and_writes_nothing,
+    an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself,
     a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
     wildcards_and_ranks_that_do_not_exist_are_refused,
+    a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_error,
     a_receive_into_immutable_bytes_is_refused_and_gives_them_back,
     a_path_that_is_demanded_is_taken_or_refused_with_the_reason,
     a_handler_may_post_and_may_neither_call_progress_nor_block,
@@ -51,6 +55,7 @@ fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
             let status = sink.one(&ranks);
             assert_eq!((status.rank, status.tag, status.user_context), (Rank(0), tag, context));
             assert_eq!(status.buffer.len(), room, "the buffer comes back");
+            assert_eq!((status.bytes(), status.value()), (None, None), "what it holds is not the message");
             let error = status.ok().unwrap_err();
             assert!(
                 matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room)),
@@ -65,6 +70,48 @@ fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
     assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), b"ok");
 }
 
+fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<J: Job>() {
+    let ranks = J::pair();
+    let arrived = Sink::keeping();
+    let name = ranks[1].register_comp(&arrived).unwrap();
+    let region = ranks[1].allocate(8).unwrap();
+    let registered = ranks[1].register_memory(&region).unwrap();
+    let rmr = ranks[1].get_rmr(&registered);
+    let over = Sink::keeping();
+    let (zero, spent) = (&ranks[0], |result| matches!(result, Err(PostError::Spent)));
+    let mut am = zero.post_am(Rank(1), b"once", name);
+    let mut large = zero.post_am(Rank(1), &[1; 20_000], name);
+    let mut send = zero.post_send(Rank(1), b"once", Tag(1));
+    let mut parked = zero.post_send(Rank(1), b"once", Tag(1)).allow_done(false);
+    let mut put = zero.post_put(Rank(1), &[2; 8], &rmr, 0);
+    let mut get = zero.post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&over);
+    let mut add = zero.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&over);
+    let mut flush = zero.post_flush(Rank(1)).comp(&over);
+    let mut recv = zero.post_recv(Rank(1), vec![0; 4], Tag(1)).comp(&over);
+    let calls: [&mut dyn FnMut() -> Result<Outcome, PostError>; 9] = [
+        &mut || am.call(),
+        &mut || large.call(),
+        &mut || send.call(),
+        &mut || parked.call(),
+        &mut || put.call(),
+        &mut || get.call(),
+        &mut || add.call(),
+        &mut || flush.call(),
+        &mut || recv.call(),
+    ];
+    for (at, call) in calls.into_iter().enumerate() {
+        let _ = posted(&ranks, &mut *call);
+        settle(&ranks);
+        assert!(spent(call()) && spent(call()), "operation {at}");
+    }
+    // Awaited, too.
+    assert!(matches!(zero.block_on(am.into_future()), Ok(Err(AwaitError::Post(PostError::Spent)))));
+    settle(&ranks);
+    assert_eq!((arrived.count(), ranks[1].default_matching_engine().waiting().0), (2, 2));
+    let word = region.whole().to_vec().unwrap();
+    assert_eq!(u64::from_le_bytes(word.try_into().unwrap()), u64::from_le_bytes([2; 8]) + 1);
+}
+
 fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
     let ranks = J::pair();
     let arrived = Sink::keeping();
@@ -72,11 +119,12 @@ fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
     let mut borrowed = ranks[0].post_am(Rank(1), b"again", name);
     let mut owned = ranks[0].post_am(Rank(1), b"once".to_vec(), name);
     for _ in 0..3 {
+        borrowed.again();
         assert!(posted(&ranks, || borrowed.call()).is_done());
     }
     let status = done(posted(&ranks, || owned.call()));
     assert_eq!(status.buffer.to_vec().unwrap(), b"once", "the buffer comes back with the status");
-    assert!(matches!(owned.call(), Err(PostError::Spent)));
+    assert!(matches!(owned.again().call(), Err(PostError::Spent)));
     until(&ranks, || arrived.count() == 4);
     let texts: Vec<Vec<u8>> = arrived.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
     assert_eq!(texts, [&b"again"[..], b"again", b"again", b"once"]);
@@ -110,6 +158,54 @@ fn wildcards_and_ranks_that_do_not_exist_are_refused<J: Job>() {
     assert_eq!((status.rank, status.tag), (Rank(0), Tag::ANY));
 }
 
+/// An event that does not fire.
+struct NotYet;
+
+impl EventState for NotYet {
+    fn query(&self) -> Result<bool, GpuError> {
+        Ok(false)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        unreachable!("a receive does not wait for it")
+    }
+}
+
+fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_error<J: Job>() {
+    let ranks = J::pair();
+    let comp = Synchronizer::new(1);
+    let event = Event::new(Arc::new(NotYet));
+    let one = &ranks[1];
+    for policy in [Matching::None, Matching::RankOnly, Matching::TagOnly, Matching::RankTag] {
+        let (looks_at_rank, looks_at_tag) = (
+            matches!(policy, Matching::RankOnly | Matching::RankTag),
+            matches!(policy, Matching::TagOnly | Matching::RankTag),
+        );
+        for (rank, tag) in
+            [Rank(0), Rank::ANY].into_iter().flat_map(|rank| [Tag(7), Tag::ANY].map(|tag| (rank, tag)))
+        {
+            let is_refused = looks_at_rank && rank == Rank::ANY || looks_at_tag && tag == Tag::ANY;
+            let mut recv = one.post_recv(rank, vec![0; 4], tag).matching(policy).comp(&comp);
+            let probe = one.probe(rank, tag).matching(policy).call();
+            if is_refused {
+                let mut ordered = one.post_recv(rank, vec![0; 4], tag).matching(policy).after(&event);
+                for error in [recv.call().unwrap_err(), ordered.call().unwrap_err(), probe.unwrap_err()] {
+                    let named = matches!(error, PostError::Policy { policy: named, .. } if named == policy);
+                    let wildcard = if looks_at_rank && rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" };
+                    assert!(named && error.to_string().contains(wildcard), "{error}");
+                }
+                continue;
+            }
+            assert_eq!(probe.unwrap(), None);
+            let tag = if looks_at_tag { tag } else { Tag(9) };
+            sent(&ranks, || ranks[0].post_send(Rank(1), b"kept", tag).matching(policy).call());
+            until(&ranks, || one.default_matching_engine().waiting().0 == 1);
+            assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), b"kept", "{policy:?} {rank} {tag:?}");
+        }
+    }
+    assert_eq!(one.default_matching_engine().waiting(), (0, 0), "what was refused does not wait");
+}
+
 fn a_receive_into_immutable_bytes_is_refused_and_gives_them_back<J: Job>() {
     let ranks = J::pair();
     let comp = Synchronizer::new(1);
@@ -135,6 +231,19 @@ fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
             assert!(text.contains("CARRACK_TRANSPORT"), "{text}");
         }
     }
+    // What has no link of its own takes the rank's.
+    for path in [J::PATH, other] {
+        let is_kept = |refused: Option<PostError>| match refused {
+            None => path == J::PATH,
+            Some(error) => path == other && matches!(error, PostError::Path { .. }),
+        };
+        let comp = Synchronizer::new(1);
+        let recv = ranks[0].post_recv(Rank(1), vec![0; 1], Tag(2)).comp(&comp).require(path).call();
+        assert!(is_kept(recv.err()), "a receive, {path:?}");
+        assert!(is_kept(ranks[0].post_flush(Rank(1)).require(path).call().err()), "a flush, {path:?}");
+    }
+    let any = ranks[0].post_recv(Rank::ANY, vec![0; 1], Tag(2)).require(J::PATH).call();
+    assert!(matches!(any, Err(PostError::Wildcard("Rank::ANY"))), "{any:?}");
     let explained = ranks[0].explain(LIMIT);
     assert_eq!(explained.len(), 2);
     for peer in explained {

@@ -5,7 +5,7 @@ use crate::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{Outcome, PostError, ProgressError, Rank, RetryReason, Runtime, Tag};
+use carrack::{OpError, Outcome, Path, PostError, ProgressError, Rank, RetryReason, Runtime, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 over_each_transport!(
@@ -13,6 +13,7 @@ over_each_transport!(
     a_message_without_a_packet_is_a_retry_and_goes_on_once_one_is_back,
     a_peer_that_has_not_started_is_a_retry_and_is_reached_once_it_has,
     what_waits_for_a_peer_that_has_not_started_arrives_in_order,
+    what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_none,
     nothing_overtakes_the_backlog_and_a_full_one_is_an_error,
     a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried,
     a_receiver_that_keeps_its_packets_is_told_and_loses_nothing,
@@ -116,6 +117,24 @@ fn a_peer_that_has_not_started_is_a_retry_and_is_reached_once_it_has<J: Job>() {
     sent(&ranks, || send.call());
     let status = done(ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).call().unwrap());
     assert_eq!(status.bytes().unwrap(), b"early");
+}
+
+fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_none<J: Job>() {
+    let mut job = unstarted(2).into_iter();
+    let zero = start(job.next().unwrap(), J::settings());
+    let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
+    let sinks = [other, J::PATH].map(|path| {
+        let over = Sink::keeping();
+        let send = zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over).allow_done(false);
+        assert!(send.allow_retry(false).call().unwrap().is_posted());
+        over
+    });
+    let ranks = [zero, start(job.next().unwrap(), J::settings())];
+    let error = sinks[0].one(&ranks).ok().unwrap_err();
+    assert!(matches!(&error, OpError::Begin(why) if matches!(**why, PostError::Path { .. })), "{error}");
+    assert!(sinks[1].one(&ranks).error.is_none());
+    settle(&ranks);
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (1, 0), "by the path that was demanded");
 }
 
 fn what_waits_for_a_peer_that_has_not_started_arrives_in_order<J: Job>() {

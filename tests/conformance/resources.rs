@@ -16,6 +16,7 @@ over_each_transport!(
     messages_of_one_device_arrive_by_progress_on_its_counterpart_alone,
     engines_are_apart_and_go_by_number,
     jobs_of_one_process_do_not_hear_of_each_other,
+    a_thread_takes_as_many_events_at_a_time_as_each_runtime_says,
     packets_of_a_pool_of_the_users_own_return_to_it,
     nobody_passes_a_barrier_before_all_have_reached_it,
     an_allgather_gives_everybody_everything_whatever_its_length,
@@ -111,6 +112,25 @@ fn jobs_of_one_process_do_not_hear_of_each_other<J: Job>() {
         assert_eq!(sinks[at + 1].count(), at + 2);
         assert!(sinks[at + 1].take().iter().all(|status| status.bytes().unwrap() == [at as u8 + 1; 50]));
         assert!(job[0].peer_down(Rank(1)).is_none());
+    }
+}
+
+fn a_thread_takes_as_many_events_at_a_time_as_each_runtime_says<J: Job>() {
+    for limit in [32, 1, 3] {
+        let ranks = J::pair_with(J::settings().poll_batch(limit));
+        let sink = Sink::keeping();
+        let name = ranks[1].register_comp(&sink).unwrap();
+        for number in 0..12 {
+            sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(number)).call());
+        }
+        let mut most = 0;
+        let all_came = happens(&ranks[..1], LIMIT, || {
+            let before = sink.count();
+            ranks[1].progress().unwrap();
+            most = most.max(sink.count() - before);
+            sink.count() == 12
+        });
+        assert!(all_came && (1..=limit).contains(&most), "{most} at a time, not {limit}");
     }
 }
 

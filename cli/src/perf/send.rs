@@ -86,7 +86,7 @@ impl SendLine<'_> {
     fn give(&mut self, more: bool) -> Result<(), PerfError> {
         match &mut self.message {
             Message::Borrowed(message) => {
-                message.set_more(more);
+                message.again().set_more(more);
                 self.seat.post(|| message.call())?;
             }
             Message::Owned(slice) => {

@@ -10,7 +10,7 @@ use super::{osu, plot, table};
 use crate::own_ranks;
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, complain, is_closed_pipe};
-use carrack::bootstrap::Alone;
+use carrack::bootstrap::{Alone, launchers};
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
 use carrack::{Rank, Runtime, StartError};
 use std::io::{self, Write as _};
@@ -46,6 +46,7 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     plan.has_room()?;
     let ranks = options.ranks.unwrap_or(2);
     if !is_rank() {
+        launchers::check(&settings).map_err(StartError::from)?;
         plan.fits(ranks)?;
     }
     for path in [&options.plot, &options.plot_percentiles].into_iter().flatten() {

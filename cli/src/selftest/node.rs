@@ -3,33 +3,20 @@
 //! Launchers tell their ranks who they are in environment variables, and most of them which rank of its node each is. Where only the
 //! rank in the job is told, the first to come on a node does its work.
 
+use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-/// The variables of a launcher: its name, the rank on the node, the rank, the ranks of the job, those on the node, and the nodes.
-/// An empty name stands for what it does not tell.
-type Variables = (&'static str, [&'static str; 5]);
-
-/// The innermost first: what starts ranks within a Slurm job knows better than Slurm.
-const LAUNCHERS: [Variables; 8] = [
-    ("carrack run", ["CARRACK_RANK", "CARRACK_RANK", "CARRACK_SIZE", "CARRACK_SIZE", ""]),
-    (
-        "Open MPI",
-        [
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-            "",
-        ],
-    ),
-    ("Hydra", ["MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ""]),
-    ("PALS", ["PALS_LOCAL_RANKID", "PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_SIZE", ""]),
-    ("Flux", ["FLUX_TASK_LOCAL_ID", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "", "FLUX_JOB_NNODES"]),
-    ("Slurm", ["SLURM_LOCALID", "SLURM_PROCID", "SLURM_NTASKS", "", "SLURM_NNODES"]),
-    ("PMIx", ["", "PMIX_RANK", "PMIX_SIZE", "", ""]),
-    ("PMI", ["", "PMI_RANK", "PMI_SIZE", "", ""]),
-];
+/// `carrack run`, whose ranks are all on one node.
+const OURS: Launcher = Launcher {
+    name: "carrack run",
+    mark: "CARRACK_RANK",
+    rank: "CARRACK_RANK",
+    size: "CARRACK_SIZE",
+    rank_on_node: "CARRACK_RANK",
+    size_on_node: "CARRACK_SIZE",
+    nodes: "",
+};
 
 /// What tells one job of a launcher from another on the same node, where anything does.
 const JOBS: [&str; 3] = ["PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID"];
@@ -55,16 +42,14 @@ struct Seat {
 impl Seat {
     fn find(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
-        LAUNCHERS.into_iter().find_map(|(launcher, [on_node, rank, size, of_node, nodes])| {
-            let rank = number(rank)?;
-            let has_others = match (number(size), number(of_node), number(nodes)) {
+        [OURS].iter().chain(LAUNCHERS).filter(|launcher| launcher.is_marked(&variable)).find_map(|launcher| {
+            let Launcher { name, rank, size, rank_on_node, size_on_node, nodes, .. } = *launcher;
+            let has_others = match (number(size), number(size_on_node), number(nodes)) {
                 (_, _, Some(nodes)) => nodes > 1,
                 (Some(size), Some(here), _) => size > here,
                 (size, ..) => size != Some(1),
             };
-            let seat = Self { launcher, rank, on_node: number(on_node), has_others };
-            // Two launchers share PMI_RANK: only what tells the rank on the node is Hydra.
-            (on_node.is_empty() || seat.on_node.is_some()).then_some(seat)
+            Some(Self { launcher: name, rank: number(rank)?, on_node: number(rank_on_node), has_others })
         })
     }
 }
@@ -133,6 +118,8 @@ mod tests {
     #[test]
     fn without_a_launcher_there_is_no_seat_and_all_is_done_here() {
         assert_eq!(seat(&[("PATH", "/bin"), ("PMI_RANK", "none")]), None);
+        let batch = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")];
+        assert_eq!(seat(&batch), None, "a batch script is on one node");
         let node = Node { seat: None, turn: None };
         assert_eq!((node.stands_by(), node.suffix(), node.launcher()), (None, None, "none".into()));
     }
@@ -142,6 +129,7 @@ mod tests {
         let ours = seat(&[("CARRACK_RANK", "1"), ("CARRACK_SIZE", "2")]).unwrap();
         assert_eq!(ours, Seat { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false });
         let within_slurm = [
+            ("SLURM_STEP_NUM_TASKS", "2"),
             ("SLURM_PROCID", "0"),
             ("SLURM_LOCALID", "0"),
             ("OMPI_COMM_WORLD_RANK", "5"),
@@ -154,7 +142,13 @@ mod tests {
         assert!(
             Node { seat: Some(open_mpi), turn: None }.stands_by().unwrap().contains("rank 5 of Open MPI")
         );
-        let slurm = seat(&[("SLURM_PROCID", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")]).unwrap();
+        let slurm = [
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_PROCID", "4"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_NNODES", "2"),
+        ];
+        let slurm = seat(&slurm).unwrap();
         assert_eq!(slurm, Seat { launcher: "Slurm", rank: 4, on_node: Some(0), has_others: true });
         let node = Node { seat: Some(slurm), turn: None };
         assert_eq!((node.stands_by(), node.suffix()), (None, Some(host())));
@@ -162,7 +156,8 @@ mod tests {
             [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
         assert_eq!(seat(&hydra).unwrap().launcher, "Hydra");
         let told_little = seat(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap();
-        assert_eq!(told_little, Seat { launcher: "PMI", rank: 1, on_node: None, has_others: true });
+        let launcher = "a launcher with PMI";
+        assert_eq!(told_little, Seat { launcher, rank: 1, on_node: None, has_others: true });
         assert!(Node { seat: Some(told_little), turn: None }.stands_by().unwrap().contains("came first"));
     }
 }

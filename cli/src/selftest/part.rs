@@ -4,6 +4,7 @@ use super::child::{self, End, Interrupt};
 use super::halo::Halo;
 use super::libtest::Tally;
 use super::machine::Gpus;
+use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
 use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -248,7 +249,9 @@ pub(super) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let lossy = name.to_string_lossy();
         let is_setting = ["CARRACK_", "CARGO", "TEST_GPU"].iter().any(|prefix| lossy.starts_with(prefix));
-        if is_setting || [RANK, WORLD_SIZE].contains(&&*lossy) {
+        let marks_rank = |launcher: &Launcher| [launcher.mark, launcher.rank].contains(&&*lossy);
+        let is_of_rank = [RANK, WORLD_SIZE].contains(&&*lossy) || LAUNCHERS.iter().any(marks_rank);
+        if is_setting || is_of_rank {
             command.env_remove(&name);
         }
     }

@@ -139,6 +139,19 @@ pub enum BootstrapError {
         problem: String,
     },
 
+    /// Another launcher started this process as a rank of a job that this build cannot join.
+    #[error(
+        "{launcher} started this process as a rank of its own job ({variables}), and Carrack cannot join such a job \
+         yet; start the program with `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, MASTER_ADDR and \
+         MASTER_PORT as torchrun does, or set CARRACK_BOOTSTRAP=alone to run each process as a job of one"
+    )]
+    OtherLauncher {
+        /// The launcher's name.
+        launcher: &'static str,
+        /// The variables that show it, with their values.
+        variables: String,
+    },
+
     /// A port that others are to find this rank at cannot be had.
     #[error(
         "rank 0 cannot listen at {address}: {source}; if another job or program has that port, set CARRACK_PORT to a free one, the \

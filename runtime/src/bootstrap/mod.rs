@@ -14,6 +14,7 @@
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the launcher's half, as a state machine without I/O |
 //! | [`tcp`] | the bootstrap under launchers of others: torchrun's variables, a tree of ranks over TCP |
+//! | [`launchers`] | launchers of others whose jobs cannot be joined yet, known by their variables |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
 //!
@@ -36,6 +37,7 @@ pub mod error;
 pub mod in_process;
 pub mod job;
 pub mod launcher;
+pub mod launchers;
 pub mod protocol;
 pub mod server;
 mod table;

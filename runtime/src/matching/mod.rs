@@ -16,6 +16,7 @@ pub(crate) use engine::{Content, Engines, Receive, Unexpected};
 pub use engine::{Envelope, MatchingEngine, Ticket};
 pub use probe::Probe;
 
+use crate::error::PostError;
 use crate::names::{Rank, Tag};
 
 /// What a message and a receive must agree on to meet.
@@ -55,8 +56,17 @@ impl Matching {
         self.code() & 2 != 0
     }
 
+    /// The policy of a receive, or of a probe. Wildcards choose it, unless the program named one.
+    pub(crate) fn of_receive(self, is_named: bool, rank: Rank, tag: Tag) -> Result<Self, PostError> {
+        let narrowed = self.narrowed(rank, tag);
+        if is_named && narrowed != self {
+            return Err(PostError::Policy { policy: self, rank, tag });
+        }
+        Ok(narrowed)
+    }
+
     /// The policy that a receive's wildcards ask for.
-    pub(crate) fn narrowed(self, rank: Rank, tag: Tag) -> Self {
+    fn narrowed(self, rank: Rank, tag: Tag) -> Self {
         match (self.looks_at_rank() && rank != Rank::ANY, self.looks_at_tag() && tag != Tag::ANY) {
             (true, true) => Self::RankTag,
             (true, false) => Self::RankOnly,

@@ -15,6 +15,8 @@ pub struct Probe<'a> {
     rank: Rank,
     tag: Tag,
     policy: Matching,
+    /// The program named the policy.
+    is_named: bool,
     engine: Option<&'a MatchingEngine>,
 }
 
@@ -25,7 +27,7 @@ impl Runtime {
     /// [`Rank::ANY`] and [`Tag::ANY`] stand for what they do in a receive. Messages come in by progress, which this
     /// does not call.
     pub fn probe(&self, rank: Rank, tag: Tag) -> Probe<'_> {
-        Probe { runtime: self, rank, tag, policy: Matching::default(), engine: None }
+        Probe { runtime: self, rank, tag, policy: Matching::default(), is_named: false, engine: None }
     }
 
     /// Takes a receive back that has not met its message. Then its completion object is told, with
@@ -70,7 +72,7 @@ impl Inner {
 impl<'a> Probe<'a> {
     /// What message and receive would have to agree on.
     pub fn matching(mut self, policy: Matching) -> Self {
-        self.policy = policy;
+        (self.policy, self.is_named) = (policy, true);
         self
     }
 
@@ -83,9 +85,9 @@ impl<'a> Probe<'a> {
     /// Looks.
     ///
     /// # Errors
-    /// There is no such rank.
+    /// There is no such rank; or a policy was named, and a wildcard for what it looks at.
     pub fn call(&self) -> Result<Option<Envelope>, PostError> {
-        let policy = self.policy.narrowed(self.rank, self.tag);
+        let policy = self.policy.of_receive(self.is_named, self.rank, self.tag)?;
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {
             return Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.size() - 1 });
         }

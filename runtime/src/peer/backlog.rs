@@ -11,6 +11,7 @@ use crate::device::{DeviceInner, Outstanding};
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::route::Linked;
+use crate::post::{Path, wrong_path};
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -27,6 +28,8 @@ pub(crate) struct Parked {
     pub(crate) tag: Tag,
     pub(crate) user_context: UserContext,
     pub(crate) comp: Option<Arc<dyn Completion>>,
+    /// The path that is demanded: which one it takes may turn out only now.
+    pub(crate) required: Option<Path>,
     pub(crate) deadline: Deadline,
     pub(crate) size: usize,
     pub(crate) stage: Stage,
@@ -180,6 +183,11 @@ impl Parked {
         device: &DeviceInner,
         linked: &Linked,
     ) -> Result<(Stage, Option<Step>), Step> {
+        if let Some(required) = self.required.filter(|path| path.name() != linked.transport) {
+            self.stage = Stage::Over(buffer);
+            let error = wrong_path(self.rank, required, linked);
+            return Err(Step::Ended(Err(OpError::of_post(error, self.rank))));
+        }
         let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
         let maps = (Message::is_send(self.header) || len > packet) && runtime.may_map(linked);
         let mut planned = plan(kind, len, &linked.caps, packet, maps);

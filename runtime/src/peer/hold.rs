@@ -2,17 +2,19 @@
 //!
 //! Small messages are sent whole, before their receiver is known to have room for them. A message to be matched
 //! waits at the receiver for its receive; an active message waits for room in its completion object. The
-//! receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose message goes beyond is told to
-//! *hold*: from then on its messages travel as offers, and their bytes stay with it, until the receiver keeps
-//! no more than half of its budget. Offers take the place of their messages, so only the place where the bytes
+//! receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose message goes beyond half of it is
+//! told to *hold*: from then on its messages travel as offers, and their bytes stay with it, until the receiver
+//! keeps no more than a quarter. Offers take the place of their messages, so only the place where the bytes
 //! wait changes. A message is neither refused nor held up because others wait, so a correct program cannot
 //! deadlock on it.
 //!
-//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go beyond the
-//! budget, puts and gets that notify are to be tried again.
+//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go beyond half
+//! of the budget, puts and gets that notify are to be tried again.
 //!
-//! What comes before a sender hears of it is bounded by the ring, and by [`DEAF`]: after that much, a sender has to
-//! make progress before it sends more.
+//! The other half is for what senders send before they hear of it: each of them has a share of that half ([`Deaf`]), after which
+//! it has to make progress before it sends more. So a rank keeps its budget, and no more beyond it than what the links to it
+//! hold: a ring of shared memory, or the requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too
+//! small for all ranks of the job is exceeded by that, too.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
@@ -25,8 +27,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a message takes in the matching table, beside its payload.
 const ENTRY: usize = 128;
-/// Bytes that a device sends without having listened.
-const DEAF: u32 = 1 << 20;
+/// Bytes that a device may send without having listened, at least and at most.
+const LEAST: usize = 16 << 10;
+const MOST: usize = 1 << 20;
 
 /// What a rank keeps of messages that have no receive yet.
 pub(crate) struct Unexpected {
@@ -69,7 +72,7 @@ impl Unexpected {
         Self { bytes, undelivered, budget, packets, packet_size }
     }
 
-    /// One more. Whether that is beyond the budget.
+    /// One more. Returns `true` if its sender is to hold.
     #[inline]
     pub(crate) fn add(&self, payload: &Payload) -> bool {
         self.charge(self.kept(payload))
@@ -81,13 +84,13 @@ impl Unexpected {
         self.release(self.kept(payload));
     }
 
-    /// Adds the cost of a message that waits. Returns `true` if that is beyond the budget.
+    /// Adds the cost of a message that waits. Returns `true` if its sender is to hold.
     #[inline]
     pub(crate) fn charge(&self, kept: Kept) -> bool {
         if kept.in_packet {
             self.packets.fetch_add(1, Ordering::Relaxed);
         }
-        self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes > self.budget
+        self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes > self.budget / 2
     }
 
     /// Takes back what was charged.
@@ -130,14 +133,13 @@ impl Unexpected {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What there is room for, at a rank that was told `before`. A window that was closed opens when half
-    /// of the budget is free.
+    /// What there is room for, at a rank that was told `before`. A window that was closed opens when three
+    /// quarters of the budget are free.
     fn room(&self, before: Room) -> Room {
         let undelivered = self.undelivered.load(Ordering::Relaxed);
-        let half = self.budget / 2;
-        let most = if before == Room::OffersOnly { half } else { self.budget };
+        let most = if before == Room::OffersOnly { self.budget / 4 } else { self.budget / 2 };
         match self.bytes() {
-            kept if kept <= half => Room::Any,
+            kept if kept <= self.budget / 4 => Room::Any,
             _ if undelivered > most => Room::OffersOnly,
             _ => Room::Offers,
         }
@@ -167,27 +169,36 @@ impl Holds {
     }
 }
 
-/// How much a device has sent since it last listened.
-#[derive(Default)]
-pub(crate) struct Deaf(AtomicU32);
+/// How much a device has sent to be matched since it last listened.
+pub(crate) struct Deaf {
+    bytes: AtomicU32,
+    /// Its share of half of the budget, which the ranks of a job have in common.
+    limit: u32,
+}
 
 impl Deaf {
+    pub(crate) fn new(budget: usize, ranks: u32) -> Self {
+        let share = budget / 2 / ranks.saturating_sub(1).max(1) as usize;
+        let limit = share.clamp(LEAST, MOST) as u32;
+        Self { bytes: AtomicU32::new(0), limit }
+    }
+
     #[inline(always)]
     pub(crate) fn sent(&self, size: usize) {
         // Not exact when several threads send: nothing depends on it.
         let size = size as u32 + ENTRY as u32;
-        self.0.store(self.0.load(Ordering::Relaxed).saturating_add(size), Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed).saturating_add(size), Ordering::Relaxed);
     }
 
     #[inline(always)]
     pub(crate) fn has_to_listen(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > DEAF
+        self.bytes.load(Ordering::Relaxed) > self.limit
     }
 
     #[inline(always)]
     pub(crate) fn listens(&self) {
-        if self.0.load(Ordering::Relaxed) != 0 {
-            self.0.store(0, Ordering::Relaxed);
+        if self.bytes.load(Ordering::Relaxed) != 0 {
+            self.bytes.store(0, Ordering::Relaxed);
         }
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Route {
     /// Held while the link is being made.
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
+    /// What an operation was told of the peer's end, maybe before progress hears of it.
+    told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
     /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without a lock by each post.
     hurdles: Hurdles,
@@ -88,6 +90,7 @@ impl Route {
             linked: OnceLock::new(),
             linking: Mutex::new(()),
             down: OnceLock::new(),
+            told: OnceLock::new(),
             backlog: Mutex::default(),
             hurdles: Hurdles::default(),
             held_turn: Mutex::new(0),
@@ -114,6 +117,21 @@ impl Route {
         let news = self.down.set(cause).is_ok();
         self.hurdles.set(DOWN, true);
         news
+    }
+
+    /// An operation is told that the peer is gone.
+    #[cold]
+    pub(crate) fn tell_down(&self, cause: &DownCause) {
+        // The end of a link to words is none of the peer's, and without descriptors nothing is known of the peer.
+        let is_of_words = self.words_over.get().is_some_and(|transport| self.is_for_words(transport));
+        if !is_of_words && !matches!(cause, DownCause::Lacking(_)) {
+            let _ = self.told.set(cause.clone());
+        }
+    }
+
+    /// How the peer went, as far as operations were told.
+    pub(crate) fn told_down(&self) -> Option<&DownCause> {
+        self.down().or_else(|| self.told.get())
     }
 
     /// Whether any message can go straight to the link: nothing waits before it, and the peer is not known to be gone, nor

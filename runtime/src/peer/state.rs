@@ -44,6 +44,15 @@ impl Suspects {
 }
 
 impl Inner {
+    /// How a rank went, as far as progress or an operation was told.
+    pub(crate) fn told_down(&self, rank: Rank) -> Option<DownCause> {
+        let known = self.down().get(&rank).cloned();
+        known.or_else(|| {
+            let devices = self.devices();
+            devices.iter().find_map(|device| device.0.known_route(rank)?.told_down().cloned())
+        })
+    }
+
     /// An operation with a rank was not over by its deadline.
     #[cold]
     pub(crate) fn suspect(&self, rank: Rank) {
@@ -58,9 +67,10 @@ impl Inner {
 }
 
 impl Runtime {
-    /// What is known of a rank's life. Whatever is found out is found out by progress.
+    /// What is known of a rank's life: by progress, or by an operation that failed because the rank is gone. Messages that it sent
+    /// before may still come; [`peer_down`](Self::peer_down) tells of its end behind them.
     pub fn peer_state(&self, rank: Rank) -> PeerState {
-        match self.peer_down(rank) {
+        match self.0.told_down(rank) {
             Some(cause) => PeerState::Down(cause),
             None if self.0.suspects.0.lock().contains(&rank) => PeerState::Suspect,
             None => PeerState::Up,

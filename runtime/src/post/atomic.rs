@@ -151,6 +151,9 @@ impl Post<'_, ToFlush> {
     fn call_flush(&mut self) -> Result<Outcome, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
+        if self.required.is_some() {
+            self.check_required()?;
+        }
         let this = &*self;
         if this.runtime.0.is_forked() {
             return Err(PostError::Forked);

@@ -8,6 +8,8 @@
 //! Posted   under way: the completion object will be signalled, exactly once
 //! Retry    nothing happened; make progress and call again
 //! ```
+//!
+//! After `Done` or `Posted` the operation is spent: a further call is an error, and does nothing.
 
 mod am;
 mod atomic;
@@ -31,6 +33,7 @@ pub(crate) use operation::Retries;
 pub use options::{Outcome, Path, Post, RetryReason};
 pub(crate) use ordered::Ordered;
 pub(crate) use park::end_copies;
+pub(crate) use transmit::wrong_path;
 
 /// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).
 pub type PostAm<'a> = Post<'a, am::Am<'a>>;

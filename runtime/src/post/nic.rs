@@ -92,7 +92,12 @@ impl<K> Post<'_, K> {
             Ok(Submit::Busy(busy)) => Ok(Given::Full(RetryReason::of(busy))),
             Err(SubmitError::Unregistered(why)) => Ok(Given::Refused(why)),
             Ok(_) => Ok(Given::Refused("the link has no completion for it".into())),
-            Err(SubmitError::Down { cause, .. }) => Err(PostError::PeerDown { rank: self.rank, cause }),
+            Err(SubmitError::Down { cause, .. }) => {
+                if let Some(route) = device.known_route(self.rank) {
+                    route.tell_down(&cause);
+                }
+                Err(PostError::PeerDown { rank: self.rank, cause })
+            }
             Err(other) => Err(PostError::Unreachable { rank: self.rank, why: other.to_string() }),
         }
     }

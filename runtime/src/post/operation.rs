@@ -88,6 +88,9 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
 impl<K: Kind> Post<'_, K> {
     /// As `call`, with another completion object for this once.
     fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
+        if self.is_spent {
+            return (self, Err(PostError::Spent));
+        }
         let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, .. } = self;
         let Self { deadline, order, kind, .. } = self;
         let mut post = Post {
@@ -102,6 +105,7 @@ impl<K: Kind> Post<'_, K> {
             required,
             deadline,
             order,
+            is_spent: false,
             kind,
         };
         let outcome = K::post(&mut post);
@@ -117,6 +121,7 @@ impl<K: Kind> Post<'_, K> {
             required,
             deadline,
             order,
+            is_spent: false,
             kind,
         };
         (back, outcome)

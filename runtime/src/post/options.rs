@@ -118,6 +118,8 @@ pub struct Post<'a, K> {
     pub(super) deadline: Deadline,
     /// What it is ordered after, if anything.
     pub(super) order: Option<Box<Order>>,
+    /// It came to `Done` or `Posted`.
+    pub(super) is_spent: bool,
     pub(super) kind: K,
 }
 
@@ -140,10 +142,24 @@ impl<K: Kind> Post<'_, K> {
     /// progress until they are over.
     ///
     /// # Errors
-    /// See [`PostError`]; the operation is as it was, its buffer included.
+    /// See [`PostError`]; the operation is as it was, its buffer included. After `Done` or `Posted` it is
+    /// [`PostError::Spent`].
     #[inline]
     pub fn call(&mut self) -> Result<Outcome, PostError> {
-        K::post(self)
+        if self.is_spent {
+            return Err(PostError::Spent);
+        }
+        let outcome = K::post(self);
+        self.is_spent = matches!(outcome, Ok(Outcome::Done(_) | Outcome::Posted));
+        outcome
+    }
+
+    /// Lets an operation be called once more after `Done` or `Posted`, to do the same again: one that sends borrowed bytes, or
+    /// has no buffer. One that has given its buffer away stays [spent](PostError::Spent).
+    #[inline]
+    pub fn again(&mut self) -> &mut Self {
+        self.is_spent = false;
+        self
     }
 }
 
@@ -178,9 +194,11 @@ pub trait Matches<'a>: Kind {
 }
 
 impl<'a, K: Matches<'a>> Post<'a, K> {
-    /// What message and receive must agree on: both name the same policy.
+    /// What message and receive must agree on: both name the same policy. A receive that names one has no wildcard for what the
+    /// policy looks at.
     pub fn matching(mut self, policy: Matching) -> Self {
-        self.kind.matching().policy = policy;
+        let matching = self.kind.matching();
+        (matching.policy, matching.is_named) = (policy, true);
         self
     }
 
@@ -206,13 +224,27 @@ impl Allow {
     pub(super) const ALL: Self = Self { done: true, posted: true, retry: true, more: false };
     /// The same, and others follow at once.
     pub(super) const ALL_AND_MORE: Self = Self { more: true, ..Self::ALL };
+
+    /// A call that waits for its end comes to `Done`, or has to be tried again.
+    pub(super) fn check_waiting(self) -> Result<(), PostError> {
+        if self.done { Ok(()) } else { Err(PostError::NoOutcome) }
+    }
 }
 
 /// Options of operations that are matched.
 #[derive(Clone, Copy, Default)]
 pub struct Match<'a> {
     pub(super) policy: Matching,
+    /// The program named the policy.
+    pub(super) is_named: bool,
     pub(super) engine: Option<&'a MatchingEngine>,
+}
+
+impl Match<'_> {
+    /// The policy of a receive of this rank and tag.
+    pub(super) fn of_receive(&self, rank: Rank, tag: Tag) -> Result<Matching, PostError> {
+        self.policy.of_receive(self.is_named, rank, tag)
+    }
 }
 
 /// Options of operations that send.
@@ -245,6 +277,7 @@ impl<'a, K> Post<'a, K> {
             required: None,
             deadline: Deadline::NEVER,
             order: None,
+            is_spent: false,
             kind,
         }
     }
@@ -253,7 +286,7 @@ impl<'a, K> Post<'a, K> {
     /// sending operation, when its buffer may be reused; for a receive, when the message is there.
     ///
     /// Without one, a sending operation that was posted ends unseen, and a receive does not return
-    /// before it is over.
+    /// before it is over; it has to be allowed to be `Done`.
     pub fn comp(mut self, comp: &'a impl AsCompletion) -> Self {
         self.comp = Some(comp.as_completion());
         self
@@ -272,7 +305,8 @@ impl<'a, K> Post<'a, K> {
     }
 
     /// Whether the operation may be `Done`. If not, the completion object is signalled also when the
-    /// operation is over at once, and the outcome is `Posted`.
+    /// operation is over at once, and the outcome is `Posted`. A call that waits for its end is then an error:
+    /// [`PostError::NoOutcome`].
     pub fn allow_done(mut self, allowed: bool) -> Self {
         self.allow.done = allowed;
         self
@@ -304,13 +338,14 @@ impl<'a, K> Post<'a, K> {
         self
     }
 
-    /// The same, of an operation that is called again and again.
+    /// The same, of an operation that is called [again](Self::again).
     #[inline]
     pub fn set_more(&mut self, more: bool) {
         self.allow.more = more;
     }
 
-    /// Demands a path to the peer. If another one was chosen, the call is an error that says why.
+    /// Demands a path to the peer. If another one was chosen, the call is an error that says why; so is the status of a message
+    /// that waited for its link. A receive that demands one has to name its rank.
     pub fn require(mut self, path: Path) -> Self {
         self.required = Some(path);
         self

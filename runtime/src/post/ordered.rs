@@ -269,6 +269,7 @@ impl Said {
             required: self.required,
             deadline: self.deadline,
             order: None,
+            is_spent: false,
             kind,
         }
     }
@@ -326,7 +327,7 @@ impl Later {
                 (post.outcome(begun), What::Flush)
             }
             What::Recv(buffer, policy, engine) => {
-                let matching = Match { policy, engine: Some(&engine) };
+                let matching = Match { policy, is_named: false, engine: Some(&engine) };
                 let mut post =
                     said.post(&runtime, device, Recv { buffer: Some(buffer), matching, ticket: None });
                 let outcome = Recv::post(&mut post);

@@ -236,7 +236,7 @@ impl Post<'_, Recv<'_>> {
             return Err(device.why_closed());
         }
         self.check_deadline()?;
-        let policy = self.kind.matching.policy.narrowed(rank, self.tag);
+        let policy = self.kind.matching.of_receive(rank, self.tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
             order.check_peer(runtime, rank)?;

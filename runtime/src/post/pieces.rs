@@ -158,8 +158,13 @@ impl<K: Carries> Post<'_, K> {
 
     #[cold]
     fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
-        let mut list = take_list(self.kind.held());
         let is_sent = K::Held::IS_SENT;
+        // Without a completion object an operation may have to wait for its end: that stays so.
+        let waits = self.comp.is_none() && !is_sent || !self.allow.posted;
+        if waits {
+            self.allow.check_waiting()?;
+        }
+        let mut list = take_list(self.kind.held());
         if is_sent && self.order.is_some() {
             *self.kind.held() = Some(K::Held::of(list.into()));
             return Err(PostError::OrderedPieces);
@@ -175,9 +180,7 @@ impl<K: Carries> Post<'_, K> {
             Arc::new(Spread { inner: self.comp.cloned(), list: Mutex::new(Some(list)), fills: !is_sent });
         let comp: Arc<dyn Completion> = spread.clone();
         *self.kind.held() = Some(K::Held::of(whole));
-        // Without a completion object an operation may have to wait for its end: that stays so.
-        let waits = self.comp.is_none() && !is_sent || !self.allow.posted;
-        let allow = if waits { Allow { posted: false, done: true, ..self.allow } } else { self.allow };
+        let allow = if waits { Allow { posted: false, ..self.allow } } else { self.allow };
         let mut post = Post {
             runtime: self.runtime,
             rank: self.rank,
@@ -189,16 +192,11 @@ impl<K: Carries> Post<'_, K> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.clone(),
+            is_spent: false,
             kind: self.kind.take(),
         };
         match K::post(&mut post) {
-            Ok(Outcome::Done(status)) => {
-                let status = spread.finish(status);
-                if self.allow.done {
-                    return Ok(Outcome::Done(status));
-                }
-                self.outcome(super::rma::Begun::Over(status))
-            }
+            Ok(Outcome::Done(status)) => Ok(Outcome::Done(spread.finish(status))),
             Ok(Outcome::Posted) => {
                 self.kind.keep(post.kind.ticket());
                 Ok(Outcome::Posted)

@@ -63,6 +63,9 @@ impl Post<'_, Recv<'_>> {
     }
 
     fn post(&mut self) -> Result<Outcome, PostError> {
+        if self.required.is_some() {
+            self.check_required()?;
+        }
         let Some(order) = self.order.take() else { return self.post_now() };
         let outcome = self.post_in_order(&order);
         self.order = Some(order);
@@ -76,7 +79,7 @@ impl Post<'_, Recv<'_>> {
         }
         self.check_deadline()?;
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        let policy = self.kind.matching.policy.narrowed(rank, tag);
+        let policy = self.kind.matching.of_receive(rank, tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
         }
@@ -182,6 +185,7 @@ impl Post<'_, Recv<'_>> {
     }
 
     fn call_and_wait(&mut self) -> Result<Outcome, PostError> {
+        self.allow.check_waiting()?;
         if in_handler() {
             return Err(PostError::WouldBlock);
         }
@@ -197,6 +201,7 @@ impl Post<'_, Recv<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.take(),
+            is_spent: false,
             kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching, ticket: None },
         };
         let outcome = inner.post();

@@ -151,6 +151,18 @@ impl<K> Post<'_, K> {
         Ok(route)
     }
 
+    /// The path that is demanded of an operation that has no link of its own: the one to the rank.
+    #[cold]
+    pub(super) fn check_required(&self) -> Result<(), PostError> {
+        self.check_rank()?;
+        // A peer that is gone may have sent what is received.
+        match self.check_reach() {
+            Ok(route) => self.check_transport(route),
+            Err(PostError::PeerDown { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as that is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
         match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
@@ -301,6 +313,7 @@ impl<K> Post<'_, K> {
         if !waits {
             return begin(self.comp);
         }
+        self.allow.check_waiting()?;
         if in_handler() && !ends_at_once() {
             return Err(PostError::WouldBlock);
         }
@@ -483,7 +496,7 @@ fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> 
     }
 }
 
-/// The buffer goes into the status; borrowed bytes stay, and the operation can be called again.
+/// The buffer goes into the status; borrowed bytes stay, for [`Post::again`].
 fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
     match given.take() {
         Some(SendBuffer::Owned(buffer)) => buffer,

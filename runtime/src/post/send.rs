@@ -42,7 +42,7 @@ impl Kind for Send<'_> {
 impl Post<'_, Send<'_>> {
     #[inline]
     fn call_send(&mut self) -> Result<Outcome, PostError> {
-        let Match { policy, engine } = self.kind.matching;
+        let Match { policy, engine, .. } = self.kind.matching;
         if self.tag == Tag::ANY && policy.looks_at_tag() {
             return Err(PostError::Wildcard("Tag::ANY"));
         }

@@ -7,7 +7,7 @@ use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
 use crate::device::{DeviceInner, Outstanding};
-use crate::error::{PostError, WaitError};
+use crate::error::PostError;
 use crate::names::{Rank, Tag, UserContext};
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
@@ -138,7 +138,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
     match attempt(out, sending)? {
         Attempt::Done => {
             let size = sending.buffer.as_ref().map_or(0, SendBuffer::len);
-            // A borrowed buffer stays: the operation can be called again. An owned one goes into the status.
+            // Borrowed bytes stay, for `again`. An owned buffer goes into the status.
             let buffer = match &mut sending.buffer {
                 Some(SendBuffer::Borrowed(_)) | None => Buffer::Empty,
                 owned => match owned.take() {
@@ -155,7 +155,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
             Ok(Outcome::Posted)
         }
         Attempt::Posted => {
-            // An owned buffer was taken, and an empty one left: this operation is spent. Borrowed bytes are free.
+            // An owned buffer was taken, and an empty one left. Borrowed bytes are free.
             sending.buffer = sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
             out.runtime.0.deadlines.note(out.deadline);
             Ok(Outcome::Posted)
@@ -215,7 +215,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
             Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::of(busy))),
         },
-        Err(error) => Err(refused(out.rank, error)),
+        Err(error) => Err(refused(out, error)),
     }
 }
 
@@ -239,7 +239,7 @@ fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Re
             out.device.end_if_gone(&out.runtime.0, out.rank);
             Ok(Attempt::Posted)
         }
-        Err(error) => Err(refused(out.rank, error)),
+        Err(error) => Err(refused(out, error)),
     }
 }
 
@@ -254,7 +254,7 @@ fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Res
             out.device.end_if_gone(&out.runtime.0, out.rank);
             Ok(Attempt::Posted)
         }
-        Some(Err(error)) => Err(refused(out.rank, error)),
+        Some(Err(error)) => Err(refused(out, error)),
     }
 }
 
@@ -272,7 +272,7 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
             match other {
                 Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
                 Ok(_) => Ok(Attempt::Done),
-                Err(error) => Err(refused(out.rank, error)),
+                Err(error) => Err(refused(out, error)),
             }
         }
     }
@@ -287,7 +287,7 @@ fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, P
 }
 
 #[cold]
-fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
+pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
     use crate::protocol::select::Verdict;
     let why = linked.verdicts.iter().find(|path| path.transport == required.name()).map(|path| {
         match &path.verdict {
@@ -307,13 +307,17 @@ fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
 }
 
 #[cold]
-fn refused(rank: Rank, error: SubmitError) -> PostError {
+fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
+    let rank = out.rank;
     match error {
         SubmitError::TooLong { len, max } => PostError::TooLong { len, max },
         SubmitError::Kind(kind) => {
             PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
         }
-        SubmitError::Down { cause, .. } => PostError::PeerDown { rank, cause },
+        SubmitError::Down { cause, .. } => {
+            out.route.tell_down(&cause);
+            PostError::PeerDown { rank, cause }
+        }
         SubmitError::Address(_) | SubmitError::Lacking(_) | SubmitError::Unregistered(_) => {
             PostError::Unreachable { rank, why: error.to_string() }
         }
@@ -359,6 +363,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         tag: out.tag,
         user_context: out.user_context,
         comp,
+        required: out.required,
         deadline: out.deadline,
         size,
         stage,
@@ -366,7 +371,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
     match out.device.park(out.route, parked, limit) {
         Ok(()) => {
             out.runtime.0.deadlines.note(out.deadline);
-            // A borrowed buffer is free again, and the operation can be called once more.
+            // Borrowed bytes are free, and stay for `again`.
             sending.buffer = borrowed.map(SendBuffer::Borrowed);
             Ok(Outcome::Posted)
         }
@@ -406,6 +411,7 @@ pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
 /// `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
 #[cold]
 fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+    out.allow.check_waiting()?;
     if in_handler() {
         return Err(PostError::WouldBlock);
     }
@@ -425,10 +431,9 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
             }
             Outcome::Posted => {
                 let status = wait_for(out.runtime, &waiting)?;
-                return finish(out, status);
+                return Ok(Outcome::Done(status));
             }
-            Outcome::Done(status) => return finish(out, status),
-            retry => return Ok(retry),
+            over => return Ok(over),
         }
     }
 }
@@ -439,17 +444,6 @@ fn wait_for_link(out: &Outgoing<'_>) {
     inner.look_out_for(out.device, out.rank);
     inner.deadlines.note(out.deadline);
     let is_over = || out.route.linked().is_some() || out.deadline.has_passed(Deadline::now());
-    if let Err(error @ WaitError::Progress(_)) = inner.wait(&is_over, Some(LINKING)) {
-        tracing::warn!(%error, "while waiting to post");
-        std::thread::yield_now();
-    }
-}
-
-fn finish(out: &Outgoing<'_>, status: Status) -> Result<Outcome, PostError> {
-    if out.allow.done {
-        return Ok(Outcome::Done(status));
-    }
-    out.runtime.0.tell(out.device, out.comp, status);
-    out.runtime.0.sleepers.wake();
-    Ok(Outcome::Posted)
+    // In another process there is nothing to wait for: the next try says so.
+    let _ = inner.wait_keeping(&is_over, Some(LINKING));
 }

@@ -224,6 +224,11 @@ impl Inner {
         if scratch.runtime != self.id {
             scratch.runtime = self.id;
             scratch.comps = Snapshot::default();
+            // The batch is empty between calls.
+            let limit = self.settings.poll_batch();
+            if scratch.batch.room() != limit {
+                scratch.batch = Batch::new(limit);
+            }
         }
         if !scratch.met.told.is_empty() {
             scratch.met.drop_told();

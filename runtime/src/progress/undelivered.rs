@@ -14,7 +14,7 @@ use super::{Pass, arrival};
 use crate::bulk::wire::Offer;
 use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
-use crate::error::ProgressError;
+use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::peer::hold::Kept;
 use crate::runtime::Inner;
@@ -267,6 +267,11 @@ impl Pass<'_> {
 
     #[inline]
     fn tell_or_keep(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status, is_arrival: bool) {
+        if let Some(OpError::PeerDown { rank, cause }) = status.error.as_deref()
+            && let Some(route) = self.device.route(*rank)
+        {
+            route.tell_down(cause);
+        }
         if let Some(comp) = comp
             && self.device.is_waited_for(comp)
         {

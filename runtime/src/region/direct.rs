@@ -85,9 +85,12 @@ impl Remotes {
 
     /// The owner has answered. An answer that was not asked for is no harm: its owner says where its own memory is.
     pub(crate) fn answered(&self, owner: Rank, number: u64, place: Option<(RemotePlace, u64)>) {
-        if let Some(remote) = self.all().get(&(owner, number)) {
-            remote.set(place.map_or(Knowledge::Refused, |(place, len)| Knowledge::Place(place, len)));
-        }
+        let all = self.all();
+        let Some(remote) = all.get(&(owner, number)) else { return };
+        remote.set(place.map_or(Knowledge::Refused, |(place, len)| Knowledge::Place(place, len)));
+        drop(all);
+        let by = if place.is_some() { "the NIC" } else { "its owner" };
+        tracing::info!(%owner, by, "a remote region is reached without being mapped");
     }
 
     /// The registration has ended. Afterwards nobody uses the place any more. Whether it was known.

@@ -220,7 +220,8 @@ impl Rmr {
             }
         }
         let why = reasons.join("; ");
-        tracing::info!(owner = self.region.owner.0, why, "a remote region is reached through its owner");
+        // Who reaches it then, the NIC or its owner, turns out when the owner has answered.
+        tracing::info!(owner = self.region.owner.0, why, "a remote region is not mapped here");
         Err(why)
     }
 }

@@ -146,6 +146,26 @@ impl Choice for DumpChoice {
     const ALL: &'static [(&'static str, Self)] = &[("usr1", Self::Usr1), ("off", Self::Off)];
 }
 
+/// What `CARRACK_BOOTSTRAP` can ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BootstrapChoice {
+    /// `auto`: the job of the launcher; an error where that launcher's jobs cannot be joined.
+    Auto,
+    /// `alone`: a job of one, where neither `carrack run` nor torchrun's variables say otherwise.
+    Alone,
+}
+
+impl BootstrapChoice {
+    pub(crate) fn is_alone(self) -> bool {
+        self == Self::Alone
+    }
+}
+
+impl Choice for BootstrapChoice {
+    const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("alone", Self::Alone)];
+}
+
 /// Something that is done or not, as `CARRACK_VERBS_ODP` has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SwitchChoice {
@@ -182,6 +202,7 @@ display_as_word!(
     KernelCopyChoice,
     ProgressChoice,
     DumpChoice,
+    BootstrapChoice,
     SwitchChoice
 );
 

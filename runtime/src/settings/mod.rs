@@ -21,7 +21,7 @@
 //! let settings = Settings::builder().backlog(16).build_from_vars(vars)?;
 //! assert_eq!(settings.packet_size(), 4096); // the environment's
 //! assert_eq!(settings.backlog(), 16); // the program's
-//! assert_eq!(settings.queue_length(), 4096); // the default
+//! assert_eq!(settings.poll_batch(), 32); // the default
 //!
 //! let line = settings.describe().into_iter().find(|line| line.name == "packet_size");
 //! assert_eq!(line.map(|line| line.origin), Some(Origin::Environment("CARRACK_PACKET_SIZE")));
@@ -42,7 +42,8 @@ mod variables;
 mod tests;
 
 pub use choice::{
-    DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
+    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice,
+    TransportChoice,
 };
 pub use error::{SettingFault, SettingsError};
 pub use report::{Origin, SettingLine};

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::choice::{
-    DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice, TransportChoice,
+    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice,
+    TransportChoice,
 };
 use super::declare::settings;
 use super::form::{Auto, Bytes, Count, Flag, List, Micros, Port, Text, Word};
@@ -91,15 +92,11 @@ settings! {
     kernel_copy: KernelCopyChoice,
         "CARRACK_KERNEL_COPY", Word, KernelCopyChoice::Auto;
 
-    /// Entries of a completion queue that is made without a length of its own.
-    queue_length: usize,
-        "CARRACK_QUEUE_LENGTH", Count::of("entries", 2, 1 << 20).power_of_two(), 4096;
-
     /// Operations that the backlog of a peer holds before a post fails.
     backlog: usize,
         "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
 
-    /// Bytes of messages without a receive that a rank keeps; their senders are then told to keep further ones.
+    /// Bytes of messages without a receive that a rank keeps, and what the links to it hold beyond that; from half of them on senders are told to keep further ones. Ranks of a job should have the same.
     unexpected: usize,
         "CARRACK_UNEXPECTED", Bytes::between(4 << 10, 1 << 40), 8 << 20;
 
@@ -143,6 +140,10 @@ settings! {
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 
+    /// Whether a process that another launcher started as one of several (mpiexec, mpirun, srun) may be a job of one: auto refuses to start; ranks of `carrack run` and torchrun are none of these.
+    bootstrap: BootstrapChoice,
+        "CARRACK_BOOTSTRAP", Word, BootstrapChoice::Auto;
+
     /// Port on which rank 0 is found where RANK and WORLD_SIZE are set and no launcher of ours is there; 0: 1000 above MASTER_PORT.
     port: usize,
         "CARRACK_PORT", Port, 0;
@@ -150,10 +151,6 @@ settings! {
     /// Seconds for which the ranks of such a job wait for each other to come.
     bootstrap_timeout: usize,
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
-
-    /// What the carrack command logs, as a filter of the tracing crate.
-    log: String, seen as &str,
-        "CARRACK_LOG", Text::such_as("carrack=debug"), String::from("warn");
 }
 
 /// A `CARRACK_*` variable that is not a setting: somebody else reads it, and [`Settings`] lets it pass.
@@ -165,7 +162,8 @@ pub struct Reserved {
     pub doc: &'static str,
 }
 
-/// The variables by which the launcher tells a rank who it is, and the job's secret, which is not to be shown. They are read by the bootstrap.
+/// The variables by which the launcher tells a rank who it is, and the job's secret, which is not to be shown: the bootstrap reads
+/// them. And those of the simulated NIC and of the carrack command.
 pub const RESERVED: &[Reserved] = &[
     Reserved { variable: "CARRACK_RANK", doc: "Rank of this process; set by the launcher." },
     Reserved { variable: "CARRACK_SIZE", doc: "Number of ranks of the job; set by the launcher." },
@@ -180,5 +178,9 @@ pub const RESERVED: &[Reserved] = &[
     Reserved {
         variable: carrack_transports::verbs::simulated::FABRIC_VARIABLE,
         doc: "Network that simulated NICs are plugged into; read by these.",
+    },
+    Reserved {
+        variable: "CARRACK_LOG",
+        doc: "What the carrack command logs on stderr, as a filter of the tracing crate; RUST_LOG where it is not set, else warn.",
     },
 ];

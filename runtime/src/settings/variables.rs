@@ -75,7 +75,6 @@ mod tests {
             ("CARRACK_PACKET_SIZ", "CARRACK_PACKET_SIZE"),
             ("CARRACK_SHM_SLOT", "CARRACK_SHM_SLOTS"),
             ("CARRACK_SHM_CHUNK", "CARRACK_SHM_CHUNKS"),
-            ("CARRACK_QUEUE_LEN", "CARRACK_QUEUE_LENGTH"),
             ("CARRACK_BACKLOGS", "CARRACK_BACKLOG"),
             ("CARRACK_SPIN", "CARRACK_SPIN_US"),
             ("CARRACK_GPUS", "CARRACK_GPU"),

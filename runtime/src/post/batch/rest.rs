@@ -123,6 +123,7 @@ impl Post<'_, Batch<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: None,
+            is_spent: false,
             kind,
         }
     }

@@ -1,0 +1,226 @@
+//! Launchers that set variables of their own, by which no bootstrap of this build finds the other ranks.
+//!
+//! A process that such a launcher started is one of several, and must not run as a job of one in silence.
+
+#![forbid(unsafe_code)]
+
+use super::error::BootstrapError;
+use crate::settings::Settings;
+
+/// The environment variables of a launcher. An empty name stands for what the launcher does not tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launcher {
+    /// Its name.
+    pub name: &'static str,
+    /// The variable that only the processes of this launcher have.
+    pub mark: &'static str,
+    /// The number of a process in the job.
+    pub rank: &'static str,
+    /// The number of processes of the job.
+    pub size: &'static str,
+    /// The number of a process among those of its node.
+    pub rank_on_node: &'static str,
+    /// The number of processes of the job on the node.
+    pub size_on_node: &'static str,
+    /// The number of nodes of the job.
+    pub nodes: &'static str,
+}
+
+/// The known launchers, the innermost first: a launcher that runs within a Slurm job knows better than Slurm.
+///
+/// An MPI library's launcher also sets the variables of PMI or PMIx, so those rows come last.
+pub const LAUNCHERS: &[Launcher] = &[
+    Launcher {
+        name: "jsrun",
+        mark: "JSM_NAMESPACE_RANK",
+        rank: "JSM_NAMESPACE_RANK",
+        size: "JSM_NAMESPACE_SIZE",
+        rank_on_node: "JSM_NAMESPACE_LOCAL_RANK",
+        size_on_node: "JSM_NAMESPACE_LOCAL_SIZE",
+        nodes: "",
+    },
+    Launcher {
+        name: "Open MPI",
+        mark: "OMPI_COMM_WORLD_RANK",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        rank_on_node: "OMPI_COMM_WORLD_LOCAL_RANK",
+        size_on_node: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        nodes: "",
+    },
+    Launcher {
+        name: "MVAPICH",
+        mark: "MV2_COMM_WORLD_RANK",
+        rank: "MV2_COMM_WORLD_RANK",
+        size: "MV2_COMM_WORLD_SIZE",
+        rank_on_node: "MV2_COMM_WORLD_LOCAL_RANK",
+        size_on_node: "MV2_COMM_WORLD_LOCAL_SIZE",
+        nodes: "",
+    },
+    Launcher {
+        name: "Hydra",
+        mark: "MPI_LOCALRANKID",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        rank_on_node: "MPI_LOCALRANKID",
+        size_on_node: "MPI_LOCALNRANKS",
+        nodes: "",
+    },
+    Launcher {
+        name: "PALS",
+        mark: "PALS_RANKID",
+        rank: "PALS_RANKID",
+        size: "PALS_SIZE",
+        rank_on_node: "PALS_LOCAL_RANKID",
+        size_on_node: "PALS_LOCAL_SIZE",
+        nodes: "",
+    },
+    Launcher {
+        name: "Flux",
+        mark: "FLUX_TASK_RANK",
+        rank: "FLUX_TASK_RANK",
+        size: "FLUX_JOB_SIZE",
+        rank_on_node: "FLUX_TASK_LOCAL_ID",
+        size_on_node: "",
+        nodes: "FLUX_JOB_NNODES",
+    },
+    // Batch scripts and the shells of salloc have SLURM_PROCID or SLURM_NTASKS as well. Only tasks of srun have this mark.
+    Launcher {
+        name: "Slurm",
+        mark: "SLURM_STEP_NUM_TASKS",
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        rank_on_node: "SLURM_LOCALID",
+        size_on_node: "",
+        nodes: "SLURM_NNODES",
+    },
+    Launcher {
+        name: "a launcher with PMIx",
+        mark: "PMIX_RANK",
+        rank: "PMIX_RANK",
+        size: "PMIX_SIZE",
+        rank_on_node: "",
+        size_on_node: "",
+        nodes: "",
+    },
+    Launcher {
+        name: "a launcher with PMI",
+        mark: "PMI_RANK",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        rank_on_node: "",
+        size_on_node: "",
+        nodes: "",
+    },
+    Launcher {
+        name: "a launcher with PMI",
+        mark: "PMI_ID",
+        rank: "PMI_ID",
+        size: "",
+        rank_on_node: "",
+        size_on_node: "",
+        nodes: "",
+    },
+];
+
+impl Launcher {
+    /// Returns `true` if the variables are those of a process of this launcher.
+    pub fn is_marked(&self, variable: impl Fn(&str) -> Option<String>) -> bool {
+        variable(self.mark).is_some()
+    }
+}
+
+/// Refuses to run this process as a job of one where a launcher started it as one of several.
+///
+/// # Errors
+///
+/// [`BootstrapError::OtherLauncher`], unless `CARRACK_BOOTSTRAP` is `alone`.
+pub fn check(settings: &Settings) -> Result<(), BootstrapError> {
+    if settings.bootstrap().is_alone() {
+        return Ok(());
+    }
+    refuse(|name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()))
+}
+
+/// Looks at all launchers: the one that the process is alone in may run within another that started several.
+fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
+    let size = |launcher: &Launcher| variable(launcher.size)?.trim().parse::<u32>().ok();
+    let marked = || LAUNCHERS.iter().filter(|launcher| launcher.is_marked(&variable));
+    let most = marked().filter_map(size).max();
+    let Some(launcher) = marked().find(|launcher| size(launcher) != Some(1)).filter(|_| most != Some(1))
+    else {
+        return Ok(());
+    };
+    let mut names = vec![launcher.mark, launcher.rank, launcher.size];
+    names.sort_unstable();
+    names.dedup();
+    let told = names.into_iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
+    let variables = told.collect::<Vec<_>>().join(", ");
+    Err(BootstrapError::OtherLauncher { launcher: launcher.name, variables })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(variables: &[(&str, &str)]) -> Option<String> {
+        let variable = |wanted: &str| {
+            let found = variables.iter().find(|(name, _)| *name == wanted);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        refuse(variable).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn one_process_of_several_is_refused_by_each_launchers_name_and_variables() {
+        for launcher in LAUNCHERS {
+            let variables = [(launcher.mark, "1"), (launcher.rank, "1"), (launcher.size, "2")];
+            let variables: Vec<_> = variables.into_iter().filter(|(name, _)| !name.is_empty()).collect();
+            // Slurm's mark is its size.
+            let first = if launcher.mark == launcher.size { variables[1..].to_vec() } else { variables };
+            let why = refused(&first).unwrap_or_else(|| panic!("{} is not seen", launcher.name));
+            for part in
+                [launcher.name, launcher.rank, launcher.size, "CARRACK_BOOTSTRAP=alone", "carrack run"]
+            {
+                assert!(why.contains(part), "{part}: {why}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_only_process_of_a_launcher_is_alone() {
+        assert_eq!(refused(&[("PATH", "/bin")]), None);
+        for launcher in LAUNCHERS.iter().filter(|launcher| !launcher.size.is_empty()) {
+            let alone = [(launcher.size, "1"), (launcher.mark, "0"), (launcher.rank, "0")];
+            assert_eq!(refused(&alone), None, "{}", launcher.name);
+        }
+        // PMIx tells no size here, and Slurm does.
+        let task = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("PMIX_RANK", "0")];
+        assert_eq!(refused(&task), None);
+    }
+
+    #[test]
+    fn batch_scripts_and_shells_of_a_slurm_job_are_alone() {
+        let batch =
+            [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0"), ("SLURM_JOB_ID", "7")];
+        assert_eq!(refused(&batch), None);
+        assert_eq!(refused(&[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")]), None);
+    }
+
+    #[test]
+    fn of_several_launchers_one_that_started_several_counts_and_the_innermost_is_named() {
+        let of_slurm = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "1")];
+        let within =
+            |others: &[(&'static str, &'static str)]| refused(&[others, &of_slurm].concat()).unwrap();
+        let hydra = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "1")];
+        assert!(within(&hydra).contains("Hydra"));
+        let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+        assert!(within(&alone).contains("Slurm"));
+    }
+
+    #[test]
+    fn a_size_that_is_not_told_or_no_number_is_not_taken_for_one() {
+        assert!(refused(&[("PMIX_RANK", "0")]).unwrap().contains("PMIX_RANK=0"));
+        assert!(refused(&[("PMI_RANK", "0"), ("PMI_SIZE", "many")]).unwrap().contains("PMI_SIZE=many"));
+    }
+}
