@@ -93,6 +93,7 @@ impl<K> Post<'_, K> {
             Err(SubmitError::Unregistered(why)) => Ok(Given::Refused(why)),
             Ok(_) => Ok(Given::Refused("the link has no completion for it".into())),
             Err(SubmitError::Down { cause, .. }) => Err(PostError::PeerDown { rank: self.rank, cause }),
+            Err(SubmitError::Lacking(why)) => Err(PostError::Lacking { rank: self.rank, why }),
             Err(other) => Err(PostError::Unreachable { rank: self.rank, why: other.to_string() }),
         }
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Once, OnceLock, Weak};
 pub(super) struct KernelCopy {
     pid: libc::pid_t,
     /// Readable when the process is dead. Without one (an old kernel) that is not known here.
-    process: Option<OwnedFd>,
+    process: Option<Arc<OwnedFd>>,
     /// Where its device says that it has closed: its buffers may be in other use from then on. There once it has answered.
     page: OnceLock<Arc<BellPage>>,
     link: Weak<Outgoing>,
@@ -29,7 +29,7 @@ enum Way {
 }
 
 impl KernelCopy {
-    pub(super) fn of(pid: libc::pid_t, process: Option<OwnedFd>, link: Weak<Outgoing>) -> Self {
+    pub(super) fn of(pid: libc::pid_t, process: Option<Arc<OwnedFd>>, link: Weak<Outgoing>) -> Self {
         Self { pid, process, page: OnceLock::new(), link }
     }
 

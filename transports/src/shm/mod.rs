@@ -6,6 +6,7 @@
 //! | [`handshake`] | the few messages over a Unix socket by which a sender shows its segment to a receiver |
 //! | [`link`] | the sending side: inline into the ring, or through a chunk |
 //! | [`device`] | the receiving side, and whatever has to be looked after for both |
+//! | `stranger` | a sender from its call to its welcome |
 //! | [`inbound`] | the rings that lead here: which are looked at, and what comes out of them |
 //! | [`export`] | regions that peers map |
 //! | [`kernel_copy`] | the memory of another process, copied from and to by the kernel |
@@ -24,6 +25,7 @@ pub mod inbound;
 pub mod kernel_copy;
 pub mod link;
 pub mod segment;
+mod stranger;
 
 pub use segment::Geometry;
 
@@ -31,7 +33,7 @@ use crate::contract::{
     Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Transport, Unavailable, WireKey,
 };
 use crate::gpu::Gpu;
-use crate::mem::{PacketSource, Region};
+use crate::mem::{MapError, PacketSource, Region};
 use crate::sync::ring::{FIRST, MAX_PAYLOAD};
 use std::sync::Arc;
 
@@ -96,11 +98,11 @@ impl Domain for ShmDomain {
         &self.caps
     }
 
-    fn export(&self, region: &Region) -> Result<Exported, String> {
+    fn export(&self, region: &Region) -> Result<Exported, MapError> {
         export::export(region)
     }
 
-    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         export::import(key)
     }
 
