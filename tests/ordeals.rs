@@ -40,6 +40,7 @@ fn a_rank_in_its_role() {
         "posts" => poor::posts(&role),
         "soak" => soak::rank(&role),
         "stop" => stop::rank(&role),
+        "tracers" => poor::tracers(&role),
         "traffic" => poor::traffic(&role),
         other => panic!("no role {other}"),
     }

@@ -5,11 +5,12 @@ use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
-use carrack::settings::{GpuChoice, Settings};
+use carrack::settings::{GpuChoice, KernelCopyChoice, Settings};
 use carrack::{PostError, Rank, Runtime, StartError, Synchronizer, Tag};
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -135,6 +136,23 @@ fn refuse(which: usize) {
         _ => return,
     };
     kernel::refuses(&refused);
+}
+
+/// With `CARRACK_KERNEL_COPY=off` no process is let at this one's memory that the system keeps from it.
+#[test]
+fn a_rank_that_has_no_kernel_copies_lets_no_process_at_its_memory() {
+    let _watchdog = Watchdog::over("tracers");
+    Ranks::start("tracers", 2, &[0]).succeed();
+    let ends = Ranks::start("tracers", 1, &[1]).end();
+    assert_eq!(ends[0].signal(), Some(libc::SIGSYS), "with kernel copies the request is made: {ends:?}");
+}
+
+pub(crate) fn tracers(role: &Role) {
+    let choice = if role.words[0] == 1 { KernelCopyChoice::Auto } else { KernelCopyChoice::Off };
+    kernel::ends_at(libc::SYS_prctl, libc::PR_SET_PTRACER.cast_unsigned());
+    let runtime = role.runtime(OverShm::settings().kernel_copy(choice));
+    runtime.barrier().unwrap();
+    role.meet("over", &runtime, 0..role.size);
 }
 
 /// Without shared memory there is no way to another process, and within one there is.

@@ -44,12 +44,19 @@ pub const NAME: &str = "shm";
 #[derive(Debug, Clone)]
 pub struct Shm {
     geometry: Geometry,
+    kernel_copy: bool,
 }
 
 impl Shm {
     /// With rings and chunks of this size.
     pub fn new(geometry: Geometry) -> Self {
-        Self { geometry }
+        Self { geometry, kernel_copy: true }
+    }
+
+    /// Sets whether peers may have the kernel copy from and to this process's memory, which they may by default.
+    #[must_use]
+    pub fn kernel_copy(self, allowed: bool) -> Self {
+        Self { kernel_copy: allowed, ..self }
     }
 }
 
@@ -72,7 +79,9 @@ impl Transport for Shm {
 
     fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
         self.geometry.check().map_err(|reason| Unavailable::new(NAME, reason))?;
-        kernel_copy::allow_peers();
+        if self.kernel_copy {
+            kernel_copy::allow_peers();
+        }
         let chunk = self.geometry.chunk_size as usize;
         let caps = Caps {
             am_inline: FIRST,
