@@ -6,6 +6,8 @@ mod support;
 
 #[path = "hostile/greed.rs"]
 mod greed;
+#[path = "hostile/users.rs"]
+mod users;
 
 use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{

@@ -335,6 +335,8 @@ fn late(what: &str) {
     let burnt = Duration::try_from(now).unwrap() - Duration::try_from(used).unwrap();
     println!("burnt {burnt:?} of {waited:?}");
     assert!(is_late || burnt < waited / 10, "{what}: {burnt:?} of {waited:?}");
+}
+
 /// This very test as a process of a launcher that sets these variables, and no others.
 fn started_by(variables: &[(&str, &str)]) -> Command {
     let mut command = role("meet", 0, 1, 0);

@@ -92,6 +92,15 @@ pub enum PostError {
         /// Each transport's reason.
         why: String,
     },
+    /// This process lacks a descriptor or memory for a connection to the peer. The peer may be well.
+    /// Close what is not needed, or raise the limit, and post again.
+    #[error("{rank} cannot be connected to now: {why}")]
+    Lacking {
+        /// The peer.
+        rank: Rank,
+        /// What is lacking.
+        why: String,
+    },
     /// The path that was demanded is not the one to this peer.
     #[error("the path to {rank} is {chosen}, not {required} as demanded: {why}")]
     Path {

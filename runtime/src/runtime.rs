@@ -294,7 +294,7 @@ fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn 
     let verbs = verbs_options(settings, place);
     vec![
         (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-        (TransportChoice::Shm, Box::new(Shm::new(geometry))),
+        (TransportChoice::Shm, Box::new(Shm::new(geometry).kernel_copy(settings.kernel_copy().is_allowed()))),
         (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
         (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs))),
     ]

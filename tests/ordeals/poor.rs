@@ -5,12 +5,13 @@ use crate::support::ranks::{Ranks, Role, listing, lone_rank};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
-use carrack::settings::{GpuChoice, Settings};
+use carrack::settings::{GpuChoice, KernelCopyChoice, Settings};
 use carrack::transports::sync::barrier::Barrier;
 use carrack::transports::sync::{BiasedLock, Queue, Sleepers, attention};
 use carrack::{PostError, Rank, Runtime, StartError, Synchronizer, Tag};
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -190,6 +191,23 @@ fn refuse(which: usize) {
     kernel::refuses(&refused);
 }
 
+/// With `CARRACK_KERNEL_COPY=off` no process is let at this one's memory that the system keeps from it.
+#[test]
+fn a_rank_that_has_no_kernel_copies_lets_no_process_at_its_memory() {
+    let _watchdog = Watchdog::over("tracers");
+    Ranks::start("tracers", 2, &[0]).succeed();
+    let ends = Ranks::start("tracers", 1, &[1]).end();
+    assert_eq!(ends[0].signal(), Some(libc::SIGSYS), "with kernel copies the request is made: {ends:?}");
+}
+
+pub(crate) fn tracers(role: &Role) {
+    let choice = if role.words[0] == 1 { KernelCopyChoice::Auto } else { KernelCopyChoice::Off };
+    kernel::ends_at(libc::SYS_prctl, libc::PR_SET_PTRACER.cast_unsigned());
+    let runtime = role.runtime(OverShm::settings().kernel_copy(choice));
+    runtime.barrier().unwrap();
+    role.meet("over", &runtime, 0..role.size);
+}
+
 /// Without shared memory there is no way to another process, and within one there is.
 pub(crate) fn no_memory(role: &Role) {
     refuse(MEMORY as usize);
@@ -215,55 +233,138 @@ pub(crate) fn no_memory(role: &Role) {
 // ---- few descriptors ---------------------------------------------------------------------------------
 
 #[test]
-fn whoever_runs_out_of_descriptors_is_told_so_and_nothing_hangs() {
+fn whoever_runs_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some() {
     let _watchdog = Watchdog::over("descriptors");
     Ranks::start("few", 1, &[]).succeed();
 }
 
-/// Two ranks in one process, with ever more descriptors to be had, until it works.
+/// Two ranks in one process, with ever more descriptors to be had while they start and connect, until that is enough.
 pub(crate) fn few(_: &Role) {
     let whole = getrlimit(Resource::Nofile);
+    let mut waited = 0;
     for spare in 0.. {
-        let used = listing("/proc/self/fd").len() as u64;
-        setrlimit(Resource::Nofile, Rlimit { current: Some(used - 1 + spare), ..whole }).unwrap();
-        let outcome = attempt();
+        assert!(spare < 100);
+        let before = holdings();
+        let spent = limit(spare);
+        let ranks = Runtime::in_process_with(2, &built(OverShm::settings()));
+        let outcome = ranks.map(|ranks| meet(&ranks, whole));
         setrlimit(Resource::Nofile, whole).unwrap();
+        drop(spent);
+        assert_eq!(holdings(), before, "what is left of a try with {spare} descriptors");
         match outcome {
-            Ok(()) => {
-                assert!(spare > 5, "it was not poor");
+            Ok(Meeting::Smooth) => {
+                assert!(spare > 5 && waited > 2, "it was not poor");
                 return;
             }
+            Ok(Meeting::Late) => waited += 1,
             Err(error) => {
                 eprintln!("with {spare} descriptors: {error}");
-                let right = error.contains("open files") && !error.contains("is gone: its process");
-                assert!(right, "with {spare} descriptors: {error}");
+                assert!(error.to_string().contains("open files"), "with {spare} descriptors: {error}");
             }
         }
-        assert!(spare < 100);
     }
 }
 
-fn attempt() -> Result<(), String> {
-    let text = |error: &dyn std::error::Error| error.to_string();
-    let ranks = Runtime::in_process_with(2, &built(OverShm::settings())).map_err(|error| text(&error))?;
-    let arrived = Synchronizer::new(1);
-    let mut receive = ranks[1].post_recv(Rank(0), vec![0; 100], Tag(1)).comp(&arrived);
-    assert!(receive.call().map_err(|error| text(&error))?.is_posted());
-    let start = Instant::now();
-    let mut sent = false;
-    while !arrived.test() {
-        for rank in &ranks {
-            rank.progress().map_err(|error| text(&error))?;
-        }
-        if !sent {
-            let send = ranks[0].post_send(Rank(1), &pattern(1, 100)[..], Tag(1)).call();
-            sent = send.map_err(|error| text(&error))?.is_done();
-        }
-        if start.elapsed() > Duration::from_secs(5) {
-            return Err("it hangs".into());
+/// The same while they connect, of which the peers know nothing: in the middle of any step.
+#[test]
+fn a_moment_without_descriptors_ends_no_rank_and_leaves_nothing() {
+    let _watchdog = Watchdog::over("a moment");
+    Ranks::start("moment", 1, &[]).succeed();
+}
+
+pub(crate) fn moment(_: &Role) {
+    let whole = getrlimit(Resource::Nofile);
+    let before = holdings();
+    let mut waited = 0;
+    for spare in 0.. {
+        assert!(spare < 100);
+        let ranks = Runtime::in_process_with(2, &built(OverShm::settings())).unwrap();
+        let spent = limit(spare);
+        let meeting = meet(&ranks, whole);
+        drop((spent, ranks));
+        assert_eq!(holdings(), before, "what is left of a moment with {spare} descriptors");
+        match meeting {
+            Meeting::Smooth => break,
+            Meeting::Late => waited += 1,
         }
     }
-    let status = arrived.take().unwrap().remove(0).ok().map_err(|error| text(&error))?;
-    assert_eq!(status.bytes().unwrap(), pattern(1, 100));
-    Ok(())
+    assert!(waited > 5, "it was not poor: {waited}");
+}
+
+#[test]
+fn posts_that_lack_a_descriptor_for_their_connection_leave_nothing() {
+    let _watchdog = Watchdog::over("posts");
+    Ranks::start("posts", 1, &[]).succeed();
+}
+
+pub(crate) fn posts(_: &Role) {
+    let whole = getrlimit(Resource::Nofile);
+    for spare in 0..3 {
+        let ranks = Runtime::in_process_with(2, &built(OverShm::settings())).unwrap();
+        let before = holdings();
+        let spent = limit(spare);
+        for _ in 0..200 {
+            let refused = ranks[0].post_send(Rank(1), b"x", Tag(1)).call().unwrap_err();
+            assert!(matches!(&refused, PostError::Lacking { rank: Rank(1), .. }), "{refused}");
+            assert!(refused.to_string().contains("open files"), "{refused}");
+        }
+        setrlimit(Resource::Nofile, whole).unwrap();
+        drop(spent);
+        assert_eq!(holdings(), before, "descriptors, and segments that are mapped");
+        assert!(matches!(meet(&ranks, whole), Meeting::Smooth));
+    }
+}
+
+/// Descriptors of this process, and memory that it shares.
+fn holdings() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (listing("/proc/self/fd").len(), maps.lines().filter(|line| line.contains("/memfd:carrack-")).count())
+}
+
+/// So many more descriptors can be had, and no more, while what is returned lives and the limit stays.
+fn limit(spare: usize) -> Vec<File> {
+    let low = Rlimit { current: Some(256), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, low).unwrap();
+    let mut spent: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    spent.truncate(spent.len() - spare);
+    spent
+}
+
+enum Meeting {
+    /// There was what it took.
+    Smooth,
+    /// The message came when there was.
+    Late,
+}
+
+/// Both ranks send to each other. What they have not come to by themselves they come to with the `whole` limit.
+fn meet(ranks: &[Runtime], whole: Rlimit) -> Meeting {
+    let arrived = Synchronizer::new(2);
+    for (rank, other) in [(0, Rank(1)), (1, Rank(0))] {
+        let mut receive = ranks[rank].post_recv(other, vec![0; 100], Tag(1)).comp(&arrived);
+        assert!(receive.call().unwrap().is_posted());
+    }
+    let start = Instant::now();
+    let (mut sent, mut meeting) = ([false; 2], Meeting::Smooth);
+    while !arrived.test() {
+        for (rank, other) in [(0, Rank(1)), (1, Rank(0))] {
+            ranks[rank].progress().unwrap();
+            assert_eq!(ranks[rank].peer_down(other), None);
+            if !sent[rank] {
+                match ranks[rank].post_send(other, &pattern(1, 100)[..], Tag(1)).call() {
+                    Ok(outcome) => sent[rank] = !outcome.is_retry(),
+                    Err(PostError::Lacking { why, .. }) => assert!(why.contains("open files"), "{why}"),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        if start.elapsed() > Duration::from_millis(100) && matches!(meeting, Meeting::Smooth) {
+            setrlimit(Resource::Nofile, whole).unwrap();
+            meeting = Meeting::Late;
+        }
+    }
+    for status in arrived.take().unwrap() {
+        assert_eq!(status.ok().unwrap().bytes().unwrap(), pattern(1, 100));
+    }
+    meeting
 }

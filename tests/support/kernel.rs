@@ -1,16 +1,44 @@
 //! A kernel that refuses some of its calls, as containers have them do.
 
+use libc::sock_filter;
+
 /// The system calls that this thread, and those that it starts, are refused from now on, with EPERM.
 pub fn refuses(calls: &[libc::c_long]) {
-    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    // The system call's number is the first word of what the filter sees.
-    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    let mut filter = vec![load(0)];
     for call in calls {
-        filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, *call as u32, 0, 1));
-        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
-        filter.push(step(libc::BPF_RET | libc::BPF_K, refused, 0, 0));
+        filter.push(jump_unless(*call as u32, 1));
+        filter.push(answer(libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned()));
     }
-    filter.push(step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
+    install(filter);
+}
+
+/// Ends this process when this thread, or one that it starts, makes a call with this first argument.
+pub fn ends_at(call: libc::c_long, argument: u32) {
+    // The arguments come behind the number, the architecture and the caller's address, the low half first.
+    let second = [load(16), jump_unless(argument, 1), answer(libc::SECCOMP_RET_KILL_PROCESS)];
+    install([&[load(0), jump_unless(call as u32, 3)][..], &second].concat());
+}
+
+/// Looks at a word of what the filter sees. The first is the system call's number.
+fn load(at: u32) -> sock_filter {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0)
+}
+
+/// Leaves steps out unless the word is this one.
+fn jump_unless(word: u32, steps: u8) -> sock_filter {
+    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word, steps)
+}
+
+fn answer(answer: u32) -> sock_filter {
+    step(libc::BPF_RET | libc::BPF_K, answer, 0)
+}
+
+fn step(code: u32, k: u32, jf: u8) -> sock_filter {
+    sock_filter { code: code as u16, jt: 0, jf, k }
+}
+
+fn install(mut filter: Vec<sock_filter>) {
+    filter.push(answer(libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: both calls read what they are given, which is there; the second takes rights away from this
     // thread, and those that it starts, only.

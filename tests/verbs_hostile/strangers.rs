@@ -1,17 +1,17 @@
 //! What is said at the TCP port: by those who know the secret, and by those who do not.
 
 use crate::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, knock};
-use crate::ground::{Ground, Side, fabric_of, identity, nic, options};
+use crate::ground::{Ground, Heard, Side, fabric_of, identity, nic, options};
 use crate::support::{Watchdog, random, rng};
-use carrack::transports::contract::{Event, PeerId};
+use carrack::transports::contract::{DownCause, Event, PeerId};
 use carrack::transports::verbs::address::{Address, DeviceKey};
-use carrack::transports::verbs::channel::Received;
+use carrack::transports::verbs::channel::{Channel, Received};
 use carrack::transports::verbs::simulated::Config;
 use carrack::transports::verbs::wire::{End, MAX_MESSAGE, Message, proof};
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 
 /// Somebody says hello, and is turned away with a reason. What that is.
 #[track_caller]
@@ -230,4 +230,66 @@ fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
     another.send(&Message::Bye).unwrap();
     drop(silent);
     ground.all_go_on(20);
+}
+
+/// A rank that hangs up before it has answered is called again, which takes a descriptor.
+#[test]
+fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later() {
+    const ALONE: &str = "VERBS_HOSTILE_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        // Descriptors are the process's, and other tests need theirs.
+        let name = "strangers::a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later";
+        let again = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(ALONE, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&again.stdout);
+        assert!(again.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let _watchdog = Watchdog::over("called later");
+    let mut ground = Ground::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut address = Address::decode(&ground.sides[1].device.address()).unwrap();
+    address.key = DeviceKey::fresh().unwrap();
+    address.tcp_port = listener.local_addr().unwrap().port();
+    let _link = ground.sides[0].device.connect(&address.encode(), ME).unwrap();
+    let mut called = accept(&mut ground, &listener);
+    called.send(&Message::Challenge([1; 16])).unwrap();
+    let hello = answer(&mut ground, &mut called);
+    assert!(matches!(hello, Received::Message(Message::Hello { .. })), "{hello:?}");
+    drop(called);
+    let limit = getrlimit(Resource::Nofile);
+    // Also where one has just been closed: those below are open for ever.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
+    for _ in 0..100 {
+        ground.all_go_on(1);
+    }
+    assert!(
+        listener.accept().is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE)),
+        "it was not poor"
+    );
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut called = accept(&mut ground, &listener);
+    called.send(&Message::Refusal("enough".into())).unwrap();
+    ground.talk_until("a refusal", |ground| !ground.of_the_fourth.is_empty());
+    assert!(
+        matches!(&ground.of_the_fourth[..], [(0, Heard::End(DownCause::Refused(why)))] if why == "enough"),
+        "{:?}",
+        ground.of_the_fourth
+    );
+}
+
+#[track_caller]
+fn accept(ground: &mut Ground, listener: &TcpListener) -> Channel {
+    let start = std::time::Instant::now();
+    loop {
+        if let Ok((stream, _)) = listener.accept() {
+            return Channel::over(stream).unwrap();
+        }
+        ground.step();
+        assert!(start.elapsed() < PATIENCE, "no call: {:?}", ground.of_the_fourth);
+    }
 }

@@ -2,8 +2,11 @@
 //!
 //! Sequenced packets, so a message is whole or not there; non-blocking, so a device can drive them from
 //! its poll; in the abstract namespace, so nothing stays behind in any file system, whatever kills the
-//! process. Abstract names have no permissions of their own: whoever accepts must check
-//! [`Channel::peer`] and a secret.
+//! process.
+//!
+//! Abstract names have no permissions: any user can call one, and take one that its owner has left.
+//! So both ends look at the user of the other, as the kernel tells it, before a byte is sent or read.
+//! That the other end belongs to the job is for a secret to show.
 
 use crate::fork::Owner;
 use rustix::io::Errno;
@@ -15,8 +18,24 @@ use rustix::process::{Pid, PidfdFlags};
 use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// Returns `true` if a call failed because something is short for now: descriptors, memory, or room
+/// in a queue. The same call can succeed later, and its failure says nothing about a peer.
+pub fn is_shortage(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::AGAIN
+            | Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOMEM
+            | Errno::NOBUFS
+            | Errno::NOSPC
+            | Errno::TOOMANYREFS
+    )
+}
 
 /// Why an inherited descriptor was not taken over. It is as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,9 +104,16 @@ pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
 /// Descriptors that one message carries at most.
 pub const MAX_FDS: usize = 4;
 
+/// Connections that wait to be accepted, at most.
+const BACKLOG: i32 = 1024;
+
 /// Where channels come in.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct Listener {
+    socket: OwnedFd,
+    /// A process of another user has called, and that was told.
+    has_told: AtomicBool,
+}
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -100,6 +126,27 @@ pub struct Peer {
     pub pid: i32,
     /// User id.
     pub uid: u32,
+}
+
+impl Peer {
+    /// Returns `true` if it runs as the user that this process runs as.
+    pub fn is_this_user(self) -> bool {
+        self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
+/// Why there is no channel to a listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Its name is that of a process of another user.
+    #[error(
+        "process {} of user {} has the name, and this process is of another user: run all ranks as one user",
+        .0.pid, .0.uid
+    )]
+    OtherUser(Peer),
+    /// The system's word. `Errno::AGAIN`: the listener's queue is full, try later.
+    #[error(transparent)]
+    System(#[from] Errno),
 }
 
 /// What was received.
@@ -118,32 +165,65 @@ impl Listener {
     pub fn bind(name: &[u8]) -> Result<Self, Errno> {
         let socket = new_socket()?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        rustix::net::listen(&socket, 1024)?;
-        Ok(Self(socket))
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(Self { socket, has_told: AtomicBool::new(false) })
     }
 
-    /// The next connection, if one is waiting.
+    /// The next connection from a process of this user, if one is waiting. Those of other users are
+    /// closed.
     pub fn accept(&self) -> Result<Option<Channel>, Errno> {
-        match rustix::net::accept_with(&self.0, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-            Ok(socket) => Ok(Some(Channel(socket, Owner::this_process()))),
-            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
-            Err(error) => Err(error),
+        // One that calls again and again does not keep this process here.
+        for _ in 0..BACKLOG {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let channel = match rustix::net::accept_with(&self.socket, flags) {
+                Ok(socket) => Channel(socket, Owner::this_process()),
+                Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let peer = channel.peer()?;
+            if peer.is_this_user() {
+                return Ok(Some(channel));
+            }
+            if !self.has_told.swap(true, Ordering::Relaxed) {
+                let Peer { pid, uid } = peer;
+                tracing::warn!(pid, uid, "a process of another user calls this one, and is hung up on");
+            }
         }
+        Ok(None)
     }
 }
 
 impl Channel {
-    /// Connects to a listener. `Errno::AGAIN`: its queue is full, try later.
-    pub fn connect(name: &[u8]) -> Result<Self, Errno> {
+    /// Connects to a listener of this process's user.
+    pub fn connect(name: &[u8]) -> Result<Self, ConnectError> {
         let socket = new_socket()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Ok(Self(socket, Owner::this_process()))
+        let channel = Self(socket, Owner::this_process());
+        let peer = channel.peer()?;
+        if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
     }
 
     /// Who is at the other end.
     pub fn peer(&self) -> Result<Peer, Errno> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.0)?;
-        Ok(Peer { pid: credentials.pid.as_raw_nonzero().get(), uid: credentials.uid.as_raw() })
+        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let len = libc::socklen_t::try_from(size_of::<libc::ucred>());
+        let mut len = len.map_err(|_| Errno::INVAL)?;
+        // Not by rustix, whose type for it has no process id 0.
+        // SAFETY: the socket is open; the kernel writes `len` bytes at most, which is the length of what
+        // is written, a structure of integers.
+        let outcome = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut len,
+            )
+        };
+        match outcome {
+            0 => Ok(Peer { pid: found.pid, uid: found.uid }),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        }
     }
 
     /// A descriptor that becomes readable when the process at the other end is dead: even when a child
@@ -171,10 +251,13 @@ impl Channel {
     }
 
     /// Receives one message into `bytes`; one that is longer, or brings too many descriptors, is an error.
+    /// `Errno::MFILE`: this process can have no more descriptors. The message stays, and is received when
+    /// it can.
     pub fn receive(&self, bytes: &mut [u8]) -> Result<Received, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        // The kernel drops descriptors that it cannot give, so the message is looked at before it is taken.
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let message =
             match rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags) {
                 Ok(message) => message,
@@ -189,9 +272,10 @@ impl Channel {
             }
         }
         if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
-            // There was room for more: this process can have no more descriptors.
+            // There was room for more in the message's place: there was none in this process.
             return Err(Errno::MFILE);
         }
+        self.take()?;
         if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Errno::MSGSIZE);
         }
@@ -200,11 +284,21 @@ impl Channel {
         }
         Ok(Received::Message(message.bytes, fds))
     }
+
+    /// Takes the message off that was looked at. The descriptors that it brought are those that were given.
+    fn take(&self) -> Result<(), Errno> {
+        loop {
+            match rustix::net::recv(&self.0, &mut [0; 0], RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                outcome => return outcome.map(drop),
+            }
+        }
+    }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -262,6 +356,9 @@ mod tests {
         assert_eq!(there.receive(&mut bytes).unwrap_err(), Errno::MSGSIZE);
         drop(here);
         assert!(matches!(there.receive(&mut bytes), Ok(Received::Closed)));
-        assert_eq!(Channel::connect(b"carrack-nobody-listens-here").unwrap_err(), Errno::CONNREFUSED);
+        assert_eq!(
+            Channel::connect(b"carrack-nobody-listens-here").unwrap_err(),
+            ConnectError::System(Errno::CONNREFUSED)
+        );
     }
 }

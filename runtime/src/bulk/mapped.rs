@@ -28,7 +28,7 @@ use carrack_transports::contract::{
 };
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{Buffer, MemMut, MemRef, Region, WeakRegion};
+use carrack_transports::mem::{Buffer, MapError, MemMut, MemRef, Region, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -95,7 +95,11 @@ impl Exposures {
         self.let_go();
         let exported = match region.is_joined() {
             true => Err("it is made of several handles, whose names are too long for an introduction".into()),
-            false => domain.export(region),
+            false => match domain.export(region) {
+                // The next message tries again.
+                Err(MapError::Lacking(_)) => return None,
+                exported => exported.map_err(|why| why.to_string()),
+            },
         };
         if let Err(why) = &exported {
             tracing::info!(why, "messages from a region go by way of host memory");
@@ -279,12 +283,12 @@ impl Inner {
         owner: Rank,
         key: &WireKey,
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<Imported, String> {
+    ) -> Result<Imported, MapError> {
         let imported = domain.import(key, near).or_else(|_| {
             self.look_after_domains();
             domain.import(key, near)
         });
-        if let Err(why) = &imported
+        if let Err(MapError::Refused(why)) = &imported
             && transport == cuda_ipc::NAME
         {
             self.unmapped.note(owner, why);
@@ -299,7 +303,7 @@ impl Inner {
     pub(crate) fn try_export(&self, gpu: &dyn Gpu) -> Result<(), String> {
         let Some(domain) = self.maps() else { return Ok(()) };
         let region = gpu.allocate(1, Flavour::Plain).map_err(|why| why.to_string())?;
-        domain.export(&region).map(drop)
+        domain.export(&region).map(drop).map_err(|why| why.to_string())
     }
 
     /// Whether the other end of a link may map this rank's GPU memory.
@@ -395,14 +399,18 @@ impl Known {
             let domain = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
             let imported = runtime.import((cuda_ipc::NAME, domain), owner, &self.key, near);
             if let Err(why) = &imported {
-                tracing::info!(why, "messages from a peer's GPU memory come by way of host memory");
+                tracing::info!(%why, "messages from a peer's GPU memory come by way of host memory");
             }
             imported
         };
         let held = match self.imported.get() {
             Some(held) => held,
             None => {
-                let held = import().map(Held::of);
+                let held = match import() {
+                    // The next message tries again.
+                    Err(MapError::Lacking(_)) => return None,
+                    imported => imported.map(Held::of).map_err(|why| why.to_string()),
+                };
                 self.imported.get_or_init(|| held)
             }
         };

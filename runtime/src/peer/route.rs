@@ -37,6 +37,8 @@ pub(crate) struct Route {
     words_over: OnceLock<&'static str>,
     /// The link to the peer's NIC for that, where messages take another path.
     to_words: OnceLock<Arc<dyn Link>>,
+    /// That this process lacks what a link takes was told.
+    has_told: AtomicBool,
 }
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
@@ -61,8 +63,21 @@ pub(crate) struct Linked {
 impl Linked {
     /// The peer's memory, if the kernel copies from it.
     pub(crate) fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
-        let memory = self.memory.get_or_init(|| self.link.peer_memory()).as_ref().ok()?;
-        self.refused.get().is_none().then(|| memory.clone())
+        let memory = match self.memory.get() {
+            Some(known) => known.as_ref().ok()?.clone(),
+            None => self.ask_for_memory().ok()?,
+        };
+        self.refused.get().is_none().then_some(memory)
+    }
+
+    #[cold]
+    fn ask_for_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
+        let memory = self.link.peer_memory();
+        // A link that is not up may not know so far.
+        if memory.is_ok() || self.link.is_up() {
+            let _ = self.memory.set(memory.clone());
+        }
+        memory
     }
 
     /// What it takes to have the peer help with the copying of what it sends, if the transport has it.
@@ -98,6 +113,7 @@ impl Route {
             asked: AtomicU32::new(0),
             words_over: OnceLock::new(),
             to_words: OnceLock::new(),
+            has_told: AtomicBool::new(false),
         }
     }
 
@@ -191,9 +207,32 @@ impl Route {
         self.hurdles.set_count(count);
     }
 
-    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it.
+    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it,
+    /// or this process lacks what a link takes, which was told and is tried again.
     #[cold]
     pub(crate) fn link(&self, runtime: &Inner, device: &DeviceInner) -> Result<Option<&Linked>, PostError> {
+        if runtime.is_forked() {
+            // The peer would take the link for the parent's.
+            return Err(PostError::Forked);
+        }
+        match self.try_link(runtime, device) {
+            Err(PostError::Lacking { rank, why }) => {
+                if !self.has_told.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(rank = rank.0, why, "what is sent to a rank waits for a connection");
+                }
+                Ok(None)
+            }
+            linked => linked,
+        }
+    }
+
+    /// The same, for a caller that can be told of what this process lacks.
+    #[cold]
+    pub(crate) fn try_link(
+        &self,
+        runtime: &Inner,
+        device: &DeviceInner,
+    ) -> Result<Option<&Linked>, PostError> {
         if runtime.is_forked() {
             // The peer would take the link for the parent's.
             return Err(PostError::Forked);
@@ -218,6 +257,7 @@ impl Route {
                 runtime.gone(device, self.rank, &cause);
                 PostError::PeerDown { rank: self.rank, cause }
             }
+            SubmitError::Lacking(why) => PostError::Lacking { rank: self.rank, why },
             other => PostError::Unreachable { rank: self.rank, why: other.to_string() },
         })?;
         tracing::info!(rank = self.rank.0, device = device.index, path = lane.transport, "path chosen");
@@ -274,7 +314,10 @@ impl Route {
             return Err(why_not(why.clone()));
         }
         let Some(blob) = blobs.get(at).and_then(Option::as_ref) else { return Ok(None) };
-        let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|why| why_not(why.to_string()))?;
+        let link = match lane.device.connect(blob, PeerId(self.rank.0)) {
+            Err(SubmitError::Lacking(why)) => return Err(PostError::Lacking { rank: self.rank, why }),
+            connected => connected.map_err(|why| why_not(why.to_string()))?,
+        };
         Ok(Some(self.to_words.get_or_init(|| link).clone()))
     }
 

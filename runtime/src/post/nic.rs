@@ -98,6 +98,7 @@ impl<K> Post<'_, K> {
                 }
                 Err(PostError::PeerDown { rank: self.rank, cause })
             }
+            Err(SubmitError::Lacking(why)) => Err(PostError::Lacking { rank: self.rank, why }),
             Err(other) => Err(PostError::Unreachable { rank: self.rank, why: other.to_string() }),
         }
     }

@@ -321,6 +321,7 @@ impl<K> Post<'_, K> {
         loop {
             match begin(Some(waiting.as_completion()))? {
                 Begun::UnderWay => return wait_for(self.runtime, &waiting).map(Begun::Over),
+                Begun::Busy if !self.allow.retry && in_handler() => return Err(PostError::WouldBlock),
                 Begun::Busy if !self.allow.retry => step(self.runtime, self.device_inner()),
                 begun => return Ok(begun),
             }

@@ -280,7 +280,12 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
 
 #[cold]
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
-    match out.route.link(&out.runtime.0, out.device)? {
+    // What may not be posted again waits in the backlog, also for what this process lacks.
+    let linked = match out.allow.retry {
+        true => out.route.try_link(&out.runtime.0, out.device),
+        false => out.route.link(&out.runtime.0, out.device),
+    };
+    match linked? {
         Some(_) => attempt(out, sending),
         None => Ok(Attempt::Busy(RetryReason::of(Busy::Connecting))),
     }
@@ -318,7 +323,8 @@ fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
             out.route.tell_down(&cause);
             PostError::PeerDown { rank, cause }
         }
-        SubmitError::Address(_) | SubmitError::Lacking(_) | SubmitError::Unregistered(_) => {
+        SubmitError::Lacking(_) => PostError::Lacking { rank, why: error.to_string() },
+        SubmitError::Address(_) | SubmitError::Unregistered(_) => {
             PostError::Unreachable { rank, why: error.to_string() }
         }
     }

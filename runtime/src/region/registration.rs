@@ -67,7 +67,7 @@ impl Registration<'_> {
         for (transport, domain) in &runtime.domains {
             match domain.export(region) {
                 Ok(exported) => mr.keys.add(transport, exported),
-                Err(why) => mr.refused.push((transport, why)),
+                Err(why) => mr.refused.push((transport, why.to_string())),
             }
         }
         Ok(mr)

@@ -6,6 +6,7 @@ use crate::names::Rank;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, WireKey};
 use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::MapError;
 use std::sync::{Arc, OnceLock};
 
 /// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr) gives, and what
@@ -196,15 +197,34 @@ impl Rmr {
         runtime: &Inner,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<&(&'static str, Imported), &str> {
-        self.region.imported.get_or_init(|| self.import(runtime, near)).as_ref().map_err(String::as_str)
+        let known = match self.region.imported.get() {
+            Some(known) => known,
+            None => self.import_first(runtime, near)?,
+        };
+        known.as_ref().map_err(String::as_str)
     }
 
     #[cold]
+    fn import_first(
+        &self,
+        runtime: &Inner,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<&Result<(&'static str, Imported), String>, &str> {
+        match self.import(runtime, near) {
+            // The next operation tries again.
+            Err(MapError::Lacking(_)) => Err("this process lacks a descriptor or memory for mapping it now"),
+            imported => {
+                let known = imported.map_err(|why| why.to_string());
+                Ok(self.region.imported.get_or_init(|| known))
+            }
+        }
+    }
+
     fn import(
         &self,
         runtime: &Inner,
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<(&'static str, Imported), String> {
+    ) -> Result<(&'static str, Imported), MapError> {
         if !self.is_of(runtime.job) {
             return Err("it is of another job".into());
         }
@@ -216,13 +236,14 @@ impl Rmr {
             };
             match runtime.import((transport, &**domain), self.region.owner, key, near) {
                 Ok(imported) => return Ok((transport, imported)),
+                Err(lacking @ MapError::Lacking(_)) => return Err(lacking),
                 Err(why) => reasons.push(format!("{transport}: {why}")),
             }
         }
         let why = reasons.join("; ");
         // Who reaches it then, the NIC or its owner, turns out when the owner has answered.
         tracing::info!(owner = self.region.owner.0, why, "a remote region is not mapped here");
-        Err(why)
+        Err(MapError::Refused(why))
     }
 }
 

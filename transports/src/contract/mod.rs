@@ -57,7 +57,7 @@ pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError,
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};
 
 use crate::gpu::Gpu;
-use crate::mem::{Buffer, PacketSource, Region};
+use crate::mem::{Buffer, MapError, PacketSource, Region};
 use std::sync::Arc;
 
 /// A kind of transport.
@@ -83,8 +83,9 @@ pub trait Domain: Send + Sync {
     /// Lets peers reach a region without this rank's help.
     ///
     /// # Errors
-    /// Why they cannot, in words for the user. The runtime then carries out their operations itself.
-    fn export(&self, region: &Region) -> Result<Exported, String> {
+    /// Why they cannot, in words for the user, or what this process lacks for it now. The runtime then carries out their
+    /// operations itself.
+    fn export(&self, region: &Region) -> Result<Exported, MapError> {
         let _ = region;
         Err("this transport maps no memory".into())
     }
@@ -93,8 +94,8 @@ pub trait Domain: Send + Sync {
     /// engines of the device that is `near`, if that can be.
     ///
     /// # Errors
-    /// Why it cannot be mapped.
-    fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    /// Why it cannot be mapped, or what this process lacks for it now.
+    fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         let _ = (key, near);
         Err("this transport maps no memory".into())
     }

@@ -1,13 +1,14 @@
 //! Where a process hands out the descriptors of its memory: a Unix socket, because many containers let nobody fetch a descriptor
 //! from another process (gpu.md, VMM rule 4).
 //!
-//! Whoever comes must be of the same user and know a secret that the memory's key tells; it names an allocation by the inode of its
+//! Whoever comes is of the same user, and must know a secret that the memory's key tells; it names an allocation by the inode of its
 //! ledger, and is given the descriptor or told that it is gone. A thread answers, asleep but for that: whoever imports waits for
 //! its answer, and two who import from each other would else wait for ever.
 
 use super::exports::Allocation;
-use crate::fd_channel::{Channel, Listener, Received};
+use crate::fd_channel::{Channel, ConnectError, Listener, Received, is_shortage};
 use crate::fork::Owner;
+use crate::mem::MapError;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -15,12 +16,15 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// How a desk is found, and what opens its mouth: a number in its name, and the secret.
 pub(super) type Address = [u8; 24];
 
 /// Seconds that either side waits for the other's few bytes. It is there, unless somebody has stopped it.
 const PATIENCE: i64 = 2;
+/// Attempts to send a descriptor, a millisecond apart.
+const ATTEMPTS: u32 = 1000;
 const HERE: &[u8] = b"here";
 const GONE: &[u8] = b"gone";
 
@@ -36,13 +40,12 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    pub(super) fn open() -> Result<Self, String> {
-        let failed = |error: &dyn std::fmt::Display| format!("no socket to hand descriptors out: {error}");
+    pub(super) fn open() -> Result<Self, MapError> {
+        let failed = |error| MapError::of("no socket to hand descriptors out", error);
         let mut address: Address = [0; 24];
-        getrandom(&mut address, GetRandomFlags::empty()).map_err(|error| failed(&error))?;
-        let listener = Listener::bind(&name(&address)).map_err(|error| failed(&error))?;
-        let stop =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(&error))?;
+        getrandom(&mut address, GetRandomFlags::empty()).map_err(failed)?;
+        let listener = Listener::bind(&name(&address)).map_err(failed)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let (wares, stop) = (Arc::<Wares>::default(), Arc::new(stop));
         let (seen, stopped) = (wares.clone(), stop.clone());
         let answers = move || {
@@ -62,7 +65,8 @@ impl Desk {
             }
         };
         let thread = std::thread::Builder::new().name("carrack-desk".into()).spawn(answers);
-        let thread = Some(thread.map_err(|error| failed(&error))?);
+        let thread = thread.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
+        let thread = Some(thread?);
         Ok(Self { address, wares, stop, thread, owner: Owner::this_process() })
     }
 
@@ -127,32 +131,36 @@ fn hear(channel: &Channel) -> Result<(Vec<u8>, Option<OwnedFd>), Errno> {
     }
 }
 
-fn is_own_user(channel: &Channel) -> Result<bool, Errno> {
-    Ok(channel.peer()?.uid == rustix::process::geteuid().as_raw())
-}
-
 /// Answers one caller.
 fn serve(caller: &Channel, address: &Address, wares: &Wares) -> Result<(), Errno> {
-    if !is_own_user(caller)? {
-        return Err(Errno::PERM);
-    }
     let (asked, _) = hear(caller)?;
     let inode = asked.strip_prefix(secret(address)).and_then(|rest| rest.try_into().ok());
     let inode = u64::from_le_bytes(inode.ok_or(Errno::PERM)?);
     let ware = wares.lock().unwrap_or_else(PoisonError::into_inner).get(&inode).and_then(Weak::upgrade);
     match ware.as_ref().and_then(|allocation| allocation.fd()) {
-        Some(fd) => caller.send(HERE, &[fd]),
+        Some(fd) => hand_out(caller, fd),
         None => caller.send(GONE, &[]),
     }
 }
 
-/// Asks another process's desk for the descriptor of an allocation.
-pub(super) fn ask(address: &Address, inode: u64) -> Result<OwnedFd, String> {
-    let failed = |error: Errno| format!("its process does not hand it out: {error}");
-    let desk = Channel::connect(&name(address)).map_err(failed)?;
-    if !is_own_user(&desk).map_err(failed)? {
-        return Err("its name is taken by another user".into());
+/// Sends a descriptor. Where too many are in flight the caller waits, who has more patience than this.
+fn hand_out(caller: &Channel, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    for _ in 0..ATTEMPTS {
+        match caller.send(HERE, &[fd]) {
+            Err(error) if is_shortage(error) => std::thread::sleep(Duration::from_millis(1)),
+            sent => return sent,
+        }
     }
+    caller.send(HERE, &[fd])
+}
+
+/// Asks another process's desk for the descriptor of an allocation.
+pub(super) fn ask(address: &Address, inode: u64) -> Result<OwnedFd, MapError> {
+    let failed = |error| MapError::of("its process does not hand it out", error);
+    let desk = Channel::connect(&name(address)).map_err(|error| match error {
+        ConnectError::System(error) => failed(error),
+        stranger => format!("its process does not hand it out: {stranger}").into(),
+    })?;
     desk.send(&[secret(address), &inode.to_le_bytes()].concat(), &[]).map_err(failed)?;
     match hear(&desk).map_err(failed)? {
         (answer, Some(fd)) if answer == HERE => Ok(fd),
@@ -173,10 +181,10 @@ mod tests {
         let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
         let fd = ask(&desk.address(), 7).unwrap();
         assert_eq!(inode(fd.as_fd()), inode(allocation.fd().unwrap()));
-        assert!(ask(&desk.address(), 8).unwrap_err().contains("no more"));
+        assert!(ask(&desk.address(), 8).unwrap_err().to_string().contains("no more"));
         let mut wrong = desk.address();
         wrong[23] ^= 1;
-        assert!(ask(&wrong, 7).unwrap_err().contains("does not hand it out"));
+        assert!(ask(&wrong, 7).unwrap_err().to_string().contains("does not hand it out"));
         // Somebody who says nothing, nonsense, or too much, and others who come behind it.
         let silent = Channel::connect(&name(&desk.address())).unwrap();
         let talker = Channel::connect(&name(&desk.address())).unwrap();
@@ -184,7 +192,7 @@ mod tests {
         drop(silent);
         assert!(ask(&desk.address(), 7).is_ok());
         drop(allocation);
-        assert!(ask(&desk.address(), 7).unwrap_err().contains("no more"));
+        assert!(ask(&desk.address(), 7).unwrap_err().to_string().contains("no more"));
         let address = desk.address();
         drop(desk);
         assert!(ask(&address, 7).is_err(), "closed");

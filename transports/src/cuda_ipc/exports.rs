@@ -5,7 +5,7 @@ use super::key::{Key, Several};
 use super::ledger::Ledger;
 use crate::contract::Exported;
 use crate::gpu::{Gpu, Handle, HandleForm};
-use crate::mem::{AllocId, GpuUuid, Keeper, MemKind, Region, WeakRegion};
+use crate::mem::{AllocId, GpuUuid, Keeper, MapError, MemKind, Region, WeakRegion};
 use crate::shm;
 use std::any::Any;
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ static OWN: Mutex<Vec<(Name, WeakRegion)>> = Mutex::new(Vec::new());
 type Name = (u64, usize, u64);
 
 impl Exports {
-    pub(super) fn export(&self, region: &Region) -> Result<Exported, String> {
+    pub(super) fn export(&self, region: &Region) -> Result<Exported, MapError> {
         let gpu = match (region.kind(), region.gpu()) {
             (MemKind::Device(_), Some(gpu)) => gpu,
             (MemKind::Managed(_), _) => {
@@ -98,7 +98,7 @@ impl Exports {
     }
 
     /// Each part by itself, under one name: whoever maps them does so one behind the other.
-    fn export_joined(&self, region: &Region) -> Result<Exported, String> {
+    fn export_joined(&self, region: &Region) -> Result<Exported, MapError> {
         let parts = region.joined_parts();
         let first = parts.first().ok_or("it is no part of anything")?;
         let exported = parts.iter().map(|part| self.export(part)).collect::<Result<Vec<_>, _>>()?;
@@ -123,14 +123,20 @@ impl Exports {
     }
 
     fn desk(&self) -> Option<&Desk> {
-        let open = || {
-            Desk::open().inspect_err(|why| tracing::info!(why, "descriptors are fetched, or not had")).ok()
-        };
-        self.desk.get_or_init(open).as_ref()
+        if let Some(known) = self.desk.get() {
+            return known.as_ref();
+        }
+        let opened = Desk::open();
+        if let Err(why) = &opened {
+            tracing::info!(%why, "descriptors are fetched, or not had");
+        }
+        // What is short now may be there for the next export.
+        let is_lacking = matches!(opened, Err(MapError::Lacking(_)));
+        if is_lacking { None } else { self.desk.get_or_init(|| opened.ok()).as_ref() }
     }
 
     /// The allocation that a region lies in, as it was exported before or is now.
-    fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, String> {
+    fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, MapError> {
         let name = (gpu.info().uuid, region.id(), region.root().addr());
         let mut all = lock(&self.all);
         if let Some(known) = all.get(&name).and_then(Weak::upgrade)

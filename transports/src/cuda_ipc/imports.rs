@@ -5,7 +5,7 @@ use super::key::{Key, Several};
 use super::ledger::{Entry, Ledger, name_of};
 use crate::contract::{Imported, WireKey};
 use crate::gpu::{CopierState, Driver, Gpu, Handle};
-use crate::mem::{GpuUuid, Region};
+use crate::mem::{GpuUuid, MapError, Region};
 use crate::shm;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,7 +58,7 @@ struct Found {
 }
 
 impl Found {
-    fn of(key: &WireKey) -> Result<Self, String> {
+    fn of(key: &WireKey) -> Result<Self, MapError> {
         let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
         let found = shm::export::find_shared(&key.ledger)?;
         let (inode, epoch, ledger) = (found.inode, found.epoch, Ledger(found.region));
@@ -81,7 +81,7 @@ impl Imports {
         Self { drivers, opened: Mutex::default() }
     }
 
-    pub(super) fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    pub(super) fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         if let Some(several) = Several::decode(key) {
             return self.import_several(&several, near);
         }
@@ -100,7 +100,7 @@ impl Imports {
 
     /// Memory that is made of several allocations: mapped one behind the other, at addresses that are reserved for it, for as long as
     /// whoever asks for it keeps it.
-    fn import_several(&self, several: &Several, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    fn import_several(&self, several: &Several, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         let all = several.keys.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
         let first = all.first().ok_or("its key names no allocation")?;
         // The registrations of all of them end together.
@@ -145,7 +145,7 @@ impl Imports {
         ledger: Ledger,
         epoch: u64,
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<Opened, String> {
+    ) -> Result<Opened, MapError> {
         let near = near.filter(|gpu| gpu.info().simulated == key.simulated);
         let whole = Handle::whole(key.handle);
         let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,12 +166,10 @@ impl Imports {
         }
         let handle = key.handle(inode)?;
         if !FORMS.contains(&handle.form()) {
-            return Err(format!(
-                "memory in the form {:?} is not mapped: it goes with its owner",
-                handle.form()
-            ));
+            let form = handle.form();
+            return Err(format!("memory in the form {form:?} is not mapped: it goes with its owner").into());
         }
-        let exporter = name_of(key.pid);
+        let exporter = name_of(key.pid)?;
         let (opener, region) = self.open(&handle, key.simulated, near)?;
         let entry = Arc::new(Standing { entry: Some(entry), gpu: region.gpu().cloned() });
         let one = Opened { inode, handle: whole, exporter, opener, ledger, whole: region, entry };
@@ -255,7 +253,8 @@ impl Imports {
     /// The same of those whose exporter has ended without a word.
     pub(super) fn close_dead(&self) {
         self.close(|one| {
-            one.ledger.stands(0) || one.exporter.is_none() || name_of(one.pid()) != one.exporter
+            let has_ended = || name_of(one.pid()).is_ok_and(|found| found != one.exporter);
+            one.ledger.stands(0) || one.exporter.is_none() || has_ended()
         });
     }
 
@@ -314,7 +313,10 @@ mod tests {
         assert!(import(&nested.encode().unwrap()).is_err());
         let key = exported.key.clone();
         drop((own, exported));
-        assert!(import(&key).is_err_and(|why| !why.is_empty()) || import(&key).unwrap().region().is_none());
+        assert!(
+            import(&key).is_err_and(|why| !why.to_string().is_empty())
+                || import(&key).unwrap().region().is_none()
+        );
         drop((region, whole, parts));
         assert!(import(&key).is_err());
     }

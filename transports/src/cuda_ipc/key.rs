@@ -3,6 +3,7 @@
 use super::desk::{self, Address};
 use crate::contract::WireKey;
 use crate::gpu::Handle;
+use crate::mem::MapError;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::os::fd::OwnedFd;
 
@@ -64,14 +65,14 @@ impl Key {
 
     /// The handle, with its descriptor: fetched where the kernel lets us, which disturbs nobody, else asked for. `inode` is that of
     /// its ledger.
-    pub(super) fn handle(&self, inode: u64) -> Result<Handle, String> {
-        let fd = self.fd.map(|fd| {
-            fetch(self.pid, fd).or_else(|refused| {
-                let asked = self.desk.map(|desk| desk::ask(&desk, inode));
-                asked
-                    .unwrap_or_else(|| Err("nor is it handed out".into()))
-                    .map_err(|why| format!("{refused}; {why}"))
-            })
+    pub(super) fn handle(&self, inode: u64) -> Result<Handle, MapError> {
+        let fd = self.fd.map(|fd| match fetch(self.pid, fd) {
+            Err(MapError::Refused(refused)) => match self.desk.map(|desk| desk::ask(&desk, inode)) {
+                None => Err(format!("{refused}; nor is it handed out").into()),
+                Some(Err(MapError::Refused(why))) => Err(format!("{refused}; {why}").into()),
+                Some(asked) => asked,
+            },
+            fetched => fetched,
         });
         let fd = fd.transpose()?;
         Handle::decode(&self.handle, fd).ok_or_else(|| "its handle is damaged".into())
@@ -79,13 +80,14 @@ impl Key {
 }
 
 /// A descriptor of another process. The kernel allows it to whom it allows to copy from that process's memory.
-fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, String> {
+fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, MapError> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its process number is none")?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-        .map_err(|error| format!("its process is not to be found: {error}"))?;
+        .map_err(|error| MapError::of("its process is not to be found", error))?;
     rustix::process::pidfd_getfd(process, fd.cast_signed(), PidfdGetfdFlags::empty()).map_err(|error| {
-        format!(
-            "its descriptor cannot be fetched from its process: {error}; a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why"
+        MapError::of(
+            "its descriptor cannot be fetched from its process (a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why)",
+            error,
         )
     })
 }
@@ -182,6 +184,6 @@ mod tests {
         assert_eq!(Key::decode(&without.encode()), Some(without));
         assert!(Key::decode(&WireKey(vec![0; 150])).is_none());
         assert!(fetch(u32::MAX, 0).is_err() && fetch(0, 0).is_err());
-        assert!(fetch(std::process::id(), 1 << 20).unwrap_err().contains("descriptor"));
+        assert!(fetch(std::process::id(), 1 << 20).unwrap_err().to_string().contains("descriptor"));
     }
 }

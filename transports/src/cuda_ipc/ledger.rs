@@ -1,7 +1,9 @@
 //! Who has an allocation mapped.
 
 use crate::fork::Owner;
-use crate::mem::Region;
+use crate::mem::{MapError, Region};
+use rustix::io::Errno;
+use std::io::ErrorKind;
 use std::sync::atomic::{Ordering, fence};
 
 /// Processes that can have an allocation mapped at a time.
@@ -25,9 +27,9 @@ pub(super) struct Entry {
 impl Ledger {
     pub(super) const BYTES: usize = PLACES * 8;
 
-    pub(super) fn new() -> Result<Self, String> {
-        let region = Region::shared(Self::BYTES);
-        region.map(Self).map_err(|error| format!("no shared memory for the list of its importers: {error}"))
+    pub(super) fn new() -> Result<Self, MapError> {
+        let failed = |error| MapError::of("no shared memory for the list of its importers", error);
+        Region::shared(Self::BYTES).map(Self).map_err(failed)
     }
 
     /// Whether the registration of that epoch stands.
@@ -36,8 +38,8 @@ impl Ledger {
     }
 
     /// Writes this process into it.
-    pub(super) fn enter(&self) -> Result<Entry, String> {
-        let me = name_of(std::process::id()).ok_or("/proc/self/stat cannot be read")?;
+    pub(super) fn enter(&self) -> Result<Entry, MapError> {
+        let me = name_of(std::process::id())?.ok_or("this process is not in /proc")?;
         let at = (0..PLACES).find(|at| self.0.compare_swap(at * 8, 0, me) == Ok(0));
         let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped already"))?;
         // Before the look at the epoch.
@@ -56,10 +58,10 @@ impl Ledger {
             if name == 0 {
                 continue;
             }
-            if name_of(pid) == Some(name) {
-                alive.push(pid);
-            } else {
-                let _ = self.0.compare_swap(at, name, 0);
+            match name_of(pid) {
+                Ok(found) if found != Some(name) => _ = self.0.compare_swap(at, name, 0),
+                // One that cannot be looked for may be there, and use the memory.
+                Ok(_) | Err(_) => alive.push(pid),
             }
         }
         alive
@@ -74,18 +76,31 @@ impl Drop for Entry {
     }
 }
 
-/// A process by its number and when it started: numbers are used again. `None` when there is none.
-pub(super) fn name_of(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// A process by its number and when it started: numbers are used again. `Ok(None)`: there is none.
+///
+/// # Errors
+/// That cannot be found out, for want of a descriptor, say.
+pub(super) fn name_of(pid: u32) -> Result<Option<u64>, MapError> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = match std::fs::read_to_string(&path) {
+        Ok(stat) => stat,
+        Err(error) => {
+            let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            // It has ended, before the file was opened or after.
+            let is_none = error.kind() == ErrorKind::NotFound || error == Errno::SRCH;
+            return if is_none { Ok(None) } else { Err(MapError::of(&path, error)) };
+        }
+    };
     // Its name, in brackets, may contain anything. Behind it, the state comes first, and as the 20th the start, in ticks since
     // boot: proc_pid_stat(5).
-    let (_, behind) = stat.rsplit_once(')')?;
+    let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let mut fields = behind.split_ascii_whitespace();
-    if fields.next()? == "Z" {
-        return None;
+    if fields.next() == Some("Z") {
+        return Ok(None);
     }
-    let started: u64 = fields.nth(18)?.parse().ok()?;
-    Some(u64::from(pid) << 32 | started & 0xffff_ffff)
+    let started: Option<u64> = fields.nth(18).and_then(|field| field.parse().ok());
+    let started = started.ok_or_else(|| format!("{path} is not as expected: {stat}"))?;
+    Ok(Some(u64::from(pid) << 32 | started & 0xffff_ffff))
 }
 
 #[cfg(test)]
@@ -110,15 +125,44 @@ mod tests {
         // No process has that number: Linux has at most 2^22.
         assert_eq!(ledger.0.compare_swap(0, 0, u64::from(u32::MAX) << 32 | 5), Ok(0));
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let name = name_of(child.id());
+        let name = name_of(child.id()).unwrap();
         child.wait().unwrap();
         if let Some(name) = name {
             assert_eq!(ledger.0.compare_swap(8, 0, name), Ok(0));
         }
         let all: Vec<_> = std::iter::from_fn(|| ledger.enter().ok()).collect();
-        assert!(all.len() >= PLACES - 2 && ledger.enter().is_err_and(|why| why.contains("processes")));
+        assert!(
+            all.len() >= PLACES - 2 && ledger.enter().is_err_and(|why| why.to_string().contains("processes"))
+        );
         assert_eq!(ledger.importers().len(), all.len());
         drop(all);
         assert!(ledger.importers().is_empty() && ledger.enter().is_ok());
+    }
+
+    /// Its exporter would free what it still uses.
+    #[test]
+    fn who_cannot_be_looked_for_is_not_taken_for_dead() {
+        const ALONE: &str = "LEDGER_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            // Descriptors are the process's, and other tests need theirs.
+            let name = "cuda_ipc::ledger::tests::who_cannot_be_looked_for_is_not_taken_for_dead";
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let again = again.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&again.stdout);
+            assert!(again.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let ledger = Ledger::new().unwrap();
+        let entry = ledger.enter().unwrap();
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let low = rustix::process::Rlimit { current: Some(64), ..limit };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, low).unwrap();
+        let spent: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        assert_eq!(ledger.importers(), [std::process::id()]);
+        assert!(matches!(ledger.enter().err(), Some(MapError::Lacking(_))));
+        drop(spent);
+        assert_eq!(ledger.importers(), [std::process::id()], "it was not struck out");
+        drop(entry);
+        assert!(ledger.importers().is_empty());
     }
 }

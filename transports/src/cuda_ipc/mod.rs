@@ -31,7 +31,7 @@ mod ledger;
 
 use crate::contract::{Caps, Device, Domain, Exported, Imported, Unavailable, WireKey};
 use crate::gpu::{Driver, Gpu};
-use crate::mem::{PacketSource, Region};
+use crate::mem::{MapError, PacketSource, Region};
 use exports::Exports;
 use imports::Imports;
 use std::sync::Arc;
@@ -71,11 +71,11 @@ impl Domain for CudaIpc {
         false
     }
 
-    fn export(&self, region: &Region) -> Result<Exported, String> {
+    fn export(&self, region: &Region) -> Result<Exported, MapError> {
         self.exports.export(region)
     }
 
-    fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         self.imports.import(key, near)
     }
 

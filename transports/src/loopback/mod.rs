@@ -14,7 +14,9 @@ use crate::contract::{
 };
 use crate::fork::Owner;
 use crate::gpu::Gpu;
-use crate::mem::{Buffer, MemMut, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now};
+use crate::mem::{
+    Buffer, MapError, MemMut, MemRef, PacketSource, Region, SmallBytes, Transfer, copy::copy_now,
+};
 use crate::sync::{Sleepers, TryLock};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
@@ -81,7 +83,7 @@ impl Domain for LoopbackDomain {
         &self.caps
     }
 
-    fn export(&self, region: &Region) -> Result<Exported, String> {
+    fn export(&self, region: &Region) -> Result<Exported, MapError> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let guard = Arc::new(());
         lock(regions()).insert(number, (region.clone(), Arc::downgrade(&guard)));
@@ -89,7 +91,7 @@ impl Domain for LoopbackDomain {
         Ok(Exported::new(WireKey(key), Withdraw { number, _guard: guard }))
     }
 
-    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         let Some((process, number)) = key.0.split_last_chunk::<8>() else {
             return Err("its key is not one of this transport's".into());
         };

@@ -1,9 +1,10 @@
 //! Memory that processes share: memfds, sealed, and their mappings.
 
+use crate::fd_channel::is_shortage;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// The seals that memory carries before anybody else maps it.
@@ -56,17 +57,89 @@ pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Checks a memfd that a peer sent, before it is mapped.
-pub(crate) fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
+/// Why memory of one process is not mapped in another.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MapError {
+    /// This process lacks a descriptor or memory for it. It may be tried again.
+    #[error("this process lacks a descriptor or memory for it: {0}; on open files `ulimit -n` is the limit")]
+    Lacking(Errno),
+    /// It cannot be mapped.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl MapError {
+    /// The kernel's error in doing something, which `what` names.
+    pub(crate) fn of(what: &str, error: Errno) -> Self {
+        if is_shortage(error) { Self::Lacking(error) } else { Self::Refused(format!("{what}: {error}")) }
+    }
+}
+
+impl From<String> for MapError {
+    fn from(why: String) -> Self {
+        Self::Refused(why)
+    }
+}
+
+impl From<&str> for MapError {
+    fn from(why: &str) -> Self {
+        Self::Refused(why.into())
+    }
+}
+
+/// Maps a memfd of a peer. An access to it never faults, whatever the peer does.
+pub(crate) fn map_memfd(fd: &OwnedFd, len: usize) -> Result<Mapping, MapError> {
+    check_memfd(fd.as_fd(), len)?;
+    Mapping::of(fd.as_fd(), len).map_err(|error| MapError::of("its memory cannot be mapped", error))
+}
+
+fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
+    /// Of the file system that ordinary memfds are in: linux/magic.h.
+    const TMPFS_MAGIC: i128 = 0x0102_1994;
     let seals =
         rustix::fs::fcntl_get_seals(fd).map_err(|error| format!("its memory is not a memfd: {error}"))?;
     if !seals.contains(SEALS) {
         return Err("its memory is not sealed against shrinking".into());
     }
-    let size =
-        rustix::fs::fstat(fd).map_err(|error| format!("its memory cannot be examined: {error}"))?.st_size;
+    let unknown = |error| format!("its memory cannot be examined: {error}");
+    // Of hugetlbfs, a page that is not there now, or is given back later, is a SIGBUS when no other is left.
+    if i128::from(rustix::fs::fstatfs(fd).map_err(unknown)?.f_type) != TMPFS_MAGIC {
+        return Err("its memory is a memfd of huge pages, which may be missing when they are used".into());
+    }
+    let size = rustix::fs::fstat(fd).map_err(unknown)?.st_size;
     if u64::try_from(size) != Ok(len as u64) {
         return Err(format!("its memory is {size} bytes long, not {len}"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memfd_of_huge_pages_that_may_be_missing_is_not_mapped() {
+        const LEN: usize = 2 << 20;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let of = |more: MemfdFlags| {
+            let fd = rustix::fs::memfd_create("x", flags | more)?;
+            rustix::fs::ftruncate(&fd, LEN as u64)?;
+            rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+            Ok::<_, Errno>(fd)
+        };
+        assert!(map_memfd(&of(MemfdFlags::empty()).unwrap(), LEN).is_ok());
+        match of(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
+            Ok(huge) => {
+                let error = map_memfd(&huge, LEN).unwrap_err();
+                assert!(matches!(&error, MapError::Refused(why) if why.contains("huge pages")), "{error}");
+            }
+            Err(error) => println!("not tested: this kernel has no memfd of huge pages: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_lack_of_address_space_is_told_from_memory_that_is_wrong() {
+        assert_eq!(MapError::of("x", Errno::NOMEM), MapError::Lacking(Errno::NOMEM));
+        assert!(matches!(MapError::of("x", Errno::PERM), MapError::Refused(_)));
+    }
 }

@@ -59,6 +59,7 @@ pub use kind::{GpuUuid, MemKind};
 pub use known::{KnownMemory, RawError};
 pub use lent::Freed;
 pub use loan::{Lender, Loan};
+pub use memfd::MapError;
 pub use packet::{Packet, PacketSource};
 pub use pool::PacketPool;
 pub use region::{AllocId, AtomicError, Keeper, Region, RegionSlice, SoleRegion, WeakRegion};

@@ -9,7 +9,7 @@
 //! by which it knows them still stands. The memory itself stays as long as anybody has it mapped: an access that comes
 //! late harms nobody.
 
-use super::memfd::{Mapping, check_memfd, sealed_memfd};
+use super::memfd::{MapError, Mapping, map_memfd, sealed_memfd};
 use super::region::host_id;
 use super::{MemKind, Region};
 use crate::fork::Owner;
@@ -105,14 +105,11 @@ impl Region {
     /// Maps memory that another process made.
     ///
     /// # Errors
-    /// It is not what it is said to be.
-    pub fn map_shared(fd: &OwnedFd, len: u64) -> Result<Self, String> {
+    /// It is not what it is said to be, or this process lacks what mapping it takes.
+    pub fn map_shared(fd: &OwnedFd, len: u64) -> Result<Self, MapError> {
         let whole = usize::try_from(len).ok().and_then(|len| len.checked_add(BYTES));
         let whole = whole.ok_or("it is larger than the address space")?;
-        check_memfd(fd.as_fd(), whole)?;
-        let mapping =
-            Mapping::of(fd.as_fd(), whole).map_err(|error| format!("no room to map it: {error}"))?;
-        Ok(Self::over(mapping, None, whole - BYTES))
+        Ok(Self::over(map_memfd(fd, whole)?, None, whole - BYTES))
     }
 
     fn over(mapping: Mapping, fd: Option<OwnedFd>, len: usize) -> Self {
@@ -149,7 +146,7 @@ mod tests {
         share.close();
         assert!(!theirs.is_open(epoch));
         assert_ne!(share.open(), epoch);
-        assert!(Region::map_shared(&fd, 9999).unwrap_err().contains("bytes long"));
+        assert!(Region::map_shared(&fd, 9999).unwrap_err().to_string().contains("bytes long"));
         assert!(Region::map_shared(&fd, u64::MAX).is_err());
     }
 

@@ -6,7 +6,7 @@
 
 use super::handshake::{Address, Place};
 use super::inbound::Inbound;
-use super::link::{Outgoing, ShmLink};
+use super::link::{Dialled, Outgoing, ShmLink};
 use super::segment::{BellPage, Segment};
 use super::{Geometry, NAME};
 use crate::contract::{
@@ -48,10 +48,10 @@ pub(super) struct Shared {
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
     /// What those whose links lead here have sent along; kept while they may be copying from or to this process.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
-    /// Links that could not reach their receiver when they dialled: its queue was full, or no descriptor could be sent.
+    /// Links that wait for their receiver's queue, or for something that is short.
     undialled: AtomicU32,
-    /// That there are too many descriptors on their way was told.
-    is_crowded: AtomicBool,
+    /// Something is short, and that was told.
+    is_short: AtomicBool,
 }
 
 impl Shared {
@@ -72,16 +72,34 @@ impl Shared {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a message whose descriptors could not be sent can be sent later, which is said once. `TOOMANYREFS`: a user has no more of
-    /// them on their way, to all processes together, than may be open in one, unless it has `CAP_SYS_RESOURCE`: which many ranks that
-    /// start at once can meet.
-    pub(super) fn passes(&self, error: Errno) -> bool {
-        if matches!(error, Errno::TOOMANYREFS) && !self.is_crowded.swap(true, Ordering::Relaxed) {
+    /// Says once for each time that something is short that connections wait for it.
+    pub(super) fn tell_of_shortage(&self, error: Errno) {
+        // A full queue or socket of a peer is none.
+        if error == Errno::AGAIN || self.is_short.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // A user has no more of them in flight, to all processes together, than may be open in one, unless it
+        // has `CAP_SYS_RESOURCE`: many ranks that start at once can meet that.
+        if error == Errno::TOOMANYREFS {
             tracing::warn!(
                 "as many descriptors are on their way between this user's processes as one may have open (`ulimit -n`): ranks connect a little later"
             );
+        } else {
+            tracing::warn!(
+                %error,
+                "this process lacks a descriptor or memory for a connection, which waits for it; on open files `ulimit -n` is the limit"
+            );
         }
-        matches!(error, Errno::TOOMANYREFS | Errno::AGAIN)
+    }
+
+    /// A connection came about.
+    pub(super) fn nothing_is_short(&self) {
+        self.is_short.store(false, Ordering::Relaxed);
+    }
+
+    /// A link waits for something that is short.
+    pub(super) fn try_again(&self) {
+        self.undialled.fetch_add(1, Ordering::Relaxed);
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
@@ -114,8 +132,6 @@ struct Polling {
     inbound: Inbound,
     upkeep: Upkeep,
     listener: Option<Listener>,
-    /// Nobody can be let in for want of something, and that was told.
-    is_shut: bool,
 }
 
 impl ShmDevice {
@@ -141,16 +157,12 @@ impl ShmDevice {
                 outgoing: Mutex::default(),
                 incoming: Mutex::default(),
                 undialled: AtomicU32::new(0),
-                is_crowded: AtomicBool::new(false),
+                is_short: AtomicBool::new(false),
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
-            let polling = Polling {
-                inbound: Inbound::default(),
-                upkeep: Upkeep::default(),
-                listener: Some(listener),
-                is_shut: false,
-            };
+            let polling =
+                Polling { inbound: Inbound::default(), upkeep: Upkeep::default(), listener: Some(listener) };
             Ok(Arc::new(Self {
                 shared,
                 geometry,
@@ -192,29 +204,17 @@ impl ShmDevice {
     }
 
     fn accept(&self, polling: &mut Polling) {
-        let Polling { inbound, listener: Some(listener), is_shut, .. } = polling else { return };
+        let Polling { inbound, listener: Some(listener), .. } = polling else { return };
         loop {
             let channel = match listener.accept() {
                 Ok(Some(channel)) => channel,
-                Ok(None) => return *is_shut = false,
+                Ok(None) => return,
                 // Whoever knocks waits, and is let in when there is what it takes.
-                Err(error) => {
-                    if !std::mem::replace(is_shut, true) {
-                        tracing::warn!(%error, "a rank that connects cannot be let in, and waits");
-                    }
-                    return;
-                }
+                Err(error) => return self.shared.tell_of_shortage(error),
             };
             match inbound.admit(channel) {
-                Ok(bell) => {
-                    // The hello is there already, most likely; if not the epoll set will tell.
-                    if inbound
-                        .stranger_fd(bell)
-                        .is_some_and(|fd| self.shared.watch_incoming(bell, fd).is_ok())
-                    {
-                        inbound.listen(&self.shared, bell);
-                    }
-                }
+                // The hello is there already, most likely; if not the epoll set will tell.
+                Ok(bell) => inbound.listen(&self.shared, bell),
                 Err(channel) => {
                     let why = format!("{} links lead here already", crate::sync::bells::Bells::COUNT);
                     let _ = channel.send(&super::handshake::Message::Refusal(why).encode(), &[]);
@@ -224,10 +224,19 @@ impl ShmDevice {
     }
 
     fn hear(&self, polling: &mut Polling, index: u32, batch: &mut Batch) {
-        let Some(link) = self.shared.outgoing().get(index as usize).cloned() else { return };
+        let link = self.shared.outgoing().get(index as usize).cloned();
+        if let Some(link) = link {
+            self.hear_link(polling, &link, batch);
+        }
+    }
+
+    fn hear_link(&self, polling: &mut Polling, link: &Outgoing, batch: &mut Batch) {
         match link.listen(&self.shared) {
             None => {}
-            Some(Ok(())) => batch.push(Event::Connected { peer: link.peer }),
+            Some(Ok(())) => {
+                self.shared.nothing_is_short();
+                batch.push(Event::Connected { peer: link.peer });
+            }
             Some(Err(cause)) => self.ended(polling, link.peer, cause, batch),
         }
     }
@@ -245,17 +254,20 @@ impl ShmDevice {
         // Before the list is looked at: a link that another thread makes meanwhile counts for the next time.
         self.shared.undialled.store(0, Ordering::SeqCst);
         let links = self.shared.outgoing().clone();
-        let mut left = 0;
         for (index, link) in links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down()) {
             match link.dial(&self.shared, u32::try_from(index).unwrap_or(u32::MAX)) {
-                Ok(done) => left += u32::from(!done),
+                // Its welcome may wait for something, too.
+                Ok(Dialled::Yes) => self.hear_link(polling, link, batch),
+                Ok(Dialled::Short(error)) => {
+                    self.shared.tell_of_shortage(error);
+                    self.shared.try_again();
+                }
                 Err(cause) => {
                     link.close(&cause, false);
                     self.ended(polling, link.peer, cause, batch);
                 }
             }
         }
-        self.shared.undialled.fetch_add(left, Ordering::SeqCst);
     }
 
     /// A sender has written the eventfd. It is read when the last sleeper is up: a sender writes it once for all of them,
@@ -290,26 +302,21 @@ impl Device for ShmDevice {
         let outgoing =
             Outgoing::new(peer, address, self.geometry).map_err(|error| lacking(&error.to_string()))?;
         let outgoing = Arc::new(outgoing);
-        let index = {
-            let mut links = self.shared.outgoing();
-            links.push(outgoing.clone());
-            u32::try_from(links.len() - 1).map_err(|_| SubmitError::Lacking("too many links".into()))?
-        };
+        // Held: who hears of this link looks for it here.
+        let mut links = self.shared.outgoing();
+        let index = u32::try_from(links.len()).map_err(|_| SubmitError::Lacking("too many links".into()))?;
         match outgoing.dial(&self.shared, index) {
-            Ok(true) => {}
-            Ok(false) => {
-                self.shared.undialled.fetch_add(1, Ordering::Relaxed);
-            }
-            Err(DownCause::Lacking(why)) => {
-                outgoing.close(&DownCause::Closed, false);
-                return Err(lacking(&why));
-            }
+            Ok(Dialled::Yes) => {}
+            Ok(Dialled::Short(Errno::AGAIN | Errno::TOOMANYREFS)) => self.shared.try_again(),
+            Ok(Dialled::Short(error)) => return Err(lacking(&error.to_string())),
             Err(cause) => {
                 // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
                 outgoing.doom(cause);
-                self.shared.undialled.fetch_add(1, Ordering::Relaxed);
+                self.shared.try_again();
             }
         }
+        links.push(outgoing.clone());
+        drop(links);
         Ok(Arc::new(ShmLink { outgoing, owner: self.owner }))
     }
 

@@ -1,8 +1,8 @@
 //! Regions of memfds, found through the process that made them.
 
 use crate::contract::{Exported, Imported, WireKey};
-use crate::mem::Region;
 use crate::mem::shared::Share;
+use crate::mem::{MapError, Region};
 use rustix::fs::{Mode, OFlags};
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn namespace() -> Result<u64, String> {
 }
 
 /// Lets peers of this machine map a region.
-pub(super) fn export(region: &Region) -> Result<Exported, String> {
+pub(super) fn export(region: &Region) -> Result<Exported, MapError> {
     let share = region.share().ok_or(
         "it is memory of this process alone: allocate it with Runtime::allocate for peers to map it",
     )?;
@@ -91,7 +91,7 @@ pub(crate) struct FoundShared {
 }
 
 /// Maps a peer's region.
-pub(super) fn import(key: &WireKey) -> Result<Imported, String> {
+pub(super) fn import(key: &WireKey) -> Result<Imported, MapError> {
     let found = find_shared(key)?;
     Imported::mapped(found.region, found.epoch).ok_or_else(|| "it cannot be told whether it stands".into())
 }
@@ -100,14 +100,14 @@ pub(super) fn import(key: &WireKey) -> Result<Imported, String> {
 ///
 /// The descriptor is opened through `/proc`, where the kernel lets processes of one user see each other's. The
 /// memfd must be the one that the key names, so a number that was used again leads nowhere.
-pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, String> {
+pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, MapError> {
     let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
     if key.namespace != namespace()? {
         return Err("it is in another pid namespace, whose processes are not seen here".into());
     }
     let path = format!("/proc/{}/fd/{}", key.pid, key.fd);
     let fd = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
-        .map_err(|error| format!("{path} cannot be opened: {error}"))?;
+        .map_err(|error| MapError::of(&format!("{path} cannot be opened"), error))?;
     let stat = rustix::fs::fstat(&fd).map_err(|error| format!("{path} cannot be examined: {error}"))?;
     if (stat.st_dev, stat.st_ino) != (key.dev, key.ino) {
         return Err("it is not there any more".into());
@@ -158,7 +158,7 @@ mod tests {
         for len in [0, 1, 55, 57, 64] {
             assert!(import(&WireKey(vec![1; len])).is_err());
         }
-        assert!(export(&Region::host(10)).unwrap_err().contains("allocate"));
+        assert!(export(&Region::host(10)).unwrap_err().to_string().contains("allocate"));
         assert!(export(import(&exported.key).unwrap().region().unwrap()).is_err());
     }
 }

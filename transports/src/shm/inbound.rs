@@ -7,15 +7,15 @@
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
 use super::segment::{Segment, SegmentSlots};
+use super::stranger::{Greeting, Guest, Stranger};
 use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
-use crate::fd_channel::{Channel, Received};
+use crate::fd_channel::{Channel, Received, is_shortage};
 use crate::mem::{PacketSource, SmallBytes};
 use crate::sync::attention::settle;
 use crate::sync::barrier::Barrier;
 use crate::sync::bells::Bells;
 use crate::sync::ring::{Consumer, Corrupt, Record};
-use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -65,14 +65,14 @@ pub(super) struct Inbound {
     warm: Vec<Sender>,
     /// Where the next poll begins, so that no ring is always last.
     turn: usize,
-    /// There are strangers who have said who they are, and could not be welcomed.
+    /// There are strangers who wait for something that is short.
     owes_welcomes: bool,
 }
 
 #[derive(Debug)]
 enum Incoming {
     /// It has connected, and not said who it is, or not been welcomed.
-    Stranger(Channel, Option<Box<Hello>>),
+    Stranger(Stranger),
     /// It is not looked at.
     Cold(Box<Sender>),
     /// It stands in `warm`.
@@ -98,13 +98,6 @@ struct Sender {
     rest: u32,
     /// Set once it is known to send no more; what is in the ring still counts.
     ended: Option<DownCause>,
-}
-
-/// What a stranger has said.
-#[derive(Debug)]
-struct Hello {
-    from: PeerId,
-    segment: Arc<Segment>,
 }
 
 /// What became of one look at one ring.
@@ -230,18 +223,10 @@ impl Inbound {
                 if free.is_none() {
                     self.links.push(None);
                 }
-                self.links[bell] = Some(Incoming::Stranger(channel, None));
+                self.links[bell] = Some(Incoming::Stranger(Stranger::new(channel)));
                 Ok(name)
             }
             _ => Err(channel),
-        }
-    }
-
-    /// The socket of a stranger.
-    pub(super) fn stranger_fd(&self, bell: u32) -> Option<BorrowedFd<'_>> {
-        match self.links.get(bell as usize) {
-            Some(Some(Incoming::Stranger(channel, _))) => Some(channel.as_fd()),
-            _ => None,
         }
     }
 
@@ -250,14 +235,16 @@ impl Inbound {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place {
             None => {}
-            Some(Incoming::Stranger(channel, hello)) => match greet(shared, channel, hello, bell) {
+            Some(Incoming::Stranger(stranger)) => match stranger.greet(shared, bell) {
                 Ok(Greeting::Silent) => {}
-                Ok(Greeting::Owed) => self.owes_welcomes = true,
-                Ok(Greeting::Welcome(hello)) => {
-                    let Some(Incoming::Stranger(channel, _)) = place.take() else { return };
-                    let process = channel.peer_process().ok();
-                    let process = process.filter(|fd| shared.watch_incoming(bell, fd.as_fd()).is_ok());
-                    let sender = Sender::new(*hello, bell, channel, process);
+                Ok(Greeting::Short(error)) => {
+                    shared.tell_of_shortage(error);
+                    self.owes_welcomes = true;
+                }
+                Ok(Greeting::Welcome(guest)) => {
+                    let Some(Incoming::Stranger(stranger)) = place.take() else { return };
+                    let sender = Sender::new(*guest, bell, stranger.channel);
+                    shared.nothing_is_short();
                     shared.incoming().insert(sender.from, sender.segment.clone());
                     *place = Some(Incoming::Cold(Box::new(sender)));
                     // A sleeper is woken by its bell. This poll, which finds no message, may be the thread's last.
@@ -267,7 +254,7 @@ impl Inbound {
                 }
                 Err(why) => {
                     tracing::warn!(%why, "a connection was refused");
-                    let _ = channel.send(&Message::Refusal(why).encode(), &[]);
+                    let _ = stranger.channel.send(&Message::Refusal(why).encode(), &[]);
                     *place = None;
                 }
             },
@@ -286,7 +273,7 @@ impl Inbound {
         }
     }
 
-    /// Whether there are strangers who could not be welcomed so far.
+    /// Whether there are strangers who wait for something that is short.
     pub(super) fn owes_welcomes(&self) -> bool {
         self.owes_welcomes
     }
@@ -297,7 +284,9 @@ impl Inbound {
             return;
         }
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
-            if let Some(Some(Incoming::Stranger(_, Some(_)))) = self.links.get(bell as usize) {
+            if let Some(Some(Incoming::Stranger(stranger))) = self.links.get(bell as usize)
+                && stranger.waits()
+            {
                 self.listen(shared, bell);
             }
         }
@@ -325,8 +314,8 @@ impl Inbound {
     pub(super) fn close(&mut self) {
         let others = self.links.drain(..).flatten().filter_map(|link| match link {
             Incoming::Cold(sender) => Some(sender.channel),
-            Incoming::Stranger(channel, Some(_)) => Some(channel),
-            Incoming::Stranger(_, None) | Incoming::Warm => None,
+            Incoming::Stranger(stranger) => stranger.known(),
+            Incoming::Warm => None,
         });
         for channel in self.warm.drain(..).map(|sender| sender.channel).chain(others) {
             let _ = channel.send(&Message::Bye.encode(), &[]);
@@ -335,7 +324,7 @@ impl Inbound {
 }
 
 impl Sender {
-    fn new(Hello { from, segment }: Hello, bell: u32, channel: Channel, process: Option<OwnedFd>) -> Self {
+    fn new(Guest { from, segment, process }: Guest, bell: u32, channel: Channel) -> Self {
         // SAFETY: the segment came with this hello, and this is the only consumer made for it here. Should a hostile sender send one
         // segment twice, two consumers only write `freed`: each reads what it likes from memory that it does not trust.
         let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
@@ -431,6 +420,7 @@ impl Sender {
                 Ok(other) => Some(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
                 Err(why) => Some(DownCause::Protocol(why)),
             },
+            Err(error) if is_shortage(error) => None,
             Err(error) => Some(DownCause::Protocol(format!("its socket failed: {error}"))),
         }
     }
@@ -482,68 +472,4 @@ fn receive(
         }
         kind => Err(format!("a record of unknown kind {kind}")),
     }
-}
-
-/// How far a stranger has come.
-enum Greeting {
-    /// It has not said who it is.
-    Silent,
-    /// It has, and cannot be told now that it is welcome.
-    Owed,
-    /// It is in.
-    Welcome(Box<Hello>),
-}
-
-/// Hears who a stranger is, unless that has been heard, and lets it in.
-fn greet(
-    shared: &Shared,
-    channel: &Channel,
-    heard: &mut Option<Box<Hello>>,
-    bell: u32,
-) -> Result<Greeting, String> {
-    if heard.is_none() {
-        *heard = hear_hello(shared, channel)?.map(Box::new);
-    }
-    let Some(hello) = heard.take() else { return Ok(Greeting::Silent) };
-    let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
-    match channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]) {
-        Ok(()) => Ok(Greeting::Welcome(hello)),
-        Err(error) if shared.passes(error) => {
-            *heard = Some(hello);
-            Ok(Greeting::Owed)
-        }
-        Err(error) => Err(format!("the welcome could not be sent: {error}")),
-    }
-}
-
-/// `Ok(None)`: it has not said who it is yet.
-fn hear_hello(shared: &Shared, channel: &Channel) -> Result<Option<Hello>, String> {
-    let mut bytes = [0; super::handshake::MAX_MESSAGE];
-    let (len, fds) = match channel.receive(&mut bytes) {
-        Ok(Received::Nothing) => return Ok(None),
-        Ok(Received::Closed) => return Err("it hung up before it said who it is".into()),
-        Ok(Received::Message(len, fds)) => (len, fds),
-        Err(error @ Errno::MFILE) => return Err(format!("no descriptor is left for it: {error}")),
-        Err(error) => return Err(format!("its socket failed: {error}")),
-    };
-    let message = Message::decode(&bytes[..len])?;
-    let Message::Hello { from, secret, geometry } = message else {
-        return Err(format!("it began with {message:?}"));
-    };
-    let peer = channel.peer().map_err(|error| format!("the kernel does not say who it is: {error}"))?;
-    let me = rustix::process::geteuid().as_raw();
-    if peer.uid != me && peer.uid != 0 {
-        return Err(format!("it runs as user {}, this rank as user {me}", peer.uid));
-    }
-    if secret != shared.identity.secret {
-        return Err("it does not know this job's secret: it belongs to another job".into());
-    }
-    if from.0 >= shared.identity.ranks {
-        return Err(format!("it calls itself {from}, in a job of {} ranks", shared.identity.ranks));
-    }
-    let [fd]: [OwnedFd; 1] = fds
-        .try_into()
-        .map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
-    let segment = Segment::open(&fd, geometry)?;
-    Ok(Some(Hello { from, segment }))
 }

@@ -18,7 +18,7 @@ pub(super) struct KernelCopy {
     /// The peer is this very process: all of its addresses are mapped, and the kernel would refuse none.
     is_here: bool,
     /// Readable when the process is dead. Without one (an old kernel) that is not known here.
-    process: Option<OwnedFd>,
+    process: Option<Arc<OwnedFd>>,
     /// Of the link there: has the word by which the process revokes this rank's access.
     segment: Arc<Segment>,
     link: Weak<Outgoing>,
@@ -36,7 +36,7 @@ enum Way {
 impl KernelCopy {
     pub(super) fn of(
         pid: libc::pid_t,
-        process: Option<OwnedFd>,
+        process: Option<Arc<OwnedFd>>,
         segment: Arc<Segment>,
         link: Weak<Outgoing>,
     ) -> Self {

@@ -9,13 +9,14 @@ use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
-use crate::fd_channel::{Channel, Received};
+use crate::fd_channel::{Channel, ConnectError, Received, is_shortage};
 use crate::fork::Owner;
-use crate::mem::{MemRef, copy::copy_now};
+use crate::mem::{MapError, MemRef, copy::copy_now};
 use crate::sync::BiasedLock;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD, Producer, PushError};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
@@ -37,14 +38,15 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 struct Sender {
     address: Address,
-    /// Connected, and the hello could not be sent so far.
-    silent: Option<Channel>,
+    /// To a process of this user, and watched.
     channel: Option<Channel>,
     /// Readable when the receiver's process is dead.
-    process: Option<OwnedFd>,
+    process: Option<Arc<OwnedFd>>,
     segment: Arc<Segment>,
-    /// The segment's descriptor, until the receiver has it.
+    /// The segment's descriptor, until the hello is sent.
     segment_fd: Option<OwnedFd>,
+    /// The welcome's numbers and descriptors, while the page of bells cannot be mapped.
+    welcome: Option<Box<Welcome>>,
     producer: Producer<SegmentSlots>,
     /// Chunks that are free, as far as this side knows: one bit each.
     free: u64,
@@ -53,7 +55,24 @@ struct Sender {
     receiver: Option<Receiver>,
 }
 
+/// What came of an attempt to say hello.
+#[derive(Debug)]
+pub(super) enum Dialled {
+    /// It is said.
+    Yes,
+    /// Something is short: try again.
+    Short(Errno),
+}
+
 /// What the receiver's welcome brought.
+#[derive(Debug)]
+struct Welcome {
+    bell: u32,
+    fenced: bool,
+    fds: [OwnedFd; 2],
+}
+
+/// What is made of it.
 #[derive(Debug)]
 struct Receiver {
     page: Arc<BellPage>,
@@ -76,11 +95,11 @@ impl Outgoing {
             doomed: OnceLock::new(),
             sender: BiasedLock::new(Sender {
                 address,
-                silent: None,
                 channel: None,
                 process: None,
                 segment,
                 segment_fd: Some(fd),
+                welcome: None,
                 producer,
                 free: u64::MAX >> (64 - geometry.chunks),
                 lent: [0; MAX_CHUNKS as usize],
@@ -102,52 +121,15 @@ impl Outgoing {
         let _ = self.doomed.set(cause);
     }
 
-    /// Tries to reach the receiver's socket. `Ok(false)`: its queue is full, or descriptors cannot be sent now: try again.
-    pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<bool, DownCause> {
+    /// Says hello to the receiver, unless that is done.
+    pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<Dialled, DownCause> {
         if let Some(cause) = self.doomed.get() {
             return Err(cause.clone());
         }
-        let mut sender = self.sender.lock();
-        if sender.channel.is_some() {
-            return Ok(true);
-        }
-        let connected = match sender.silent.take() {
-            Some(channel) => Ok(channel),
-            None => Channel::connect(&sender.address.name),
-        };
-        let channel = match connected {
-            Ok(channel) => channel,
-            Err(Errno::AGAIN) => return Ok(false),
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                return Err(DownCause::Lacking(error.to_string()));
-            }
-            Err(error) => return Err(DownCause::Gone(format!("nobody listens at its address: {error}"))),
-        };
-        let failed = |what: &str, error: Errno| DownCause::Gone(format!("{what}: {error}"));
-        let Some(fd) = sender.segment_fd.take() else { return Ok(true) };
-        let hello = Message::Hello {
-            from: shared.identity.me,
-            secret: shared.identity.secret,
-            geometry: sender.segment.geometry(),
-        };
-        match channel.send(&hello.encode(), &[fd.as_fd()]) {
-            Ok(()) => {}
-            Err(error) if shared.passes(error) => {
-                (sender.silent, sender.segment_fd) = (Some(channel), Some(fd));
-                return Ok(false);
-            }
-            Err(error) => return Err(failed("saying hello failed", error)),
-        }
-        shared
-            .watch_outgoing(index, channel.as_fd())
-            .map_err(|error| failed("epoll refused its socket", error))?;
-        // Without a pidfd (another pid namespace, an old kernel) the socket's hang-up must do.
-        sender.process =
-            channel.peer_process().ok().filter(|fd| shared.watch_outgoing(index, fd.as_fd()).is_ok());
-        sender.channel = Some(channel);
-        // Not before: where this was the last descriptor to be had, its place is for what is accepted, not for watching the process.
-        drop(fd);
-        Ok(true)
+        self.sender.lock().say_hello(shared, index).or_else(|(what, error)| match error {
+            ConnectError::System(error) if is_shortage(error) => Ok(Dialled::Short(error)),
+            error => Err(DownCause::Gone(format!("{what}: {error}"))),
+        })
     }
 
     /// Takes in what the receiver says. `Some(Ok)`: it is up now. `Some(Err)`: it is down now.
@@ -157,35 +139,13 @@ impl Outgoing {
             return None;
         }
         let sender = &mut *sender;
-        let channel = sender.channel.as_ref()?;
-        let mut bytes = [0; super::handshake::MAX_MESSAGE];
-        let cause = match channel.receive(&mut bytes) {
-            Ok(Received::Nothing) => {
-                let process = sender.process.as_ref()?;
-                if !is_dead(process.as_fd()) {
-                    return None;
-                }
-                DownCause::Gone("its process has ended".into())
+        let cause = match sender.hear(shared) {
+            Ok(true) => {
+                self.state.store(UP, Ordering::Release);
+                return Some(Ok(()));
             }
-            Ok(Received::Closed) => DownCause::Gone("its socket hung up".into()),
-            Err(error @ Errno::MFILE) => DownCause::Lacking(error.to_string()),
-            Err(error) => DownCause::Protocol(format!("its socket failed: {error}")),
-            Ok(Received::Message(len, fds)) => match Message::decode(&bytes[..len]) {
-                Ok(Message::Welcome { bell, fenced }) if sender.receiver.is_none() => {
-                    match Receiver::new(bell, fenced, fds, shared) {
-                        Ok(receiver) => {
-                            sender.receiver = Some(receiver);
-                            self.state.store(UP, Ordering::Release);
-                            return Some(Ok(()));
-                        }
-                        Err(why) => DownCause::Protocol(why),
-                    }
-                }
-                Ok(Message::Refusal(why)) => DownCause::Refused(why),
-                Ok(Message::Bye) => DownCause::Closed,
-                Ok(other) => DownCause::Protocol(format!("it sent {other:?} out of turn")),
-                Err(why) => DownCause::Protocol(why),
-            },
+            Ok(false) => return None,
+            Err(cause) => cause,
         };
         self.end(sender, &cause);
         Some(Err(cause))
@@ -205,7 +165,7 @@ impl Outgoing {
         let _ = self.down.set(cause.clone());
         self.state.store(DOWN, Ordering::Release);
         // Closing the descriptors takes them out of the epoll set.
-        (sender.silent, sender.channel, sender.process, sender.segment_fd) = (None, None, None, None);
+        (sender.channel, sender.process, sender.segment_fd, sender.welcome) = (None, None, None, None);
     }
 
     /// Whether the receiver has answered: from then on it can revoke what it lets this rank do. Not by the state alone, which
@@ -221,7 +181,7 @@ impl Outgoing {
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
         }
-        let (process, segment) = (channel.peer_process().ok(), sender.segment.clone());
+        let (process, segment) = (sender.process.clone(), sender.segment.clone());
         Ok(Arc::new(KernelCopy::of(peer.pid, process, segment, Arc::downgrade(self))))
     }
 
@@ -268,6 +228,97 @@ impl Outgoing {
 }
 
 impl Sender {
+    /// Goes as far as it can, and goes on from there the next time. The error comes with what failed.
+    fn say_hello(&mut self, shared: &Shared, index: u32) -> Result<Dialled, (&'static str, ConnectError)> {
+        let Some(segment_fd) = &self.segment_fd else { return Ok(Dialled::Yes) };
+        let channel = match self.channel.take() {
+            Some(channel) => channel,
+            None => {
+                let channel = Channel::connect(&self.address.name);
+                let channel = channel.map_err(|error| ("it does not listen at its address", error))?;
+                let watched = shared.watch_outgoing(index, channel.as_fd());
+                watched.map_err(|error| ("epoll refused its socket", error.into()))?;
+                channel
+            }
+        };
+        let channel = self.channel.insert(channel);
+        if self.process.is_none() {
+            let watched = channel.peer_process().and_then(|process| {
+                shared.watch_outgoing(index, process.as_fd())?;
+                Ok(process)
+            });
+            match watched {
+                Ok(process) => self.process = Some(Arc::new(process)),
+                Err(error) if is_shortage(error) => {
+                    return Err(("its process cannot be watched", error.into()));
+                }
+                // Another pid namespace, or an old kernel: the socket's hang-up must do.
+                Err(_) => {}
+            }
+        }
+        let hello = Message::Hello {
+            from: shared.identity.me,
+            secret: shared.identity.secret,
+            geometry: self.segment.geometry(),
+        };
+        let said = channel.send(&hello.encode(), &[segment_fd.as_fd()]);
+        said.map_err(|error| ("saying hello failed", error.into()))?;
+        self.segment_fd = None;
+        Ok(Dialled::Yes)
+    }
+
+    /// Takes in what the receiver says. Returns `true` if it is a welcome.
+    fn hear(&mut self, shared: &Shared) -> Result<bool, DownCause> {
+        if let Some(welcome) = self.welcome.take() {
+            return self.enter(*welcome, shared);
+        }
+        let Some(channel) = &self.channel else { return Ok(false) };
+        let mut bytes = [0; super::handshake::MAX_MESSAGE];
+        match channel.receive(&mut bytes) {
+            Ok(Received::Nothing) => match &self.process {
+                Some(process) if is_dead(process.as_fd()) => {
+                    Err(DownCause::Gone("its process has ended".into()))
+                }
+                _ => Ok(false),
+            },
+            Ok(Received::Closed) => Err(DownCause::Gone("its socket hung up".into())),
+            // The message stays, and the epoll set goes on telling of it.
+            Err(error) if is_shortage(error) => {
+                shared.tell_of_shortage(error);
+                Ok(false)
+            }
+            Err(error) => Err(DownCause::Protocol(format!("its socket failed: {error}"))),
+            Ok(Received::Message(len, fds)) => match Message::decode(&bytes[..len]) {
+                Ok(Message::Welcome { bell, fenced }) if self.receiver.is_none() => {
+                    let fds = fds.try_into().map_err(|fds: Vec<_>| {
+                        DownCause::Protocol(format!("its welcome came with {} descriptors", fds.len()))
+                    })?;
+                    self.enter(Welcome { bell, fenced, fds }, shared)
+                }
+                Ok(Message::Refusal(why)) => Err(DownCause::Refused(why)),
+                Ok(Message::Bye) => Err(DownCause::Closed),
+                Ok(other) => Err(DownCause::Protocol(format!("it sent {other:?} out of turn"))),
+                Err(why) => Err(DownCause::Protocol(why)),
+            },
+        }
+    }
+
+    fn enter(&mut self, welcome: Welcome, shared: &Shared) -> Result<bool, DownCause> {
+        match BellPage::open(&welcome.fds[0]) {
+            Ok(page) => {
+                self.receiver = Some(Receiver::new(page, welcome, shared).map_err(DownCause::Protocol)?);
+                Ok(true)
+            }
+            Err(MapError::Lacking(error)) => {
+                shared.tell_of_shortage(error);
+                shared.try_again();
+                self.welcome = Some(Box::new(welcome));
+                Ok(false)
+            }
+            Err(MapError::Refused(why)) => Err(DownCause::Protocol(why)),
+        }
+    }
+
     /// After a record was pushed: tells the receiver, unless it looks by itself.
     #[inline(always)]
     fn tell_if_needed(&self) {
@@ -302,12 +353,10 @@ impl Sender {
 }
 
 impl Receiver {
-    fn new(bell: u32, fenced: bool, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Self, String> {
-        let [page, wake]: [OwnedFd; 2] = fds
-            .try_into()
-            .map_err(|fds: Vec<_>| format!("its welcome came with {} descriptors", fds.len()))?;
-        let fenced = fenced || !shared.barrier.reachable;
-        Ok(Self { page: Arc::new(BellPage::open(&page)?), wake, bell, fenced })
+    fn new(page: BellPage, welcome: Welcome, shared: &Shared) -> Result<Self, String> {
+        let Welcome { bell, fenced, fds: [_, wake] } = welcome;
+        check_eventfd(wake.as_fd())?;
+        Ok(Self { page: Arc::new(page), wake, bell, fenced: fenced || !shared.barrier.reachable })
     }
 
     #[cold]
@@ -322,6 +371,21 @@ impl Receiver {
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
     }
+}
+
+/// Checks that a descriptor is an eventfd, a write to which does not block: not a pipe or a socket,
+/// which its other end can keep full.
+fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), String> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let kind = rustix::fs::readlink(&path, Vec::new());
+    let kind = kind.map_err(|error| format!("its wake-up descriptor cannot be examined: {error}"))?;
+    // No file's name is like that: they begin with a slash.
+    if kind.as_bytes() != b"anon_inode:[eventfd]" {
+        return Err(format!("its wake-up descriptor is no eventfd, but {}", kind.to_string_lossy()));
+    }
+    let flags = rustix::fs::fcntl_getfl(fd);
+    let flags = flags.map_err(|error| format!("its eventfd cannot be examined: {error}"))?;
+    if flags.contains(OFlags::NONBLOCK) { Ok(()) } else { Err("its eventfd blocks".into()) }
 }
 
 /// The handle that the runtime holds.

@@ -6,6 +6,7 @@
 //! | [`handshake`] | the few messages over a Unix socket by which a sender shows its segment to a receiver |
 //! | [`link`] | the sending side: inline into the ring, or through a chunk |
 //! | [`device`] | the receiving side, and whatever has to be looked after for both |
+//! | `stranger` | a sender from its call to its welcome |
 //! | [`inbound`] | the rings that lead here: which are looked at, and what comes out of them |
 //! | [`export`] | regions that peers map |
 //! | [`kernel_copy`] | the memory of another process, copied from and to by the kernel |
@@ -24,6 +25,7 @@ pub mod inbound;
 pub mod kernel_copy;
 pub mod link;
 pub mod segment;
+mod stranger;
 
 pub use segment::Geometry;
 
@@ -31,7 +33,7 @@ use crate::contract::{
     Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Transport, Unavailable, WireKey,
 };
 use crate::gpu::Gpu;
-use crate::mem::{PacketSource, Region};
+use crate::mem::{MapError, PacketSource, Region};
 use crate::sync::ring::{FIRST, MAX_PAYLOAD};
 use std::sync::Arc;
 
@@ -42,12 +44,19 @@ pub const NAME: &str = "shm";
 #[derive(Debug, Clone)]
 pub struct Shm {
     geometry: Geometry,
+    kernel_copy: bool,
 }
 
 impl Shm {
     /// With rings and chunks of this size.
     pub fn new(geometry: Geometry) -> Self {
-        Self { geometry }
+        Self { geometry, kernel_copy: true }
+    }
+
+    /// Sets whether peers may have the kernel copy from and to this process's memory, which they may by default.
+    #[must_use]
+    pub fn kernel_copy(self, allowed: bool) -> Self {
+        Self { kernel_copy: allowed, ..self }
     }
 }
 
@@ -70,7 +79,9 @@ impl Transport for Shm {
 
     fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
         self.geometry.check().map_err(|reason| Unavailable::new(NAME, reason))?;
-        kernel_copy::allow_peers();
+        if self.kernel_copy {
+            kernel_copy::allow_peers();
+        }
         let chunk = self.geometry.chunk_size as usize;
         let caps = Caps {
             am_inline: FIRST,
@@ -96,11 +107,11 @@ impl Domain for ShmDomain {
         &self.caps
     }
 
-    fn export(&self, region: &Region) -> Result<Exported, String> {
+    fn export(&self, region: &Region) -> Result<Exported, MapError> {
         export::export(region)
     }
 
-    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, String> {
+    fn import(&self, key: &WireKey, _: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
         export::import(key)
     }
 

@@ -16,8 +16,8 @@
 
 use crate::contract::{Lender, Splits};
 use crate::fork::Owner;
-use crate::mem::memfd::{Mapping, check_memfd, sealed_memfd};
-use crate::mem::{MemMut, MemRef, Place};
+use crate::mem::memfd::{Mapping, map_memfd, sealed_memfd};
+use crate::mem::{MapError, MemMut, MemRef, Place};
 use crate::sync::attention::Attention;
 use crate::sync::bells::Bells;
 use crate::sync::ring::{BODY, Slots};
@@ -106,12 +106,10 @@ impl Segment {
     /// Maps one that a sender made.
     ///
     /// # Errors
-    /// What is wrong with it, in words for both sides' users.
-    pub fn open(fd: &OwnedFd, geometry: Geometry) -> Result<Arc<Self>, String> {
+    /// What is wrong with it, in words for both sides' users; or what this process lacks.
+    pub fn open(fd: &OwnedFd, geometry: Geometry) -> Result<Arc<Self>, MapError> {
         geometry.check()?;
-        check_memfd(fd.as_fd(), geometry.bytes())?;
-        let mapping = Mapping::of(fd.as_fd(), geometry.bytes())
-            .map_err(|error| format!("no room to map its memory: {error}"))?;
+        let mapping = map_memfd(fd, geometry.bytes())?;
         Ok(Arc::new(Self { mapping, geometry, owner: Owner::this_process() }))
     }
 
@@ -320,9 +318,8 @@ impl BellPage {
     }
 
     /// Maps one that a receiver made.
-    pub fn open(fd: &OwnedFd) -> Result<Self, String> {
-        check_memfd(fd.as_fd(), PAGE)?;
-        Mapping::of(fd.as_fd(), PAGE).map(Self).map_err(|error| format!("no room to map its bells: {error}"))
+    pub fn open(fd: &OwnedFd) -> Result<Self, MapError> {
+        map_memfd(fd, PAGE).map(Self)
     }
 
     fn layout(&self) -> &BellPageLayout {
@@ -368,13 +365,13 @@ mod tests {
         let (_, fd) = Segment::create(SMALL).unwrap();
         assert!(Segment::open(&fd, SMALL).is_ok());
         let error = Segment::open(&fd, Geometry { chunks: 64, ..SMALL }).unwrap_err();
-        assert!(error.contains("bytes long"), "{error}");
+        assert!(error.to_string().contains("bytes long"), "{error}");
         let unsealed =
             rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, SMALL.bytes() as u64).unwrap();
-        assert!(Segment::open(&unsealed, SMALL).unwrap_err().contains("sealed"));
+        assert!(Segment::open(&unsealed, SMALL).unwrap_err().to_string().contains("sealed"));
         let file = std::fs::File::open("/proc/self/exe").unwrap().into();
-        assert!(Segment::open(&file, SMALL).unwrap_err().contains("not a memfd"));
+        assert!(Segment::open(&file, SMALL).unwrap_err().to_string().contains("not a memfd"));
     }
 
     #[test]

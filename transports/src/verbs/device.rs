@@ -72,6 +72,8 @@ pub(super) struct Polling {
     pub(super) key: DeviceKey,
     pub(super) entries: Entries,
     pub(super) strangers: Strangers,
+    /// Connections whose peers are to be called when this process has what it takes, and what came of the last call.
+    pub(super) undialled: Vec<(u32, String)>,
     pub(super) receives: Receives,
     pub(super) queue: Arc<CompletionQueue>,
     pub(super) bounces: Arc<Bounces>,
@@ -158,6 +160,7 @@ impl RdmaDevice {
             key,
             entries: Entries::default(),
             strangers: Strangers::of(shared.identity.ranks),
+            undialled: Vec::new(),
             receives,
             queue,
             bounces,
@@ -218,6 +221,7 @@ impl RdmaDevice {
         }
         polling.end_unwanted();
         polling.post_receives();
+        polling.dial_again();
         let mut space = [const { MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&now)) else { return };

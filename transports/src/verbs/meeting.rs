@@ -14,7 +14,9 @@ use super::transfers;
 use super::wire::{End, Message, Nonce, proof};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
+use crate::fd_channel::is_shortage;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -188,7 +190,10 @@ impl Polling {
                     return Ok(());
                 }
                 // No other host would do.
-                (Err(error), _) if is_lack(&error) => return Err(error),
+                (Err(error), entry) if is_lack(&error) => {
+                    entry.into_iter().for_each(|entry| entry.hosts.push(host));
+                    return Err(error);
+                }
                 (Err(error), _) => last = io::Error::new(error.kind(), format!("{host}: {error}")),
                 (Ok(_), None) => break,
             }
@@ -324,13 +329,40 @@ impl Polling {
         }
         if entry.phase == Phase::Calling {
             // Nobody there has spoken: the peer may be found at another of its addresses.
-            if let Err(error) = self.dial(index) {
-                self.end(index, DownCause::Gone(format!("nobody answers at its addresses: {why}; {error}")));
+            if self.dial_or_wait(index, &why) {
+                tracing::warn!(
+                    why,
+                    "a rank is called again when this process has a descriptor for it: see `ulimit -n`"
+                );
             }
             return;
         }
         let cause = self.broken_off(format!("its connection ended: {why}"));
         self.end(index, cause);
+    }
+
+    /// Calls the next host of a peer. Returns `true` if that is done later, since this process lacks what it takes now.
+    fn dial_or_wait(&mut self, index: u32, why: &str) -> bool {
+        let Err(error) = self.dial(index) else { return false };
+        let waits = is_lack(&error);
+        if waits {
+            self.undialled.push((index, why.to_owned()));
+        } else {
+            self.end(index, DownCause::Gone(format!("nobody answers at its addresses: {why}; {error}")));
+        }
+        waits
+    }
+
+    /// Calls those again for which this process lacked something.
+    #[cold]
+    pub(super) fn dial_again(&mut self) {
+        for (index, why) in std::mem::take(&mut self.undialled) {
+            // Another connection may have its number by now, which is not to be called twice.
+            let waits = |entry: &Entry| entry.phase == Phase::Calling && entry.channel.is_none();
+            if self.entries.get(index).is_some_and(|entry| waits(entry)) {
+                self.dial_or_wait(index, &why);
+            }
+        }
     }
 
     /// The peer's end has come over TCP. It may have been quicker than this rank's NIC to find out that nothing gets through.
@@ -478,5 +510,5 @@ impl Polling {
 
 /// Whether it is this process that has not enough of something.
 pub(super) fn is_lack(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+    Errno::from_io_error(error).is_some_and(is_shortage)
 }

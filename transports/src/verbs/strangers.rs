@@ -104,8 +104,9 @@ impl Polling {
                 Some(at) => at,
                 None => self.dismiss(),
             };
-            let watched = self.watch(channel.as_fd(), STRANGER | at as u64);
-            if watched.is_ok() && channel.send(&Message::Challenge(nonce)).is_ok() {
+            // First the word by which it knows that a rank is here, and calls again if it is not kept.
+            let told = channel.send(&Message::Challenge(nonce)).is_ok();
+            if told && self.watch(channel.as_fd(), STRANGER | at as u64).is_ok() {
                 self.strangers.all[at] = Some((channel, nonce));
             }
         }

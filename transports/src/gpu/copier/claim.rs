@@ -6,9 +6,10 @@
 //! there. Who finds the name taken knocks, and has none; who is knocked for gives its own up. What does not want a copier is
 //! not seen, nor what lives in another network namespace, nor who has given the GPU no work through the library.
 
-use crate::fd_channel::{Channel, Listener};
+use crate::fd_channel::{Channel, ConnectError, Listener, is_shortage};
 use crate::mem::GpuUuid;
 use rustix::io::Errno;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// Looks at a name that is taken and that nobody listens under, a millisecond apart: between the two calls of a claim there are
@@ -31,26 +32,38 @@ impl Claim {
     /// As `of`; passes the time between two looks in its own way.
     fn pausing(gpu: GpuUuid, mut pause: impl FnMut()) -> Result<Self, String> {
         let name = name(gpu);
+        let unknown = |why: &dyn Display| format!("whether the GPU is shared cannot be found out: {why}");
+        let mut last = shared(0);
         for _ in 0..LOOKS {
             match Listener::bind(name.as_bytes()) {
                 Ok(listener) => return Ok(Self(listener)),
                 Err(Errno::ADDRINUSE) => {}
-                Err(why) => return Err(format!("whether the GPU is shared cannot be found out: {why}")),
+                Err(error) if is_shortage(error) => {
+                    last = unknown(&error);
+                    pause();
+                    continue;
+                }
+                Err(error) => return Err(unknown(&error)),
             }
-            match Channel::connect(name.as_bytes()).and_then(|channel| channel.peer()) {
+            match Channel::connect(name.as_bytes()) {
+                Ok(other) => return Err(shared(other.peer().map_or(0, |other| other.pid))),
+                // A claim of this user could not be seen.
+                Err(stranger @ ConnectError::OtherUser(_)) => return Err(unknown(&stranger)),
                 // It has the name, and is about to listen: it would not hear of this knock, and have a copier all the same. Or it
                 // gives the name up.
-                Err(Errno::CONNREFUSED) => pause(),
-                other => return Err(shared(other.map_or(0, |other| other.pid))),
+                Err(ConnectError::System(Errno::CONNREFUSED)) => last = shared(0),
+                Err(ConnectError::System(error)) if is_shortage(error) => last = unknown(&error),
+                Err(_) => return Err(shared(0)),
             }
+            pause();
         }
-        Err(shared(0))
+        Err(last)
     }
 
-    /// Whether nobody else has wanted a copier on this GPU. A system call.
+    /// Checks that no other process of this user has wanted a copier on this GPU. A system call.
     ///
     /// # Errors
-    /// Somebody has, or has been there: who.
+    /// One has, or has been there: which.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self.0.accept() {
             Ok(Some(other)) => Err(shared(other.peer().map_or(0, |other| other.pid))),
@@ -60,7 +73,7 @@ impl Claim {
 }
 
 fn name(gpu: GpuUuid) -> String {
-    format!("carrack-copier/{}/{gpu}", rustix::process::getuid().as_raw())
+    format!("carrack-copier/{}/{gpu}", rustix::process::geteuid().as_raw())
 }
 
 /// Why there is no copier on a GPU that another process wants one on. `pid`: 0 where it is not known, as that of a process in another namespace.
@@ -127,6 +140,39 @@ mod tests {
     fn who_gives_the_name_up_before_it_listens_leaves_it_to_the_next() {
         let mut first = Some(bound(gpu(5)));
         assert_eq!(Claim::pausing(gpu(5), || first = None).unwrap().check(), Ok(()));
+    }
+
+    /// Does something as another user does it, if this one may become any.
+    fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        // Of this thread alone.
+        let become_nobody = || rustix::thread::set_thread_res_uid(None, nobody, None).is_ok();
+        std::thread::scope(|scope| scope.spawn(|| become_nobody().then(act)).join().unwrap())
+    }
+
+    #[test]
+    fn a_process_of_another_user_that_knocks_does_not_cost_the_claim() {
+        let first = Claim::of(gpu(7)).unwrap();
+        let name = name(gpu(7));
+        let Some(knocked) = as_another_user(|| Channel::connect(name.as_bytes())) else {
+            return println!("not tested: this user cannot become another");
+        };
+        assert!(matches!(knocked, Err(ConnectError::OtherUser(_))), "{knocked:?}");
+        assert_eq!(first.check(), Ok(()));
+        Channel::connect(name.as_bytes()).unwrap();
+        assert!(first.check().is_err(), "one of this user is heard behind it");
+    }
+
+    #[test]
+    fn a_name_that_a_process_of_another_user_has_taken_is_no_claim_and_is_told_so() {
+        let name = name(gpu(8));
+        let Some(taken) = as_another_user(|| Listener::bind(name.as_bytes()).unwrap()) else {
+            return println!("not tested: this user cannot become another");
+        };
+        let why = Claim::of(gpu(8)).unwrap_err();
+        assert!(why.contains("of user 65534"), "{why}");
+        drop(taken);
+        assert!(Claim::of(gpu(8)).is_ok());
     }
 
     #[test]

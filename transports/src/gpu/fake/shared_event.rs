@@ -87,7 +87,7 @@ impl FakeSharedEvent {
         if (stat.st_dev, stat.st_ino) != (dev, ino) {
             return Err(gone(format!("{path} is another event")));
         }
-        let words = Region::map_shared(&file, BYTES as u64).map_err(gone)?;
+        let words = Region::map_shared(&file, BYTES as u64).map_err(|why| gone(why.to_string()))?;
         Ok(Self { words, maker })
     }
 }
