@@ -46,8 +46,11 @@ pub(crate) struct Registry {
 #[derive(Default)]
 pub(crate) struct Snapshot {
     version: u64,
-    comps: Box<[Option<(RemoteComp, Arc<dyn Completion>)>]>,
+    comps: Box<[Option<Named>]>,
 }
+
+/// An object, and its name.
+type Named = (RemoteComp, Arc<dyn Completion>);
 
 impl Snapshot {
     /// The object under a name.
@@ -88,9 +91,7 @@ impl Registry {
         });
         let before = std::mem::replace(&mut snapshot.comps, comps.collect());
         drop(slots);
-        let is_left = |(name, comp): &(RemoteComp, Arc<dyn Completion>)| {
-            snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp))
-        };
+        let is_left = |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
         left.extend(before.into_iter().flatten().filter(is_left).map(|(_, comp)| comp));
     }
 
