@@ -398,6 +398,31 @@ mod tests {
     }
 
     #[test]
+    fn a_fork_gives_no_chunk_back_and_takes_no_piece_of_a_message() {
+        let (segment, _fd) = Segment::create(SMALL).unwrap();
+        // SAFETY: the child has this thread alone, and calls nothing that waits for another.
+        match unsafe { libc::fork() } {
+            0 => {
+                segment.give_back(0);
+                let has_splits = (0..MAX_SPLITS).any(|number| segment.get(number).is_some());
+                // SAFETY: ends the child without the parent's clean-up.
+                unsafe { libc::_exit(if has_splits { 1 } else { 42 }) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: waits for the child just made, and writes an integer.
+                assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+                assert_eq!(libc::WEXITSTATUS(status), 42);
+            }
+        }
+        let never = [0; MAX_CHUNKS as usize];
+        assert_eq!(segment.returned(&never), 0b11, "no chunk was given back");
+        assert!(segment.get(0).is_some());
+        segment.give_back(0);
+        assert_eq!(segment.returned(&never), 0b10);
+    }
+
+    #[test]
     fn a_chunk_or_length_that_is_not_there_gives_nothing() {
         let (segment, _fd) = Segment::create(SMALL).unwrap();
         assert!(segment.chunk(1, 128).is_some());
