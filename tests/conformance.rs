@@ -37,10 +37,10 @@ mod awaiting;
 mod buffers;
 #[path = "conformance/contract.rs"]
 mod contract;
-#[path = "conformance/contract_sleep.rs"]
-mod contract_sleep;
 #[path = "conformance/contract_ending.rs"]
 mod contract_ending;
+#[path = "conformance/contract_sleep.rs"]
+mod contract_sleep;
 #[path = "conformance/control.rs"]
 mod control;
 #[path = "conformance/ending.rs"]

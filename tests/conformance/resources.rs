@@ -142,9 +142,11 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
     let devices = [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
     // A NIC is given packets at once: one that cannot receive into them is to be known at the start.
     assert_eq!(pool.allocated() > 0, J::IS_RDMA);
+    // A NIC needs some of them for the receives that stand.
+    let most = if J::IS_RDMA { 8 } else { 16 };
     for round in 0..5_u64 {
         let mut kept = Vec::new();
-        for at in 0..16 {
+        for at in 0..most {
             let message = pattern(round * 16 + at, 6000);
             sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).device(&devices[0]).call());
             kept.push(sink.one(&ranks));
@@ -154,8 +156,8 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
             assert_eq!(status.bytes().unwrap(), pattern(round * 16 + at as u64, 6000));
         }
         drop(kept);
-        let all: Vec<_> = std::iter::from_fn(|| pool.take_with_len(1)).collect();
-        assert_eq!(all.len(), 16, "and come back");
+        let all = std::iter::from_fn(|| pool.take_with_len(1)).count();
+        assert_eq!(all, most as usize, "and come back");
     }
 }
 

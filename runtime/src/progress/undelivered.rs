@@ -165,8 +165,7 @@ impl DeviceInner {
     /// Has progress tell completion objects, for callers that cannot: they hold locks.
     pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>) {
         // What has no completion object is dropped without the lock: its buffer may run code of the user's.
-        let told: Vec<_> =
-            ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
+        let told: Vec<_> = ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
         if told.is_empty() {
             return;
         }
