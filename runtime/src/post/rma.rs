@@ -194,7 +194,7 @@ impl<K> Post<'_, K> {
     /// notifications, or this rank has not listened for long.
     pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
         // What may not be tried again goes, and waits at the owner.
-        if signal.is_none() || !(self.allow.retry || !self.allow.posted) {
+        if signal.is_none() || (!self.allow.retry && self.allow.posted) {
             return false;
         }
         let device = self.device_inner();

@@ -31,7 +31,7 @@ fn an_operation_that_comes_to_its_queue_behind_a_close_ends_once() {
         } else {
             there.close()
         }
-        let submitted = link.push(|| {
+        let submitted = link.push(|_| {
             let mut packet = there.inbox.packets.take().unwrap();
             packet.set_len(region.len());
             let whole = Buffer::from(region.whole());
