@@ -46,7 +46,7 @@ impl Post<'_, Am<'_>> {
     #[inline]
     fn call_am(&mut self) -> Result<Outcome, PostError> {
         let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
-        if let Some(outcome) = transmit_short(self, &self.kind.sending, header) {
+        if let Some(outcome) = transmit_short(self, self.kind.sending.borrowed(), header) {
             return Ok(outcome);
         }
         self.call_in_full(header)
@@ -54,14 +54,16 @@ impl Post<'_, Am<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
-        if let Some(called) = self.in_pieces() {
-            return called;
-        }
-        let order = self.order.take();
-        let outcome = Outgoing::of(self, order.as_deref(), header)
-            .and_then(|outgoing| transmit(&outgoing, &mut self.kind.sending));
-        self.order = order;
-        outcome
+        self.once(|this| {
+            if let Some(called) = this.in_pieces() {
+                return called;
+            }
+            let order = this.order.take();
+            let outcome = Outgoing::of(this, order.as_deref(), header)
+                .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));
+            this.order = order;
+            outcome
+        })
     }
 }
 
