@@ -57,15 +57,21 @@ impl Matching {
     }
 
     /// The policy of a receive, or of a probe. Wildcards choose it, unless the program named one.
+    #[inline(always)]
     pub(crate) fn of_receive(self, is_named: bool, rank: Rank, tag: Tag) -> Result<Self, PostError> {
-        let narrowed = self.narrowed(rank, tag);
-        if is_named && narrowed != self {
-            return Err(PostError::Policy { policy: self, rank, tag });
+        if rank == Rank::ANY || tag == Tag::ANY {
+            let narrowed = self.narrowed(rank, tag);
+            if is_named && narrowed != self {
+                return Err(PostError::Policy { policy: self, rank, tag });
+            }
+            return Ok(narrowed);
         }
-        Ok(narrowed)
+        Ok(self)
     }
 
     /// The policy that a receive's wildcards ask for.
+    #[cold]
+    #[inline(never)]
     fn narrowed(self, rank: Rank, tag: Tag) -> Self {
         match (self.looks_at_rank() && rank != Rank::ANY, self.looks_at_tag() && tag != Tag::ANY) {
             (true, true) => Self::RankTag,

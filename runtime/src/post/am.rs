@@ -48,7 +48,7 @@ impl Post<'_, Am<'_>> {
         let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
         let deaf = &self.device_inner().deaf;
         if !deaf.has_to_listen()
-            && let Some(outcome) = transmit_short(self, &self.kind.sending, header)
+            && let Some(outcome) = transmit_short(self, self.kind.sending.borrowed(), header)
         {
             if let Outcome::Done(status) = &outcome {
                 deaf.sent(status.size);
@@ -60,14 +60,16 @@ impl Post<'_, Am<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
-        if let Some(called) = self.in_pieces() {
-            return called;
-        }
-        let order = self.order.take();
-        let outcome = Outgoing::of(self, order.as_deref(), header)
-            .and_then(|outgoing| transmit(&outgoing, &mut self.kind.sending));
-        self.order = order;
-        outcome
+        self.once(|this| {
+            if let Some(called) = this.in_pieces() {
+                return called;
+            }
+            let order = this.order.take();
+            let outcome = Outgoing::of(this, order.as_deref(), header)
+                .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));
+            this.order = order;
+            outcome
+        })
     }
 }
 

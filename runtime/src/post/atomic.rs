@@ -78,14 +78,14 @@ impl Runtime {
 
 impl Kind for Atomic<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        post.call_atomic()
+        post.once(|post| post.call_atomic())
     }
 }
 
 impl Post<'_, Atomic<'_>> {
     fn call_atomic(&mut self) -> Result<Outcome, PostError> {
         let this = &*self;
-        let waits = this.comp.is_none() || !this.allow.posted;
+        let waits = this.comp.is_none() || !this.allow.posted();
         let place = &this.kind.place;
         let is_nics = place.rmr.nic().is_some();
         let at_once = || this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host);
@@ -143,7 +143,7 @@ impl Post<'_, Atomic<'_>> {
 
 impl Kind for ToFlush {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        post.call_flush()
+        post.once(|post| post.call_flush())
     }
 }
 
@@ -158,7 +158,7 @@ impl Post<'_, ToFlush> {
         if this.runtime.0.is_forked() {
             return Err(PostError::Forked);
         }
-        let waits = this.comp.is_none() || !this.allow.posted;
+        let waits = this.comp.is_none() || !this.allow.posted();
         let device = this.device_inner();
         // What waits for an event is to end before this as well.
         let is_ordered = || this.order.is_some() || device.orders_memory(this.rank);

@@ -107,7 +107,7 @@ impl<K> Post<'_, K> {
     fn begun(&self, given: Given) -> Option<Begun> {
         match given {
             Given::UnderWay => Some(Begun::UnderWay),
-            Given::Full(reason) if self.allow.retry => Some(Begun::Full(reason)),
+            Given::Full(reason) if self.allow.retry() => Some(Begun::Full(reason)),
             Given::Full(_) | Given::Refused(_) => None,
         }
     }

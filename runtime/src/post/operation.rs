@@ -88,7 +88,7 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
 impl<K: Kind> Post<'_, K> {
     /// As `call`, with another completion object for this once.
     fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
-        if self.is_spent {
+        if self.allow.is_spent() {
             return (self, Err(PostError::Spent));
         }
         let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, .. } = self;
@@ -101,11 +101,10 @@ impl<K: Kind> Post<'_, K> {
             comp: Some(comp),
             user_context,
             // What cannot go now waits in the peer's backlog, so that nobody has to try again and again.
-            allow: Allow { retry: false, ..Allow::ALL },
+            allow: Allow::ALL.without_retry(),
             required,
             deadline,
             order,
-            is_spent: false,
             kind,
         };
         let outcome = K::post(&mut post);
@@ -121,7 +120,6 @@ impl<K: Kind> Post<'_, K> {
             required,
             deadline,
             order,
-            is_spent: false,
             kind,
         };
         (back, outcome)

@@ -118,8 +118,6 @@ pub struct Post<'a, K> {
     pub(super) deadline: Deadline,
     /// What it is ordered after, if anything.
     pub(super) order: Option<Box<Order>>,
-    /// It came to `Done` or `Posted`.
-    pub(super) is_spent: bool,
     pub(super) kind: K,
 }
 
@@ -146,20 +144,31 @@ impl<K: Kind> Post<'_, K> {
     /// [`PostError::Spent`].
     #[inline]
     pub fn call(&mut self) -> Result<Outcome, PostError> {
-        if self.is_spent {
-            return Err(PostError::Spent);
-        }
-        let outcome = K::post(self);
-        self.is_spent = matches!(outcome, Ok(Outcome::Done(_) | Outcome::Posted));
-        outcome
+        K::post(self)
     }
 
     /// Lets an operation be called once more after `Done` or `Posted`, to do the same again: one that sends borrowed bytes, or
     /// has no buffer. One that has given its buffer away stays [spent](PostError::Spent).
     #[inline]
     pub fn again(&mut self) -> &mut Self {
-        self.is_spent = false;
+        self.allow.set(Allow::SPENT, false);
         self
+    }
+
+    /// Posts it, unless that was done before. Receives and gets need it not: they have no buffer any more.
+    #[inline(always)]
+    pub(super) fn once(
+        &mut self,
+        post: impl FnOnce(&mut Self) -> Result<Outcome, PostError>,
+    ) -> Result<Outcome, PostError> {
+        if self.allow.is_spent() {
+            return Err(PostError::Spent);
+        }
+        let outcome = post(self);
+        if matches!(outcome, Ok(Outcome::Done(_) | Outcome::Posted)) {
+            self.allow.spend();
+        }
+        outcome
     }
 }
 
@@ -209,25 +218,82 @@ impl<'a, K: Matches<'a>> Post<'a, K> {
     }
 }
 
-/// Which outcomes the caller can do with.
+/// Which outcomes the caller can do with, and what else is seldom: one look tells that nothing is out of the ordinary.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Allow {
-    pub(super) done: bool,
-    pub(super) posted: bool,
-    pub(super) retry: bool,
-    /// Not an outcome: that others follow. It stands here because one comparison tells that nothing is out of the ordinary.
-    pub(super) more: bool,
-}
+pub(super) struct Allow(u8);
 
 impl Allow {
     /// What operations allow unless they are told otherwise.
-    pub(super) const ALL: Self = Self { done: true, posted: true, retry: true, more: false };
-    /// The same, and others follow at once.
-    pub(super) const ALL_AND_MORE: Self = Self { more: true, ..Self::ALL };
+    pub(super) const ALL: Self = Self(0);
+    const NOT_DONE: u8 = 1;
+    const NOT_POSTED: u8 = 2;
+    const NOT_RETRY: u8 = 4;
+    /// Others follow at once.
+    const MORE: u8 = 8;
+    /// It came to `Done` or `Posted`.
+    const SPENT: u8 = 16;
+
+    #[inline(always)]
+    fn has(self, mark: u8) -> bool {
+        self.0 & mark != 0
+    }
+
+    #[inline(always)]
+    fn set(&mut self, mark: u8, is_set: bool) {
+        self.0 = self.0 & !mark | if is_set { mark } else { 0 };
+    }
+
+    /// Whether there is nothing out of the ordinary, but that others may follow.
+    #[inline(always)]
+    pub(super) fn is_ordinary(self) -> bool {
+        self.0 & !Self::MORE == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn done(self) -> bool {
+        !self.has(Self::NOT_DONE)
+    }
+
+    #[inline(always)]
+    pub(super) fn posted(self) -> bool {
+        !self.has(Self::NOT_POSTED)
+    }
+
+    #[inline(always)]
+    pub(super) fn retry(self) -> bool {
+        !self.has(Self::NOT_RETRY)
+    }
+
+    #[inline(always)]
+    pub(super) fn has_more(self) -> bool {
+        self.has(Self::MORE)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_spent(self) -> bool {
+        self.has(Self::SPENT)
+    }
+
+    #[inline(always)]
+    pub(super) fn spend(&mut self) {
+        self.set(Self::SPENT, true);
+    }
+
+    /// The same for a call that waits.
+    pub(super) fn without_posted(mut self) -> Self {
+        self.set(Self::NOT_POSTED, true);
+        self
+    }
+
+    /// The same where nobody tries again.
+    pub(super) fn without_retry(mut self) -> Self {
+        self.set(Self::NOT_RETRY, true);
+        self
+    }
 
     /// A call that waits for its end comes to `Done`, or has to be tried again.
     pub(super) fn check_waiting(self) -> Result<(), PostError> {
-        if self.done { Ok(()) } else { Err(PostError::NoOutcome) }
+        if self.done() { Ok(()) } else { Err(PostError::NoOutcome) }
     }
 }
 
@@ -242,6 +308,7 @@ pub struct Match<'a> {
 
 impl Match<'_> {
     /// The policy of a receive of this rank and tag.
+    #[inline(always)]
     pub(super) fn of_receive(&self, rank: Rank, tag: Tag) -> Result<Matching, PostError> {
         self.policy.of_receive(self.is_named, rank, tag)
     }
@@ -256,6 +323,15 @@ pub(super) struct Sending<'a> {
 impl<'a> Sending<'a> {
     pub(super) fn of(buffer: impl Into<SendBuffer<'a>>) -> Self {
         Self { buffer: Some(buffer.into()) }
+    }
+
+    /// The bytes, if they are only borrowed.
+    #[inline(always)]
+    pub(super) fn borrowed(&self) -> Option<&'a [u8]> {
+        match &self.buffer {
+            Some(SendBuffer::Borrowed(bytes)) => Some(bytes),
+            _ => None,
+        }
     }
 
     /// Itself, and leaves a spent one.
@@ -277,7 +353,6 @@ impl<'a, K> Post<'a, K> {
             required: None,
             deadline: Deadline::NEVER,
             order: None,
-            is_spent: false,
             kind,
         }
     }
@@ -308,14 +383,14 @@ impl<'a, K> Post<'a, K> {
     /// operation is over at once, and the outcome is `Posted`. A call that waits for its end is then an error:
     /// [`PostError::NoOutcome`].
     pub fn allow_done(mut self, allowed: bool) -> Self {
-        self.allow.done = allowed;
+        self.allow.set(Allow::NOT_DONE, !allowed);
         self
     }
 
     /// Whether the operation may be `Posted`. If not, the call makes progress until the operation is
     /// over, and returns `Done`. Not possible inside a completion handler.
     pub fn allow_posted(mut self, allowed: bool) -> Self {
-        self.allow.posted = allowed;
+        self.allow.set(Allow::NOT_POSTED, !allowed);
         self
     }
 
@@ -323,7 +398,7 @@ impl<'a, K> Post<'a, K> {
     /// outcome is `Posted`; beyond the backlog's limit, or the one of operations on memory, it is an error, but for calls
     /// that wait, which then wait for room as well.
     pub fn allow_retry(mut self, allowed: bool) -> Self {
-        self.allow.retry = allowed;
+        self.allow.set(Allow::NOT_RETRY, !allowed);
         self
     }
 
@@ -341,7 +416,7 @@ impl<'a, K> Post<'a, K> {
     /// The same, of an operation that is called [again](Self::again).
     #[inline]
     pub fn set_more(&mut self, more: bool) {
-        self.allow.more = more;
+        self.allow.set(Allow::MORE, more);
     }
 
     /// Demands a path to the peer. If another one was chosen, the call is an error that says why; so is the status of a message

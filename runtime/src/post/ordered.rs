@@ -269,7 +269,6 @@ impl Said {
             required: self.required,
             deadline: self.deadline,
             order: None,
-            is_spent: false,
             kind,
         }
     }

@@ -4,7 +4,7 @@
 //! are sent, and spread over the list when they have come: one copy more than from a buffer in one piece. The list comes back in the
 //! status.
 
-use super::options::{Allow, Kind, Outcome, Post};
+use super::options::{Kind, Outcome, Post};
 use crate::buffer::{Buffer, SendBuffer, fresh};
 use crate::comp::{Completion, Status};
 use crate::error::PostError;
@@ -160,7 +160,7 @@ impl<K: Carries> Post<'_, K> {
     fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
         let is_sent = K::Held::IS_SENT;
         // Without a completion object an operation may have to wait for its end: that stays so.
-        let waits = self.comp.is_none() && !is_sent || !self.allow.posted;
+        let waits = self.comp.is_none() && !is_sent || !self.allow.posted();
         if waits {
             self.allow.check_waiting()?;
         }
@@ -180,7 +180,7 @@ impl<K: Carries> Post<'_, K> {
             Arc::new(Spread { inner: self.comp.cloned(), list: Mutex::new(Some(list)), fills: !is_sent });
         let comp: Arc<dyn Completion> = spread.clone();
         *self.kind.held() = Some(K::Held::of(whole));
-        let allow = if waits { Allow { posted: false, ..self.allow } } else { self.allow };
+        let allow = if waits { self.allow.without_posted() } else { self.allow };
         let mut post = Post {
             runtime: self.runtime,
             rank: self.rank,
@@ -192,7 +192,6 @@ impl<K: Carries> Post<'_, K> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.clone(),
-            is_spent: false,
             kind: self.kind.take(),
         };
         match K::post(&mut post) {

@@ -56,12 +56,13 @@ impl Kind for Recv<'_> {
 
 impl Post<'_, Recv<'_>> {
     fn call_recv(&mut self) -> Result<Outcome, PostError> {
-        if self.comp.is_none() || !self.allow.posted {
+        if self.comp.is_none() || !self.allow.posted() {
             return self.call_and_wait();
         }
         self.post()
     }
 
+    #[inline(always)]
     fn post(&mut self) -> Result<Outcome, PostError> {
         if self.required.is_some() {
             self.check_required()?;
@@ -201,7 +202,6 @@ impl Post<'_, Recv<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.take(),
-            is_spent: false,
             kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching, ticket: None },
         };
         let outcome = inner.post();

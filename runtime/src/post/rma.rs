@@ -194,7 +194,7 @@ impl<K> Post<'_, K> {
     /// notifications, or this rank has not listened for long.
     pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
         // What may not be tried again goes, and waits at the owner.
-        if signal.is_none() || (!self.allow.retry && self.allow.posted) {
+        if signal.is_none() || (!self.allow.retry() && self.allow.posted()) {
             return false;
         }
         let device = self.device_inner();
@@ -256,7 +256,7 @@ impl<K> Post<'_, K> {
     /// What the caller is told.
     pub(super) fn outcome(&self, begun: Begun) -> Result<Outcome, PostError> {
         Ok(match begun {
-            Begun::Over(status) if self.allow.done => Outcome::Done(status),
+            Begun::Over(status) if self.allow.done() => Outcome::Done(status),
             Begun::Over(status) => {
                 self.runtime.0.tell(self.device_inner(), self.comp, status);
                 self.runtime.0.sleepers.wake();
@@ -264,7 +264,7 @@ impl<K> Post<'_, K> {
             }
             Begun::UnderWay => Outcome::Posted,
             Begun::Full(reason) => Outcome::Retry(reason),
-            Begun::Busy if self.allow.retry => Outcome::Retry(RetryReason::Unanswered),
+            Begun::Busy if self.allow.retry() => Outcome::Retry(RetryReason::Unanswered),
             Begun::Busy => {
                 let limit = self.runtime.0.settings.offers();
                 return Err(PostError::OffersFull { rank: self.rank, limit });
@@ -321,8 +321,8 @@ impl<K> Post<'_, K> {
         loop {
             match begin(Some(waiting.as_completion()))? {
                 Begun::UnderWay => return wait_for(self.runtime, &waiting).map(Begun::Over),
-                Begun::Busy if !self.allow.retry && in_handler() => return Err(PostError::WouldBlock),
-                Begun::Busy if !self.allow.retry => step(self.runtime, self.device_inner()),
+                Begun::Busy if !self.allow.retry() && in_handler() => return Err(PostError::WouldBlock),
+                Begun::Busy if !self.allow.retry() => step(self.runtime, self.device_inner()),
                 begun => return Ok(begun),
             }
         }
@@ -337,10 +337,10 @@ impl Tells for Put<'_> {
 
 impl Kind for Put<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        match post.in_pieces() {
+        post.once(|post| match post.in_pieces() {
             Some(called) => called,
             None => post.call_put(),
-        }
+        })
     }
 }
 
@@ -350,7 +350,7 @@ impl Post<'_, Put<'_>> {
         let this = &*self;
         let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
         let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(!this.allow.posted, at_once, |comp| match &this.order {
+        let begun = this.begin_or_wait(!this.allow.posted(), at_once, |comp| match &this.order {
             None => this.begin(&mut buffer, comp),
             Some(order) => this.begin_in_order(order, &mut buffer, comp),
         });
@@ -527,7 +527,7 @@ impl Post<'_, Get<'_>> {
     fn call_get(&mut self) -> Result<Outcome, PostError> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
-        let waits = this.comp.is_none() || !this.allow.posted;
+        let waits = this.comp.is_none() || !this.allow.posted();
         let kind = buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
         let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
         let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {

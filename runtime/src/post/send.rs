@@ -50,7 +50,7 @@ impl Post<'_, Send<'_>> {
         let header = Message::Send { engine, policy, tag: self.tag }.encode();
         let deaf = &self.device_inner().deaf;
         if !deaf.has_to_listen()
-            && let Some(outcome) = transmit_short(self, &self.kind.sending, header)
+            && let Some(outcome) = transmit_short(self, self.kind.sending.borrowed(), header)
         {
             if let Outcome::Done(status) = &outcome {
                 deaf.sent(status.size);
@@ -62,17 +62,19 @@ impl Post<'_, Send<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
-        if let Some(order) = &self.order {
-            order.check_peer(&self.runtime.0, self.rank)?;
-        }
-        if let Some(called) = self.in_pieces() {
-            return called;
-        }
-        let order = self.order.take();
-        let outcome = Outgoing::of(self, order.as_deref(), header)
-            .and_then(|outgoing| transmit(&outgoing, &mut self.kind.sending));
-        self.order = order;
-        outcome
+        self.once(|this| {
+            if let Some(order) = &this.order {
+                order.check_peer(&this.runtime.0, this.rank)?;
+            }
+            if let Some(called) = this.in_pieces() {
+                return called;
+            }
+            let order = this.order.take();
+            let outcome = Outgoing::of(this, order.as_deref(), header)
+                .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));
+            this.order = order;
+            outcome
+        })
     }
 }
 

@@ -85,15 +85,15 @@ impl<'a> Outgoing<'a> {
 /// and answers the same; it is here because a small message takes less time than `transmit`'s bookkeeping.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
-    post: &Post<'_, K>,
-    sending: &Sending<'_>,
+    post: &mut Post<'_, K>,
+    bytes: Option<&[u8]>,
     header: Header,
 ) -> Option<Outcome> {
-    let Some(SendBuffer::Borrowed(bytes)) = &sending.buffer else { return None };
+    let bytes = bytes?;
     if post.required.is_some() || post.order.is_some() || post.deadline.is_some() {
         return None;
     }
-    if post.allow != Allow::ALL && post.allow != Allow::ALL_AND_MORE {
+    if !post.allow.is_ordinary() {
         return None;
     }
     let device = post.device_inner();
@@ -103,12 +103,13 @@ pub(super) fn transmit_short<K>(
         return None;
     }
     let [first, second] = header.0;
-    let answer = match post.allow.more {
+    let answer = match post.allow.has_more() {
         false => linked.link.am_short((first, second), bytes),
         true => linked.link.am_more((first, second), bytes),
     };
     match answer {
         Short::Done => {
+            post.allow.spend();
             let (rank, tag, user_context) = (post.rank, post.tag, post.user_context);
             let buffer = Buffer::Empty;
             Some(Outcome::Done(Status { rank, tag, size: bytes.len(), user_context, buffer, error: None }))
@@ -132,7 +133,7 @@ enum Attempt {
 /// Sends a message as its options allow.
 #[inline]
 pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
-    if !out.allow.posted {
+    if !out.allow.posted() {
         return transmit_and_wait(out, sending);
     }
     match attempt(out, sending)? {
@@ -147,7 +148,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
                 },
             };
             let status = out.status(size, buffer);
-            if out.allow.done {
+            if out.allow.done() {
                 return Ok(Outcome::Done(status));
             }
             out.runtime.0.tell(out.device, out.comp, status);
@@ -160,7 +161,7 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
             out.runtime.0.deadlines.note(out.deadline);
             Ok(Outcome::Posted)
         }
-        Attempt::Busy(reason) if out.allow.retry => Ok(Outcome::Retry(reason)),
+        Attempt::Busy(reason) if out.allow.retry() => Ok(Outcome::Retry(reason)),
         Attempt::Busy(_) | Attempt::Park => park(out, sending),
     }
 }
@@ -281,7 +282,7 @@ fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result
 #[cold]
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
     // What may not be posted again waits in the backlog, also for what this process lacks.
-    let linked = match out.allow.retry {
+    let linked = match out.allow.retry() {
         true => out.route.try_link(&out.runtime.0, out.device),
         false => out.route.link(&out.runtime.0, out.device),
     };
@@ -396,7 +397,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
 }
 
 fn backlog_is_full(out: &Outgoing<'_>, limit: usize) -> Result<Outcome, PostError> {
-    if out.allow.retry {
+    if out.allow.retry() {
         return Ok(Outcome::Retry(RetryReason::Backlog));
     }
     Err(PostError::BacklogFull { rank: out.rank, limit })
@@ -425,7 +426,7 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
     let inner = Outgoing { comp: Some(waiting.as_completion()), allow: Allow::ALL, ..*out };
     loop {
         match transmit(&inner, sending)? {
-            Outcome::Retry(_) if !out.allow.retry => {
+            Outcome::Retry(_) if !out.allow.retry() => {
                 if out.deadline.is_some() && out.deadline.has_passed(Deadline::now()) {
                     return Err(PostError::TimedOut(out.rank));
                 }

@@ -55,7 +55,7 @@ impl Post<'_, Atomic<'_>> {
         let unreachable = |why: String| PostError::Unreachable { rank, why };
         match given {
             Ok(Given::UnderWay) => Ok(Begun::UnderWay),
-            Ok(Given::Full(reason)) if self.allow.retry => Ok(Begun::Full(reason)),
+            Ok(Given::Full(reason)) if self.allow.retry() => Ok(Begun::Full(reason)),
             Ok(Given::Full(_)) => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
             Ok(Given::Refused(why)) => Err(unreachable(why)),
             // The rank itself may be there: of its end the link of messages tells.

@@ -1,7 +1,6 @@
 //! Objects of a driver in a forked child, where no call of the driver's is defined.
 
-use crate::mock::{library as mock, word};
-use carrack_transports::gpu::cuda::CudaDriver;
+use crate::mock::{library as mock, open, word};
 use carrack_transports::gpu::words::Words;
 use carrack_transports::gpu::{Driver, Flavour};
 use carrack_transports::mem::{Buffer, Transfer};
@@ -54,7 +53,7 @@ fn dropped_in_a_child(library: &Path, all: Vec<Box<dyn Any>>) -> Vec<Box<dyn Any
 #[test]
 fn a_forked_child_that_drops_its_parents_objects_calls_no_driver() {
     let library = mock("forked", "-DPINNED");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let mut all: Vec<Box<dyn Any>> = Vec::new();
     for flavour in [Flavour::Plain, Flavour::Pinned] {
@@ -87,7 +86,7 @@ fn a_forked_child_that_drops_its_parents_objects_calls_no_driver() {
 fn a_forked_child_that_drops_memory_at_chosen_addresses_calls_no_driver() {
     const UNIT: usize = 2 << 20;
     let library = mock("forked-addresses", "-DVMM");
-    let driver = CudaDriver::at(&library);
+    let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let reservation = gpu.reserve(2 * UNIT).unwrap();
     let piece = gpu.allocate_at(&reservation, 0, UNIT, &[]).unwrap();

@@ -178,11 +178,12 @@ impl Tells for Batch<'_> {
 
 impl Kind for Batch<'_> {
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
-        let this = &*post;
-        // As of single ones: a put may end unseen, a get may not.
-        let waits = !this.allow.posted || (this.comp.is_none() && !this.kind.is_put);
-        let begun = this.begin_or_wait(waits, || this.all_at_once(), |comp| this.begin(comp))?;
-        this.outcome(begun)
+        post.once(|this| {
+            // As of single ones: a put may end unseen, a get may not.
+            let waits = !this.allow.posted() || (this.comp.is_none() && !this.kind.is_put);
+            let begun = this.begin_or_wait(waits, || this.all_at_once(), |comp| this.begin(comp))?;
+            this.outcome(begun)
+        })
     }
 }
 

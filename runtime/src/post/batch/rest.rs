@@ -123,7 +123,6 @@ impl Post<'_, Batch<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: None,
-            is_spent: false,
             kind,
         }
     }
