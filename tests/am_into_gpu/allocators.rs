@@ -233,7 +233,9 @@ pub(crate) fn little(runtime: &Runtime) {
         "{error}"
     );
     assert_eq!(came.count(), 256, "those for which there are packets have come");
-    assert!(runtime.progress_all().is_err(), "and it is told again");
+    for _ in 0..100 {
+        assert!(runtime.progress_all().is_ok(), "it is told once");
+    }
     assert_eq!(came.count(), 256);
     is_full.store(false, Ordering::Relaxed);
     runtime.wait_for(PATIENCE, || came.count() == COUNT).unwrap();

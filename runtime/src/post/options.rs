@@ -58,7 +58,8 @@ pub enum RetryReason {
     Backlog,
     /// Much was sent without listening: make progress, to hear whether the peer can take more.
     Unheard,
-    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up.
+    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up; or a put or a get is to notify a
+    /// peer that keeps too many notifications.
     Unanswered,
 }
 
