@@ -4,6 +4,7 @@
 //! wake-up several), then sleeps on the descriptors that every transport arms, and on one of the
 //! runtime's own, by which threads that make progress wake those that wait for what came of it.
 
+use crate::chores::Chore;
 use crate::error::{ProgressError, WaitError};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::Armed;
@@ -38,7 +39,7 @@ impl Runtime {
 impl Inner {
     /// Waits for a caller that returns errors of progress.
     pub(crate) fn wait(&self, done: &dyn Fn() -> bool, limit: Option<Duration>) -> Result<(), WaitError> {
-        self.wait_with(done, limit, Self::progress_everything)
+        self.wait_with(done, limit, true)
     }
 
     /// Waits for a caller with another result: errors of progress are kept for one that returns them.
@@ -47,14 +48,14 @@ impl Inner {
         done: &dyn Fn() -> bool,
         limit: Option<Duration>,
     ) -> Result<(), WaitError> {
-        self.wait_with(done, limit, Self::progress_everything_keeping)
+        self.wait_with(done, limit, false)
     }
 
     fn wait_with(
         &self,
         done: &dyn Fn() -> bool,
         limit: Option<Duration>,
-        progress: fn(&Self) -> Result<bool, ProgressError>,
+        reports: bool,
     ) -> Result<(), WaitError> {
         if self.is_forked() {
             return Err(ProgressError::Forked.into());
@@ -67,13 +68,18 @@ impl Inner {
             if done() {
                 return Ok(());
             }
-            match progress(self) {
+            let progress =
+                if reports { self.progress_everything() } else { self.progress_everything_keeping() };
+            match progress {
                 Ok(true) => {
                     (spins, nap) = (0, SHORT);
                     continue;
                 }
                 Ok(false) => {}
-                Err(_) if done() => return Ok(()),
+                Err(error) if done() => {
+                    let _ = self.kept(Err(error));
+                    return Ok(());
+                }
                 Err(error) => return Err(error.into()),
             }
             // The clock is looked at now and then only: reading it takes as long as a poll.
@@ -94,7 +100,9 @@ impl Inner {
                 continue;
             }
             let left = limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
-            self.sleep(done, left, &mut nap);
+            // One that another thread keeps from now on wakes this one.
+            let done = || done() || reports && self.chores.there().has(Chore::Complaints);
+            self.sleep(&done, left, &mut nap);
             quiet_since = Instant::now();
             spins = 0;
         }

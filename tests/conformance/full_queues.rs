@@ -21,6 +21,9 @@ over_each_transport!(
     a_queue_that_its_users_have_dropped_gives_the_budget_back,
     a_sender_that_dies_takes_back_what_it_has_offered_to_a_full_queue,
     errors_of_progress_in_a_barrier_are_returned_by_the_next_calls,
+    an_error_that_comes_with_what_is_waited_for_is_returned_by_the_next_call,
+    messages_that_their_sender_holds_come_in_the_order_of_those_that_come_whole,
+    offers_for_a_queue_that_its_users_have_dropped_end,
     what_waits_for_a_full_queue_is_pending,
 );
 
@@ -346,6 +349,65 @@ fn errors_of_progress_in_a_barrier_are_returned_by_the_next_calls<J: Job>() {
     assert_eq!(status.unwrap().unwrap().bytes().unwrap(), b"behind it");
     let error = ranks[1].progress_all().unwrap_err();
     assert!(matches!(error, ProgressError::HandlerPanicked { .. }), "{error}");
+}
+
+fn an_error_that_comes_with_what_is_waited_for_is_returned_by_the_next_call<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    send_to(&ranks, name, 0..2, &[8]);
+    until(&ranks, || narrow.len() == 2);
+    let before = narrow.len();
+    send_to(&[ranks[0].clone(), ranks[0].clone()], name, 2..3, &[8]);
+    // It is over as soon as the third is refused, which is an error.
+    ranks[1].wait(|| ranks[1].pending().deferred == 1).unwrap();
+    assert_eq!(narrow.len(), before);
+    let error = ranks[1].wait_for(Duration::from_millis(200), || false).unwrap_err();
+    assert!(error.to_string().contains("a queue of 2 entries"), "{error}");
+}
+
+fn messages_that_their_sender_holds_come_in_the_order_of_those_that_come_whole<J: Job>() {
+    let ranks = J::pair_with(J::settings().unexpected(64 << 10));
+    let sink = Sink::keeping();
+    let name = ranks[1].register_comp(&sink).unwrap();
+    // What has no receive makes the receiver tell the sender to hold.
+    let mut held = 0;
+    let begun = Instant::now();
+    while ranks[0].post_am(Rank(1), b"", name).tag(Tag(u64::MAX)).call().unwrap().is_done() {
+        sent(&ranks, || ranks[0].post_send(Rank(1), &[7; 1000], Tag(held)).call());
+        held += 1;
+        settle(&ranks);
+        assert!(begun.elapsed() < patience(LIMIT / 2), "it is never told to hold");
+    }
+    until(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
+    drop(sink.take());
+    send_to(&ranks, name, 0..30, &[8, 300, 0, 3000]);
+    // The window opens in the midst of them.
+    for tag in 0..held {
+        let receive = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(tag)).comp(&Sink::keeping()).call();
+        drop(receive.unwrap());
+        send_to(&ranks, name, 30 + tag..31 + tag, &[8, 300, 0, 3000]);
+    }
+    let mut came = Vec::new();
+    until(&ranks, || {
+        came.extend(sink.take().iter().map(number));
+        came.len() as u64 == 30 + held
+    });
+    assert!(came.iter().copied().eq(0..30 + held), "{came:?}");
+}
+
+fn offers_for_a_queue_that_its_users_have_dropped_end<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    send_to(&ranks, name, 0..4, &[8]);
+    let over = Sink::keeping();
+    let am = ranks[0].post_am(Rank(1), pattern(4, 100_000), name).tag(Tag(4)).comp(&over).call();
+    assert!(am.unwrap().is_posted());
+    until_with_errors(&ranks, || ranks[1].pending().deferred == 3);
+    drop(narrow);
+    until_with_errors(&ranks, || over.count() == 1);
+    assert_eq!((over.failed(), ranks[1].pending().deferred, ranks[1].unexpected_bytes()), (0, 0, 0));
 }
 
 fn what_waits_for_a_full_queue_is_pending<J: Job>() {

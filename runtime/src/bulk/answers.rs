@@ -18,7 +18,7 @@ use crate::region::direct::Withdrawal;
 use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::check_kinds;
-use carrack_transports::mem::{Buffer, MemKind, SmallBytes};
+use carrack_transports::mem::{Buffer, MemKind, PacketSource, SmallBytes};
 use std::sync::Arc;
 
 impl Pass<'_> {
@@ -81,7 +81,10 @@ impl Pass<'_> {
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
             return;
         };
-        if !self.queue_offer(comp, from, tag, offer) {
+        // One that its sender holds keeps its place among those that come whole.
+        let is_held =
+            usize::try_from(offer.size).is_ok_and(|size| size <= self.device.host_pool.packet_size());
+        if !self.queue_offer(comp, (from, tag), offer, is_held) {
             self.fetch_am(comp, comp.clone(), (from, tag), offer);
         }
     }
@@ -118,8 +121,8 @@ impl Pass<'_> {
             }
         };
         let target = Target::Am { tag, buffer, comp: told };
-        if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
-            self.signal(comp.as_ref(), status);
+        if let Some((Some(comp), status)) = self.device.accept(self.inner, from, offer, target) {
+            self.signal_arrival(&comp, status);
         }
     }
 
@@ -260,7 +263,7 @@ impl Pass<'_> {
         }
     }
 
-    pub(super) fn finish(&self, to: Rank, token: u64, verdict: Verdict) {
+    pub(crate) fn finish(&self, to: Rank, token: u64, verdict: Verdict) {
         self.device.control(self.inner, to, Message::Finish { token }, verdict.encode());
     }
 

@@ -409,6 +409,7 @@ impl Pass<'_> {
             let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
             self.device.control(self.inner, from, Message::Finish { token: *token }, verdict.encode());
         }
+        let is_peers = matches!(target, Target::Am { .. });
         let ended = match lost {
             None => Some(target.end(from, size, None)),
             Some(error) if matches!(target, Target::Put { .. }) => {
@@ -417,8 +418,10 @@ impl Pass<'_> {
             }
             Some(error) => Some(target.end(from, size, Some(*error))),
         };
-        if let Some((comp, status)) = ended {
-            self.signal(comp.as_ref(), status);
+        match ended {
+            Some((Some(comp), status)) if is_peers => self.signal_arrival(&comp, status),
+            Some((comp, status)) => self.signal(comp.as_ref(), status),
+            None => {}
         }
     }
 }

@@ -15,7 +15,7 @@ mod synchronizer;
 pub use counter::Counter;
 pub use handler::Handler;
 pub use queue::CompQueue;
-use queue::Statuses;
+pub(crate) use queue::Statuses;
 pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
 pub(crate) use stream_counter::Counted;

@@ -2,7 +2,7 @@
 
 use super::{AsCompletion, Completion, Status};
 use carrack_transports::sync::Queue;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Keeps statuses until they are taken, in the order in which they came: any number of threads may push
 /// and pop. It never overwrites. What comes while it is full waits for room, in order, and progress reports
@@ -11,23 +11,33 @@ use std::sync::Arc;
 pub struct CompQueue {
     queue: Arc<Statuses>,
     object: Arc<dyn Completion>,
+    /// Counts handles: by nothing else can statuses be taken.
+    _handle: Arc<()>,
 }
 
 /// What all handles to a queue share.
-pub struct Statuses(Queue<Status>);
+pub struct Statuses {
+    queue: Queue<Status>,
+    handles: Weak<()>,
+}
 
 impl Statuses {
     /// Adds what `make` makes, where it will stand. `false`: there is no room, and nothing was made.
     #[inline(always)]
     pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
-        self.0.push_made(make)
+        self.queue.push_made(make)
+    }
+
+    /// Returns `true` if the user has no handle any more: what is in it stays there.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.handles.strong_count() == 0
     }
 }
 
 impl Completion for Statuses {
     #[inline]
     fn signal(&self, status: Status) -> Result<(), Status> {
-        self.0.push(status)
+        self.queue.push(status)
     }
 
     fn as_queue(&self) -> Option<&Statuses> {
@@ -35,15 +45,16 @@ impl Completion for Statuses {
     }
 
     fn describe(&self) -> String {
-        format!("a queue of {} entries", self.0.capacity())
+        format!("a queue of {} entries", self.queue.capacity())
     }
 }
 
 impl CompQueue {
     /// For at least `length` statuses, rounded up to a power of two.
     pub fn new(length: usize) -> Self {
-        let queue = Arc::new(Statuses(Queue::new(length)));
-        Self { object: queue.clone(), queue }
+        let handle = Arc::new(());
+        let queue = Arc::new(Statuses { queue: Queue::new(length), handles: Arc::downgrade(&handle) });
+        Self { object: queue.clone(), queue, _handle: handle }
     }
 
     /// Takes the oldest status.
@@ -51,24 +62,24 @@ impl CompQueue {
     // the stores that brought them, for which the processor waits.
     #[inline(never)]
     pub fn pop(&self) -> Option<Status> {
-        self.queue.0.pop()
+        self.queue.queue.pop()
     }
 
     /// Returns how many statuses can be taken now. While one thread alone calls [`pop`](Self::pop), at
     /// least as many calls succeed.
     pub fn len(&self) -> usize {
-        self.queue.0.len()
+        self.queue.queue.len()
     }
 
     /// Returns `true` if there is nothing to be taken. While one thread alone calls [`pop`](Self::pop), a
     /// `false` means that its next one succeeds.
     pub fn is_empty(&self) -> bool {
-        self.queue.0.is_empty()
+        self.queue.queue.is_empty()
     }
 
     /// Statuses that it can hold.
     pub fn capacity(&self) -> usize {
-        self.queue.0.capacity()
+        self.queue.queue.capacity()
     }
 }
 

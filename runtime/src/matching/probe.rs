@@ -4,7 +4,6 @@ use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
 use crate::comp::{Completion, Status};
 use crate::error::{OpError, PostError, ProgressError};
 use crate::names::{Rank, Tag};
-use crate::progress::{SignalError, signal};
 use crate::runtime::{Inner, Runtime};
 use std::sync::Arc;
 
@@ -39,15 +38,9 @@ impl Runtime {
     /// The completion object has panicked.
     pub fn cancel(&self, ticket: &Ticket) -> Result<bool, ProgressError> {
         let Some((comp, status)) = self.0.take_back(ticket) else { return Ok(false) };
-        match signal(comp.as_ref(), status) {
-            Ok(()) => {}
-            Err(SignalError::Full(comp, status)) => {
-                self.0.default_device().0.tell_later([(Some(comp), *status)])
-            }
-            Err(SignalError::Panicked(error)) => return Err(error),
-        }
+        let told = self.0.try_tell(&self.0.default_device().0, comp.as_ref(), status);
         self.0.sleepers.wake();
-        Ok(true)
+        told.map(|()| true)
     }
 }
 

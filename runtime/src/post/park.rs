@@ -93,6 +93,9 @@ impl<K> Post<'_, K> {
         order.check_memory(kind).map_err(untaken)?;
         let near = order.gpu().map_err(untaken)?;
         let remote = self.remote(place, size as u64, gpu.or(near.as_ref())).map_err(untaken)?;
+        if self.waits_to_notify(place.signal) {
+            return Ok(Begun::Busy);
+        }
         if let Some((region, at)) = remote
             && size > 0
             && let Some(stream) = order.stream_for(region, kind)

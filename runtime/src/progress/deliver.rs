@@ -214,7 +214,7 @@ impl Pass<'_> {
         if !self.device.lands_on_host {
             return match self.line_up((from, tag), comp, payload) {
                 Lined::Up => {}
-                Lined::There(status) => self.signal_arrival(comp, status),
+                Lined::There(status) => self.signal_in_line(Some(comp), status),
                 Lined::NoRoom(payload, why) => self.keep_am(comp, (from, tag), payload, why),
             };
         }

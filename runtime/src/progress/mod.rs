@@ -26,7 +26,7 @@ use deliver::arrival;
 pub(crate) use land::{Fetched, Landing, Owed};
 pub(crate) use line::InLine;
 pub(crate) use request::dump_on_signal;
-pub(crate) use signal::{SignalError, guarded, in_handler, panicked, signal};
+pub(crate) use signal::{guarded, in_handler, panicked, signal};
 pub(crate) use thread::ProgressThread;
 pub(crate) use undelivered::Undelivered;
 
@@ -172,7 +172,7 @@ impl Inner {
     }
 
     /// Keeps an error, unless the call itself is one.
-    fn kept(&self, progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
+    pub(crate) fn kept(&self, progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
         match progress {
             Err(error) if !matches!(error, ProgressError::Forked | ProgressError::InHandler) => {
                 self.complaints.keep(error);

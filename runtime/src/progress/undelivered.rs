@@ -11,8 +11,8 @@
 use super::line::Lined;
 use super::signal::{SignalError, signal};
 use super::{Pass, arrival};
-use crate::bulk::wire::Offer;
-use crate::comp::{Completion, Status};
+use crate::bulk::wire::{Offer, Verdict};
+use crate::comp::{Completion, Status, Statuses};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
@@ -80,6 +80,16 @@ impl Completion for Fetch {
     }
 }
 
+/// The place that a delivery takes in its queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The last.
+    Back,
+    /// In front of messages that still need a packet: it has one, which they may be waiting for. In the line
+    /// it was in front of them, too.
+    BeforeUnplaced,
+}
+
 /// Why a delivery has to wait.
 enum Refusal {
     /// The completion object has no room.
@@ -111,9 +121,9 @@ impl Entry {
 }
 
 impl Queue {
-    /// Returns `true` if nobody can make room any more: the only handle to a queue of the user's is here.
+    /// Returns `true` if nobody can make room any more.
     fn is_orphaned(&self) -> bool {
-        !self.is_out && self.comp.as_queue().is_some() && Arc::strong_count(&self.comp) == 1
+        !self.is_out && self.comp.as_queue().is_some_and(Statuses::is_abandoned)
     }
 }
 
@@ -232,7 +242,9 @@ impl DeviceInner {
         queue.is_out = false;
         let mut complaint = None;
         if let Some((entry, why)) = back {
-            queue.entries.push_front(entry);
+            // What has got a packet meanwhile goes first: it may have the one that this message waits for.
+            let at = if matches!(entry, Entry::Message { .. }) { queue.placed() } else { 0 };
+            queue.entries.insert(at, entry);
             complaint = queue.complaint(why);
         } else if queue.entries.is_empty() {
             undelivered.queues.remove(at);
@@ -243,6 +255,12 @@ impl DeviceInner {
 }
 
 impl Queue {
+    /// How many at the front need no packet, or have one.
+    fn placed(&self) -> usize {
+        let unplaced = self.entries.iter().position(|entry| !matches!(entry, Entry::Status(..)));
+        unplaced.unwrap_or(self.entries.len())
+    }
+
     fn complaint(&mut self, why: Refusal) -> Option<(Refusal, usize)> {
         let told = match why {
             Refusal::Full => &mut self.told.full,
@@ -285,18 +303,18 @@ impl Pass<'_> {
         }
     }
 
-    /// Tells a completion object of a message that has left the line. It goes in front of those that
-    /// have not been in the line: they came later.
+    /// Tells a completion object of a message that has left the line.
     pub(super) fn signal_in_line(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
-        let Some(comp) = comp.filter(|comp| self.device.is_waited_for(comp)) else {
-            return self.tell_or_keep(comp, status, true);
+        let (comp, status, why) = match comp {
+            Some(comp) if self.device.is_waited_for(comp) => (comp.clone(), status, None),
+            _ => match signal(comp, status) {
+                Ok(()) => return,
+                Err(SignalError::Full(comp, status)) => (comp, *status, Some(Refusal::Full)),
+                Err(SignalError::Panicked(error)) => return self.complain(error),
+            },
         };
         let entry = self.charged(status);
-        let mut undelivered = self.device.undelivered.lock();
-        let queue = undelivered.queue_or_new(comp);
-        let later = queue.entries.iter().position(|entry| !matches!(entry, Entry::Status(..)));
-        queue.entries.insert(later.unwrap_or(queue.entries.len()), entry);
-        self.device.undelivered.set_count(undelivered.count());
+        self.add_undelivered(&comp, entry, why, Place::BeforeUnplaced);
     }
 
     /// Keeps a status that its completion object has refused.
@@ -321,13 +339,23 @@ impl Pass<'_> {
             let kept = self.charge(status.rank, Kept::STATUS);
             Entry::Status(status, Some(kept))
         };
-        self.add_undelivered(comp, entry, why);
+        let has_packet =
+            matches!(&entry, Entry::Status(status, _) if matches!(status.buffer, Buffer::Packet(_)));
+        let place = if has_packet { Place::BeforeUnplaced } else { Place::Back };
+        self.add_undelivered(comp, entry, why, place);
     }
 
-    fn add_undelivered(&mut self, comp: &Arc<dyn Completion>, entry: Entry, why: Option<Refusal>) {
+    fn add_undelivered(
+        &mut self,
+        comp: &Arc<dyn Completion>,
+        entry: Entry,
+        why: Option<Refusal>,
+        place: Place,
+    ) {
         let mut undelivered = self.device.undelivered.lock();
         let queue = undelivered.queue_or_new(comp);
-        queue.entries.push_back(entry);
+        let at = if place == Place::Back { queue.entries.len() } else { queue.placed() };
+        queue.entries.insert(at, entry);
         let complaint = why.and_then(|why| queue.complaint(why));
         self.device.undelivered.set_count(undelivered.count());
         drop(undelivered);
@@ -391,10 +419,20 @@ impl Pass<'_> {
     }
 
     /// The offer of an active message waits behind others for the same object. Returns `false` if there
-    /// are none.
-    pub(crate) fn queue_offer(&self, comp: &Arc<dyn Completion>, from: Rank, tag: Tag, offer: Offer) -> bool {
-        self.device.is_waited_for(comp)
-            && self.device.wait_behind(comp, Entry::Offer { from, tag, offer }).is_ok()
+    /// are none; unless the message `is_held`, as it would have come whole otherwise: then it is the first.
+    pub(crate) fn queue_offer(
+        &mut self,
+        comp: &Arc<dyn Completion>,
+        (from, tag): (Rank, Tag),
+        offer: Offer,
+        is_held: bool,
+    ) -> bool {
+        let entry = Entry::Offer { from, tag, offer };
+        if is_held {
+            self.add_undelivered(comp, entry, None, Place::Back);
+            return true;
+        }
+        self.device.is_waited_for(comp) && self.device.wait_behind(comp, entry).is_ok()
     }
 
     /// Keeps an active message for which there is no packet.
@@ -408,7 +446,7 @@ impl Pass<'_> {
     ) {
         let why = self.no_packet(why);
         let entry = self.charged_message(from, tag, self.settle(payload));
-        self.add_undelivered(comp, entry, Some(why));
+        self.add_undelivered(comp, entry, Some(why), Place::Back);
     }
 
     /// Tries again what could not be delivered, until each object refuses.
@@ -451,8 +489,14 @@ impl Pass<'_> {
         let orphans: Vec<Queue> = undelivered.queues.extract_if(.., |queue| queue.is_orphaned()).collect();
         self.device.undelivered.set_count(undelivered.count());
         drop(undelivered);
-        for kept in orphans.iter().flat_map(|queue| &queue.entries).filter_map(Entry::kept) {
-            self.inner.unexpected.release_delivery(kept);
+        for entry in orphans.iter().flat_map(|queue| &queue.entries) {
+            if let Some(kept) = entry.kept() {
+                self.inner.unexpected.release_delivery(kept);
+            }
+            if let Entry::Offer { from, offer, .. } = entry {
+                // As with one that was sent whole: the sender has done its part.
+                self.finish(*from, offer.token, Verdict::Done);
+            }
         }
     }
 
@@ -530,15 +574,31 @@ impl Inner {
     /// Tells a completion object outside of progress, in a call that posts. What has no room waits with
     /// the device; a panic is reported by the next call of progress.
     pub(crate) fn tell(&self, device: &DeviceInner, comp: Option<&Arc<dyn Completion>>, status: Status) {
+        if let Err(error) = self.try_tell(device, comp, status) {
+            self.complaints.keep(error);
+        }
+    }
+
+    /// The same, for a call that can return the panic.
+    pub(crate) fn try_tell(
+        &self,
+        device: &DeviceInner,
+        comp: Option<&Arc<dyn Completion>>,
+        status: Status,
+    ) -> Result<(), ProgressError> {
         if let Some(comp) = comp
             && device.is_waited_for(comp)
         {
-            return device.tell_later([(Some(comp.clone()), status)]);
+            device.tell_later([(Some(comp.clone()), status)]);
+            return Ok(());
         }
         match signal(comp, status) {
-            Ok(()) => {}
-            Err(SignalError::Full(comp, status)) => device.tell_later([(Some(comp), *status)]),
-            Err(SignalError::Panicked(error)) => self.complaints.keep(error),
+            Ok(()) => Ok(()),
+            Err(SignalError::Full(comp, status)) => {
+                device.tell_later([(Some(comp), *status)]);
+                Ok(())
+            }
+            Err(SignalError::Panicked(error)) => Err(error),
         }
     }
 }

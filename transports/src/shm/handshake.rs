@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"CRRK");
 /// Grows with every change to the messages, the segment's layout or the ring's.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 256;

@@ -176,7 +176,9 @@ impl Outgoing {
 
     fn peer_memory(self: &Arc<Self>) -> Result<Arc<dyn PeerMemory>, String> {
         let sender = self.sender.lock();
-        let channel = sender.channel.as_ref().ok_or("it is not connected")?;
+        // Until the hello has gone there may be no handle to the process yet.
+        let is_said = sender.segment_fd.is_none();
+        let channel = sender.channel.as_ref().filter(|_| is_said).ok_or("it is not connected")?;
         let peer = channel.peer().map_err(|error| format!("the kernel does not say who it is: {error}"))?;
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
