@@ -550,6 +550,7 @@ impl Drop for Inner {
             return;
         }
         self.exposures.end();
+        self.complaints.end();
         // First: copies on streams end only when these go on.
         self.streams.end();
         let devices = std::mem::take(&mut *self.devices_mut());

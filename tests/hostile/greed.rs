@@ -105,7 +105,7 @@ fn requests_whose_answers_are_not_taken_are_bounded() {
     }
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
     let name = job.ranks[0].register_comp(&Sink::keeping()).unwrap();
-    push_up_to(&mut job, OFFERS + often, "takes no answer", |number| {
+    push_up_to(&mut job, OFFERS + 16, "nobody has asked for", |number| {
         ([OFFER_AM | u64::from(name.0) << 32, 0], words([1, number, 0]))
     });
     assert_eq!(kept(&job), (0, 0));

@@ -46,7 +46,7 @@ fn a_receiver_that_goes_ends_the_send_with_its_buffer() {
     assert_eq!(status.buffer.len(), SIZE);
     let status = ends_once(&ground.ranks, &left);
     assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(1), .. })), "{status:?}");
-    assert_eq!(status.bytes(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
+    assert_eq!(status.buffer.as_slice(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_sender_that_goes_ends_the_receive_with_its_buffer() {
     drop(ground.ranks.remove(0));
     let status = left.take().pop().expect("its runtime has ended it");
     assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
-    assert_eq!(status.bytes(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
+    assert_eq!(status.buffer.as_slice(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
     let status = ends_once(&ground.ranks, &came);
     assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(0), .. })), "{status:?}");
     assert_eq!(status.buffer.len(), SIZE);
@@ -77,7 +77,7 @@ fn a_nic_that_is_taken_out_ends_both_sides_with_their_buffers() {
             assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })), "{status:?}");
             assert_eq!(status.buffer.len(), SIZE);
         }
-        assert_eq!(statuses[0].bytes(), Some(&pattern(1, SIZE)[..]));
+        assert_eq!(statuses[0].buffer.as_slice(), Some(&pattern(1, SIZE)[..]));
     }
 }
 

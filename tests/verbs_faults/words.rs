@@ -1,7 +1,7 @@
 //! What a user is told who has asked for what is not there: device, port, reason and remedy.
 
 use crate::ground::{Side, fabric, identity, nic, options};
-use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, until_with_errors};
+use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, until_with_errors};
 use carrack::bootstrap::InProcess;
 use carrack::settings::{SettingsBuilder, TransportChoice};
 use carrack::transports::contract::{Event, Identity, PeerId};
@@ -104,8 +104,15 @@ fn no_queue_pair_left_is_an_error_of_the_post_with_the_number() {
     let (poor, rich) = (nic(Config::default(), &fabric), nic(Config::default(), &fabric));
     let ranks = pair([&poor, &rich], [8192; 2]);
     poor.faults().fail_call(Call::CreateQp, Which::All, libc::ENOMEM);
-    let text = send_fails(&ranks);
-    says(&text, &["ibv_create_qp", "sim0", "0 connections", "262144 queue pairs"]);
+    // A shortage ends no peer: a post that may be told says what is lacking, and what is queued waits until it is over.
+    let error = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).call().unwrap_err();
+    says(&error.to_string(), &["ibv_create_qp", "sim0", "0 connections", "262144 queue pairs"]);
+    let over = crate::support::sink::Sink::keeping();
+    let sent = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).allow_retry(false).call();
+    assert!(sent.unwrap().is_posted());
+    assert!(!happens(&ranks, Duration::from_millis(50), || over.count() > 0));
+    poor.faults().fail_call(Call::CreateQp, Which::Nth(0), 0);
+    assert!(over.one(&ranks).error.is_none());
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl WaitingOffers {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, from: Rank) {
+    pub(crate) fn add(&self, from: Rank) {
         self.total.fetch_add(1, Ordering::Relaxed);
         *self.lock().entry(from).or_default() += 1;
     }

@@ -21,11 +21,22 @@ impl Complaints {
 
     #[cold]
     pub(crate) fn keep(&self, error: ProgressError) {
-        tracing::warn!(%error, "the next call of progress or wait returns this error");
         let mut kept = self.0.lock();
         if kept.len() < MOST {
             kept.push_back(error);
             self.0.set_count(kept.len());
+        } else {
+            tracing::warn!(%error, "an error that no call of progress or wait returns: too many wait for one");
+        }
+    }
+
+    /// Logs what no call has returned, but for shortages: they are over.
+    pub(crate) fn end(&self) {
+        use ProgressError::{CompletionFull, NoPacket, NoPacketMemory};
+        for error in self.0.lock().drain(..) {
+            if !matches!(error, CompletionFull(..) | NoPacket(_) | NoPacketMemory(..)) {
+                tracing::warn!(%error, "an error that no call of progress or wait has returned");
+            }
         }
     }
 

@@ -23,6 +23,9 @@ use carrack_transports::mem::{AllocError, Buffer, PacketSource};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Entries of a queue that are looked at for one that can be tried.
+const LOOKS: usize = 256;
+
 /// What a device could not deliver so far.
 #[derive(Default)]
 pub(crate) struct Undelivered {
@@ -56,7 +59,7 @@ enum Entry {
     /// The offer of an active message. Its bytes are with the sender.
     Offer { from: Rank, tag: Tag, offer: Offer },
     /// An offered message that is being fetched.
-    Fetch(Arc<Fetch>),
+    Fetch(Arc<Fetch>, Rank),
 }
 
 /// Stands for a completion object while an offered message is fetched for it, and keeps its status.
@@ -105,7 +108,7 @@ impl Entry {
     fn is_ready(&self) -> bool {
         match self {
             // Nobody but this entry has it any more: it has its status, or the sender has gone.
-            Self::Fetch(fetch) => Arc::strong_count(fetch) == 1,
+            Self::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
             Self::Status(..) | Self::Message { .. } | Self::Offer { .. } => true,
         }
     }
@@ -115,7 +118,15 @@ impl Entry {
         match self {
             Self::Status(_, kept) => *kept,
             Self::Message { kept, .. } => Some(*kept),
-            Self::Offer { .. } | Self::Fetch(_) => None,
+            Self::Offer { .. } | Self::Fetch(..) => None,
+        }
+    }
+
+    /// The rank that has sent it, or that the operation was with.
+    fn rank(&self) -> Rank {
+        match self {
+            Self::Status(status, _) => status.rank,
+            Self::Message { from, .. } | Self::Offer { from, .. } | Self::Fetch(_, from) => *from,
         }
     }
 }
@@ -165,7 +176,7 @@ impl Undelivered {
         self.queues.into_iter().flat_map(|Queue { comp, entries, .. }| {
             entries.into_iter().filter_map(move |entry| match entry {
                 Entry::Status(status, _) => Some((Some(comp.clone()), status)),
-                Entry::Message { .. } | Entry::Offer { .. } | Entry::Fetch(_) => None,
+                Entry::Message { .. } | Entry::Offer { .. } | Entry::Fetch(..) => None,
             })
         })
     }
@@ -219,8 +230,7 @@ impl DeviceInner {
         loop {
             let queue = undelivered.queues.get_mut(*at)?;
             if !queue.is_out
-                && queue.entries.front().is_some_and(Entry::is_ready)
-                && let Some(entry) = queue.entries.pop_front()
+                && let Some(entry) = queue.next().and_then(|at| queue.entries.remove(at))
             {
                 queue.is_out = true;
                 return Some((queue.comp.clone(), entry));
@@ -255,6 +265,21 @@ impl DeviceInner {
 }
 
 impl Queue {
+    /// The first entry that can be tried. A message that is fetched holds up those of its sender only.
+    fn next(&self) -> Option<usize> {
+        let mut held_up = Vec::new();
+        for (at, entry) in self.entries.iter().take(LOOKS).enumerate() {
+            if held_up.contains(&entry.rank()) {
+                continue;
+            }
+            if entry.is_ready() {
+                return Some(at);
+            }
+            held_up.push(entry.rank());
+        }
+        None
+    }
+
     /// How many at the front need no packet, or have one.
     fn placed(&self) -> usize {
         let unplaced = self.entries.iter().position(|entry| !matches!(entry, Entry::Status(..)));
@@ -427,12 +452,14 @@ impl Pass<'_> {
         offer: Offer,
         is_held: bool,
     ) -> bool {
-        let entry = Entry::Offer { from, tag, offer };
-        if is_held {
-            self.add_undelivered(comp, entry, None, Place::Back);
-            return true;
+        if !is_held && !self.device.is_waited_for(comp) {
+            return false;
         }
-        self.device.is_waited_for(comp) && self.device.wait_behind(comp, entry).is_ok()
+        if self.takes_offer(from) {
+            self.inner.waiting_offers.add(from);
+            self.add_undelivered(comp, Entry::Offer { from, tag, offer }, None, Place::Back);
+        }
+        true
     }
 
     /// Keeps an active message for which there is no packet.
@@ -464,6 +491,8 @@ impl Pass<'_> {
                         self.inner.unexpected.release_delivery(kept);
                     }
                 }
+                // One that was fetched at once, or whose sender has gone.
+                Some((fetched @ Entry::Fetch(..), _)) if fetched.is_ready() => {}
                 Some(_) => at += 1,
             }
             let complaint = self.device.put_back(&comp, back);
@@ -494,6 +523,7 @@ impl Pass<'_> {
                 self.inner.unexpected.release_delivery(kept);
             }
             if let Entry::Offer { from, offer, .. } = entry {
+                self.inner.waiting_offers.sub(*from);
                 // As with one that was sent whole: the sender has done its part.
                 self.finish(*from, offer.token, Verdict::Done);
             }
@@ -513,12 +543,13 @@ impl Pass<'_> {
                 }
             },
             Entry::Offer { from, tag, offer } => {
+                self.inner.waiting_offers.sub(from);
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
                 self.fetch_am(comp, target, (from, tag), offer);
-                return Some((Entry::Fetch(fetch), Refusal::UnderWay));
+                return Some((Entry::Fetch(fetch, from), Refusal::UnderWay));
             }
-            Entry::Fetch(fetch) => (fetch.take()?, None),
+            Entry::Fetch(fetch, _) => (fetch.take()?, None),
         };
         match signal(Some(comp), status) {
             Ok(()) => None,

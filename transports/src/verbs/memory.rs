@@ -34,6 +34,7 @@ impl Area {
     }
 
     /// A part of it.
+    #[inline(always)]
     pub(super) fn part(&self, offset: usize, len: usize) -> Option<MemRef<'_>> {
         self.region.part(offset, len)
     }

@@ -140,19 +140,30 @@ impl Receives {
         let refilled = self.fill(slot);
         // While half of the receives stand, one that is missing is nobody's loss.
         let enough = 2 * self.empty.len() < self.slots.len();
-        if !refilled
-            && !enough
-            && let Some(bytes) = packet.as_slice().map(<[u8]>::to_vec)
-        {
-            // Packets are out, and the receives that stand are needed for what the runtime has to say.
-            self.slots.get_mut(slot as usize)?.packet = Some(packet);
-            self.fresh.push(slot);
-            return Some((Taken::Large(Header(line.header), Payload::Aside(bytes)), true));
+        if !refilled && !enough {
+            match self.put_aside(slot, packet) {
+                Ok(bytes) => return Some((Taken::Large(Header(line.header), Payload::Aside(bytes)), true)),
+                Err(unmoved) => packet = unmoved,
+            }
         }
         if !refilled {
             self.empty.push((slot, (!enough).then_some(credit_to)));
         }
         Some((Taken::Large(Header(line.header), Payload::Packet(packet)), refilled || enough))
+    }
+
+    /// Copies a message out of its packet, which its slot gets back: packets are out, and the receives that stand are needed for
+    /// what the runtime has to say.
+    #[cold]
+    #[inline(never)]
+    fn put_aside(&mut self, slot: u32, packet: Packet) -> Result<Vec<u8>, Packet> {
+        let (Some(bytes), Some(place)) = (packet.as_slice(), self.slots.get_mut(slot as usize)) else {
+            return Err(packet);
+        };
+        let bytes = bytes.to_vec();
+        place.packet = Some(packet);
+        self.fresh.push(slot);
+        Ok(bytes)
     }
 
     /// What has come into a slot's line.
