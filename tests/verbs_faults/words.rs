@@ -111,7 +111,7 @@ fn no_queue_pair_left_is_an_error_of_the_post_with_the_number() {
     let sent = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).allow_retry(false).call();
     assert!(sent.unwrap().is_posted());
     assert!(!happens(&ranks, Duration::from_millis(50), || over.count() > 0));
-    poor.faults().fail_call(Call::CreateQp, Which::Nth(0), 0);
+    poor.faults().fail_call(Call::CreateQp, Which::Nth(0), libc::ENOMEM);
     assert!(over.one(&ranks).error.is_none());
 }
 
