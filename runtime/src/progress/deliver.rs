@@ -11,7 +11,7 @@ use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::protocol::header::{Found, Message};
-use carrack_transports::contract::{Event, Header, OpFailure, Payload, SmallArrival};
+use carrack_transports::contract::{Event, OpFailure, Payload, SmallArrival};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
@@ -104,22 +104,14 @@ impl Pass<'_> {
                 let (comp, tag) = Message::am(header);
                 self.deliver_am(self.device.rank_of(from), comp, tag, payload, comps);
             }
-            Event::Arrived { from, header, payload } => {
-                self.deliver_other(self.device.rank_of(from), header, payload, met, comps);
-            }
-            other => self.deliver_end(other),
+            other => self.deliver_other(other, met, comps),
         }
     }
 
-    /// A message that is not an active one.
-    fn deliver_other(
-        &mut self,
-        from: Rank,
-        header: Header,
-        payload: Payload,
-        met: &mut Met,
-        comps: &Snapshot,
-    ) {
+    /// What is not an active message. Its payload is looked at where it lies: a move takes as long as the rest.
+    fn deliver_other(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
+        let Event::Arrived { from, header, payload } = &event else { return self.deliver_end(event) };
+        let (from, header) = (self.device.rank_of(*from), *header);
         match Found::decode(header) {
             Some(Found::Met(at)) => match met.take(at) {
                 Some(Meeting::Pair(message, receive)) => self.land(message, receive),
@@ -129,7 +121,7 @@ impl Pass<'_> {
             Some(Found::Kept) => {}
             Some(Found::Nonsense) => self.nonsense(from),
             None => match Message::decode(header) {
-                Ok(Message::OfferAm { comp, tag }) => match &payload {
+                Ok(Message::OfferAm { comp, tag }) => match payload {
                     Payload::Small(bytes) => match Offer::decode(bytes.as_slice()) {
                         Some(offer) => self.offered_am(from, comp, tag, offer, comps),
                         None => self.nonsense(from),
@@ -139,7 +131,7 @@ impl Pass<'_> {
                 Ok(Message::Send { .. } | Message::OfferSend { .. } | Message::Am { .. }) | Err(_) => {
                     self.nonsense(from);
                 }
-                Ok(message) => self.deliver_bulk(from, message, &payload, comps),
+                Ok(message) => self.deliver_bulk(from, message, payload, comps),
             },
         }
     }
