@@ -160,7 +160,7 @@ impl DeviceBuilder<'_> {
         let _making = self.runtime.making_devices.lock().unwrap_or_else(PoisonError::into_inner);
         let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
-        self.runtime.devices_mut().push(device.clone());
+        self.runtime.add_device(device.clone());
         Ok(device)
     }
 }

@@ -32,7 +32,7 @@ use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
 use carrack_transports::verbs::{self, Rdma};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
@@ -54,6 +54,8 @@ pub(crate) struct Inner {
     pub(crate) domains: Vec<(&'static str, Arc<dyn Domain>)>,
     pub(crate) unavailable: Vec<Unavailable>,
     devices: RwLock<Vec<Device>>,
+    /// There are others than the default one.
+    has_further_devices: AtomicBool,
     /// Held while a device is made.
     pub(crate) making_devices: Mutex<()>,
     default_device: std::sync::OnceLock<Device>,
@@ -181,6 +183,7 @@ impl RuntimeBuilder {
             domains,
             unavailable,
             devices: RwLock::default(),
+            has_further_devices: AtomicBool::new(false),
             making_devices: Mutex::new(()),
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
@@ -452,9 +455,16 @@ impl Runtime {
         self.0.unexpected.bytes()
     }
 
-    /// Why a rank is known to be gone, if it is. From then on nothing comes from it.
+    /// Why a rank is known to be gone, if it is and all that it sent has been told to its completion objects. From then
+    /// on nothing comes from it.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
-        self.0.down().get(&rank).cloned()
+        let cause = self.0.down().get(&rank).cloned()?;
+        let waits = |device: &Device| {
+            let undelivered = &device.0.undelivered;
+            !undelivered.is_empty() && undelivered.lock().has_from(rank)
+        };
+        // What it sent before may still wait for its completion object.
+        (!self.0.devices().iter().any(waits)).then_some(cause)
     }
 }
 
@@ -476,8 +486,20 @@ impl Inner {
         self.devices.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn devices_mut(&self) -> RwLockWriteGuard<'_, Vec<Device>> {
+    fn devices_mut(&self) -> RwLockWriteGuard<'_, Vec<Device>> {
         self.devices.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add_device(&self, device: Device) {
+        let mut devices = self.devices_mut();
+        devices.push(device);
+        self.has_further_devices.store(devices.len() > 1, Ordering::Release);
+    }
+
+    /// Returns `true` if there are devices other than the default one: without the lock, as progress asks each time.
+    #[inline]
+    pub(crate) fn has_further_devices(&self) -> bool {
+        self.has_further_devices.load(Ordering::Acquire)
     }
 
     pub(crate) fn down(&self) -> MutexGuard<'_, HashMap<Rank, DownCause>> {

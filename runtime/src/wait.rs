@@ -77,7 +77,7 @@ impl Inner {
                 }
                 Ok(false) => {}
                 Err(error) if done() => {
-                    let _ = self.kept(Err(error));
+                    let _ = self.kept(error);
                     return Ok(());
                 }
                 Err(error) => return Err(error.into()),

@@ -4,6 +4,7 @@ use crate::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};
+use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::Stream;
 use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
 use carrack::{
@@ -18,6 +19,7 @@ over_each_transport!(
     a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes,
     a_copy_that_fails_is_told_of_in_its_turn,
     a_full_queue_loses_nothing_of_the_line_and_others_pass,
+    a_message_that_its_sender_holds_overtakes_none_in_the_line,
     packets_shorter_than_the_message_are_no_obstacle,
     a_runtime_that_ends_tells_of_what_stands_in_line,
     a_kernel_finds_the_message_at_the_address_of_its_buffer,
@@ -35,8 +37,12 @@ struct Ground {
 
 impl Ground {
     fn new<J: Job>(comp: &impl AsCompletion, packet_size: usize) -> Self {
+        Self::with::<J>(comp, packet_size, J::settings())
+    }
+
+    fn with<J: Job>(comp: &impl AsCompletion, packet_size: usize, settings: SettingsBuilder) -> Self {
         let driver = FakeDriver::new(FakeConfig::default()).unwrap();
-        let ranks = J::pair_with(J::settings().packets_max(64));
+        let ranks = J::pair_with(settings.packets_max(64));
         let name = ranks[1].register_comp(comp).unwrap();
         let pool = PacketPool::new(Arc::new(GpuAllocator::on(driver.gpu(0).unwrap())), packet_size, 64);
         let devices =
@@ -156,6 +162,29 @@ fn a_full_queue_loses_nothing_of_the_line_and_others_pass<J: Job>() {
     assert!(errors.iter().all(known), "{errors:?}");
     settle(&ground.ranks);
     assert!(queue.pop().is_none());
+}
+
+fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
+    let sink = Sink::keeping();
+    let ground = Ground::with::<J>(&sink, 8192, J::settings().unexpected(4 << 10));
+    let Ground { driver, ranks, devices, name, .. } = &ground;
+    let held = driver.faults().hold_copies();
+    ground.send(1, 100);
+    // Beyond the budget: rank 0 is told to hold.
+    for tag in 0..6 {
+        sent(ranks, || ranks[0].post_send(Rank(1), &[7; 1000], Tag(tag)).device(&devices[0]).call());
+    }
+    settle(ranks);
+    for tag in 2..6 {
+        let mut am = ranks[0].post_am(Rank(1), pattern(tag, 100 * (tag as usize % 2)), *name);
+        am = am.device(&devices[0]).tag(Tag(tag));
+        assert!(am.call().unwrap().is_posted(), "it is offered");
+    }
+    settle(ranks);
+    assert_eq!(sink.count(), 0, "it was overtaken");
+    drop(held);
+    until(ranks, || sink.count() == 5);
+    assert!(sink.take().iter().map(|status| status.tag.0).eq(1..6));
 }
 
 fn packets_shorter_than_the_message_are_no_obstacle<J: Job>() {

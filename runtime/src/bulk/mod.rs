@@ -95,7 +95,9 @@ use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::protocol::header::Message;
 use crate::runtime::Inner;
+use carrack_transports::contract::Header;
 use mapped::Introduced;
 use share::Help;
 use std::collections::{HashMap, VecDeque};
@@ -185,11 +187,22 @@ impl Bulk {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
+    fn under_way(&self) -> u32 {
+        self.offered.count() + self.streams.count() + self.writings.count() + self.arriving.count()
+    }
+
     /// Whether as much waits for peers as may.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        let outgoing = self.offered.count() + self.streams.count() + self.writings.count();
-        outgoing + self.arriving.count() >= self.limit
+        self.under_way() >= self.limit
+    }
+
+    /// Returns `true` if a message may be offered. Messages that are offered only because their receiver keeps too
+    /// many (`is_held`) may take half of the places: large ones, and other peers, need some, too. What a collective
+    /// sends takes none: members wait for it before they take anything else.
+    pub(crate) fn may_offer(&self, header: Header, is_held: bool) -> bool {
+        let limit = if is_held { self.limit.div_ceil(2) } else { self.limit };
+        self.under_way() < limit || Message::decode(header).is_ok_and(Message::is_collective)
     }
 
     /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends when they are done; if it is

@@ -63,6 +63,18 @@ pub trait Completion: Send + Sync {
         None
     }
 
+    /// The user's object that this passes statuses on to. What waits for either waits in one queue.
+    #[doc(hidden)]
+    fn passes_on_to(&self) -> Option<&Arc<dyn Completion>> {
+        None
+    }
+
+    /// Returns `true` if the user has no handle to it any more: nobody can take what it was told.
+    #[doc(hidden)]
+    fn is_abandoned(&self) -> bool {
+        false
+    }
+
     /// A word on what this is, for messages to the user.
     fn describe(&self) -> String {
         "a completion object of the user's".into()

@@ -27,11 +27,6 @@ impl Statuses {
     pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
         self.queue.push_made(make)
     }
-
-    /// Returns `true` if the user has no handle any more: what is in it stays there.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.handles.strong_count() == 0
-    }
 }
 
 impl Completion for Statuses {
@@ -42,6 +37,10 @@ impl Completion for Statuses {
 
     fn as_queue(&self) -> Option<&Statuses> {
         Some(self)
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.handles.strong_count() == 0
     }
 
     fn describe(&self) -> String {

@@ -4,7 +4,7 @@ use super::{AsCompletion, Completion, Status};
 use crate::error::WaitError;
 use crate::runtime::Runtime;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Waits for a number of operations: like an MPI request, for as many as its threshold says. Once their
 /// statuses are taken it can be used again.
@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Synchronizer {
     inner: Arc<Inner>,
     object: Arc<dyn Completion>,
+    /// Counts handles: by nothing else can statuses be taken.
+    _handle: Arc<()>,
 }
 
 struct Inner {
@@ -21,6 +23,7 @@ struct Inner {
     /// How many statuses there are, for tests that take no lock.
     count: AtomicUsize,
     statuses: Mutex<Vec<Status>>,
+    handles: Weak<()>,
 }
 
 impl Inner {
@@ -40,6 +43,10 @@ impl Completion for Inner {
         Ok(())
     }
 
+    fn is_abandoned(&self) -> bool {
+        self.handles.strong_count() == 0
+    }
+
     fn describe(&self) -> String {
         format!("a synchronizer with threshold {}", self.threshold)
     }
@@ -50,8 +57,10 @@ impl Synchronizer {
     pub fn new(threshold: usize) -> Self {
         let threshold = threshold.max(1);
         let statuses = Mutex::new(Vec::with_capacity(threshold));
-        let inner = Arc::new(Inner { threshold, count: AtomicUsize::new(0), statuses });
-        Self { object: inner.clone(), inner }
+        let handle = Arc::new(());
+        let (count, handles) = (AtomicUsize::new(0), Arc::downgrade(&handle));
+        let inner = Arc::new(Inner { threshold, count, statuses, handles });
+        Self { object: inner.clone(), inner, _handle: handle }
     }
 
     /// Whether all operations are over. Does not reset it.

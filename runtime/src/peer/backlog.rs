@@ -63,9 +63,9 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// What could not be offered waits for room on the link, or for the end of other offers.
-    fn until_offered(device: &DeviceInner) -> Self {
-        if device.bulk.is_full() { Self::Held } else { Self::Waits }
+    /// What could not be offered waits for the end of other offers, or for room on the link.
+    fn until_offered(may_offer: bool) -> Self {
+        if may_offer { Self::Waits } else { Self::Held }
     }
 }
 
@@ -100,9 +100,9 @@ impl Parked {
         }
     }
 
-    /// Whether it is one of the runtime's own messages.
+    /// Whether it is one of the runtime's own messages, or what a collective sends.
     pub(crate) fn is_of_runtime(&self) -> bool {
-        Message::decode(self.header).is_ok_and(Message::is_bulk)
+        Message::decode(self.header).is_ok_and(|message| message.is_bulk() || message.is_collective())
     }
 
     /// Whether no engine is at it.
@@ -142,14 +142,14 @@ impl Parked {
                 },
                 Stage::Staged(block, mut buffer) => {
                     if self.has_to_offer(device) {
-                        match self.offer(device, linked, &mut buffer) {
-                            Some(step) => {
+                        match self.offer(device, linked, &mut buffer, true) {
+                            Ok(step) => {
                                 self.stage = Stage::Over(buffer);
                                 return step;
                             }
-                            None => {
+                            Err(waits) => {
                                 self.stage = Stage::Staged(block, buffer);
-                                return Step::until_offered(device);
+                                return waits;
                             }
                         }
                     }
@@ -194,7 +194,8 @@ impl Parked {
         if planned == Plan::Map {
             match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer) {
                 Some(Ok(Submit::Busy(_))) => {
-                    return Ok((Stage::Ready(buffer), Some(Step::until_offered(device))));
+                    let may_offer = !device.bulk.is_full();
+                    return Ok((Stage::Ready(buffer), Some(Step::until_offered(may_offer))));
                 }
                 Some(Ok(_)) => return Err(Step::HandedOver),
                 Some(Err(error)) => {
@@ -206,13 +207,7 @@ impl Parked {
         }
         match planned {
             Plan::Copy | Plan::HandOver if self.has_to_offer(device) => {
-                match self.offer(device, linked, &mut buffer) {
-                    Some(step) => {
-                        self.stage = Stage::Over(buffer);
-                        Err(step)
-                    }
-                    None => Ok((Stage::Ready(buffer), Some(Step::until_offered(device)))),
-                }
+                self.offer_now(buffer, device, linked, true)
             }
             Plan::Copy => {
                 let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
@@ -244,13 +239,7 @@ impl Parked {
                 }
             }
             Plan::Stage | Plan::Map if len <= BLOCK => self.copy_first(buffer, runtime),
-            Plan::Offer | Plan::Stage | Plan::Map => match self.offer(device, linked, &mut buffer) {
-                Some(step) => {
-                    self.stage = Stage::Over(buffer);
-                    Err(step)
-                }
-                None => Ok((Stage::Ready(buffer), Some(Step::until_offered(device)))),
-            },
+            Plan::Offer | Plan::Stage | Plan::Map => self.offer_now(buffer, device, linked, false),
             Plan::Refuse => {
                 let refused = check_kinds(MemKind::Host, kind);
                 self.stage = Stage::Over(buffer);
@@ -261,7 +250,7 @@ impl Parked {
 
     /// Whether its receiver keeps too many messages to take it whole.
     fn has_to_offer(&self, device: &DeviceInner) -> bool {
-        !self.is_of_runtime() && device.offers_all(self.rank)
+        Message::decode(self.header).is_ok_and(|message| !message.is_bulk()) && device.offers_all(self.rank)
     }
 
     /// Starts the copy into a block.
@@ -285,15 +274,37 @@ impl Parked {
         Err(Step::Ended(refused.map_err(OpError::Copy)))
     }
 
-    /// Offers a large message. `None`: not now, see [`Step::until_offered`].
-    fn offer(&self, device: &DeviceInner, linked: &Linked, bytes: &mut Buffer) -> Option<Step> {
-        if device.bulk.is_full() {
-            return None;
+    fn offer_now(
+        &mut self,
+        mut buffer: Buffer,
+        device: &DeviceInner,
+        linked: &Linked,
+        is_held: bool,
+    ) -> Result<(Stage, Option<Step>), Step> {
+        match self.offer(device, linked, &mut buffer, is_held) {
+            Ok(step) => {
+                self.stage = Stage::Over(buffer);
+                Err(step)
+            }
+            Err(waits) => Ok((Stage::Ready(buffer), Some(waits))),
+        }
+    }
+
+    /// Offers a message. The error says for what it waits.
+    fn offer(
+        &self,
+        device: &DeviceInner,
+        linked: &Linked,
+        bytes: &mut Buffer,
+        is_held: bool,
+    ) -> Result<Step, Step> {
+        if !device.bulk.may_offer(self.header, is_held) {
+            return Err(Step::until_offered(false));
         }
         match device.bulk.offer(linked, self.header, self.outstanding(), bytes, None) {
-            Ok(Submit::Busy(_)) => None,
-            Ok(_) => Some(Step::HandedOver),
-            Err(error) => Some(Step::Ended(Err(OpError::of_submit(&error, self.rank)))),
+            Ok(Submit::Busy(_)) => Err(Step::until_offered(true)),
+            Ok(_) => Ok(Step::HandedOver),
+            Err(error) => Ok(Step::Ended(Err(OpError::of_submit(&error, self.rank)))),
         }
     }
 

@@ -58,6 +58,11 @@ impl Kept {
         Self { bytes: ENTRY + size, in_packet: true }
     }
 
+    /// Returns `true` if it is a message in a packet.
+    pub(crate) fn is_packet(self) -> bool {
+        self.in_packet
+    }
+
     /// Of a message in a buffer that no packet pool has to get back.
     pub(crate) fn buffer(buffer: &Buffer) -> Self {
         let bytes = if matches!(buffer, Buffer::Small(_)) { 0 } else { buffer.len() };

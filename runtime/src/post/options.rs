@@ -190,6 +190,8 @@ impl<K: Tells> Post<'_, K> {
 
     /// The completion object of the other rank that is told: of an active message, when it comes, and if it is not the one that
     /// was named first; of a put, when every byte is visible there; of a get, when the bytes have been read.
+    ///
+    /// What is told of a put or a get may come before messages that were sent earlier, if their receiver has no room for them.
     pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
         self.kind.tell(comp);
         self

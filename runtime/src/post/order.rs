@@ -211,6 +211,10 @@ impl Completion for Renamed {
         }
     }
 
+    fn passes_on_to(&self) -> Option<&Arc<dyn Completion>> {
+        self.inner.as_ref()
+    }
+
     fn describe(&self) -> String {
         self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }

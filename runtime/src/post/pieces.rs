@@ -114,6 +114,10 @@ impl Completion for Spread {
         }
     }
 
+    fn passes_on_to(&self) -> Option<&Arc<dyn Completion>> {
+        self.inner.as_ref()
+    }
+
     fn describe(&self) -> String {
         self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }

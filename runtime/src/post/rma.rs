@@ -198,8 +198,11 @@ impl<K> Post<'_, K> {
             return false;
         }
         let device = self.device_inner();
-        device.deaf.has_to_listen()
-            || device.known_route(self.rank).is_some_and(|route| route.takes_no_notifications())
+        let has_to_listen = device.deaf.has_to_listen();
+        if has_to_listen {
+            self.runtime.0.sleepers.wake();
+        }
+        has_to_listen || device.known_route(self.rank).is_some_and(|route| route.takes_no_notifications())
     }
 
     /// Tells the owner's completion object, if one was named.

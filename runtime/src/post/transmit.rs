@@ -192,16 +192,19 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         return Ok(Attempt::Park);
     }
     if out.device.deaf.has_to_listen() {
+        // A thread that makes progress may sleep: nothing has come.
+        out.runtime.0.sleepers.wake();
         return Ok(Attempt::Busy(RetryReason::Unheard));
     }
-    if matches!(plan, Plan::Copy | Plan::HandOver) && out.route.is_held() {
+    let is_held = matches!(plan, Plan::Copy | Plan::HandOver) && out.route.is_held();
+    if is_held {
         plan = Plan::Offer;
     }
     let size = buffer.len();
     let submitted = match (plan, buffer) {
         (Plan::Copy, buffer) => linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() }),
         (Plan::HandOver, SendBuffer::Owned(buffer)) => return hand_over(out, linked, buffer),
-        (Plan::Offer, buffer) => return offer(out, linked, buffer),
+        (Plan::Offer, buffer) => return offer(out, linked, buffer, is_held),
         (Plan::Map, SendBuffer::Owned(buffer)) => return offer_mapped(out, linked, buffer),
         _ => return Ok(Attempt::Park),
     };
@@ -220,10 +223,15 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
 }
 
-/// Offers a large message. Borrowed bytes are copied: whoever wants to save that gives the buffer away.
+/// Offers a message. Borrowed bytes are copied: whoever wants to save that gives the buffer away.
 #[cold]
-fn offer(out: &Outgoing<'_>, linked: &Linked, buffer: &mut SendBuffer<'_>) -> Result<Attempt, PostError> {
-    if out.device.bulk.is_full() {
+fn offer(
+    out: &Outgoing<'_>,
+    linked: &Linked,
+    buffer: &mut SendBuffer<'_>,
+    is_held: bool,
+) -> Result<Attempt, PostError> {
+    if !out.device.bulk.may_offer(out.header, is_held) {
         return Ok(Attempt::Busy(RetryReason::Unanswered));
     }
     let operation = out.outstanding(buffer.len());

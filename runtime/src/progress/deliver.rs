@@ -2,6 +2,7 @@
 
 use super::line::Lined;
 use super::signal::{guarded, panicked};
+use super::undelivered::About;
 use super::{Meeting, Met, Pass, Scratch};
 use crate::bulk::wire::{Offer, word};
 use crate::collective::Note;
@@ -52,7 +53,7 @@ impl Pass<'_> {
                         let status = arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
                         next += 1;
                         if let Err(status) = comp.signal(status) {
-                            full = Some((comp.clone(), status, true));
+                            full = Some((comp.clone(), status, About::Whole));
                             return;
                         }
                         continue;
@@ -76,7 +77,7 @@ impl Pass<'_> {
                             if let Some(Meeting::Over(Some(comp), status)) = place.take()
                                 && let Err(status) = comp.signal(status)
                             {
-                                full = Some((comp, status, false));
+                                full = Some((comp, status, About::Operation));
                                 return;
                             }
                         }
@@ -91,8 +92,8 @@ impl Pass<'_> {
             self.complain(panicked(from, panic.as_ref()));
         }
         batch.forget_small(next);
-        if let Some((comp, status, is_arrival)) = full {
-            self.keep_refused(&comp, status, is_arrival);
+        if let Some((comp, status, about)) = full {
+            self.keep_refused(&comp, status, about);
         }
     }
 
@@ -212,7 +213,7 @@ impl Pass<'_> {
         }
         let size = payload.len();
         match self.buffer_for(comp, payload) {
-            Ok(buffer) => self.signal_arrival(comp, arrival(from, tag, size, buffer)),
+            Ok(buffer) => self.signal_am(comp, arrival(from, tag, size, buffer)),
             Err(payload) => self.keep_am(comp, (from, tag), payload, None),
         }
     }

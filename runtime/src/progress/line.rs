@@ -42,6 +42,14 @@ impl InLine {
         }
     }
 
+    /// Whom to tell.
+    pub(super) fn comp(&self) -> Option<&Arc<dyn Completion>> {
+        match self {
+            Self::Landing(landing) => landing.comp.as_ref(),
+            Self::There(comp, _) => Some(comp),
+        }
+    }
+
     /// Whom to tell, and what.
     fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
         match self {

@@ -167,39 +167,42 @@ impl Inner {
     }
 
     /// Makes progress for a caller with another result: errors are kept for one that returns them.
+    #[inline]
     pub(crate) fn progress_keeping(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
-        self.kept(self.pass::<false>(device))
-    }
-
-    /// Keeps an error, unless the call itself is one.
-    pub(crate) fn kept(&self, progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
-        match progress {
-            Err(error) if !matches!(error, ProgressError::Forked | ProgressError::InHandler) => {
-                self.complaints.keep(error);
-                Ok(true)
-            }
-            other => other,
+        match self.pass::<false>(device) {
+            Ok(moved) => Ok(moved),
+            Err(error) => self.kept(error),
         }
     }
 
+    /// Keeps an error, unless it is the call itself that is refused.
+    #[cold]
+    pub(crate) fn kept(&self, error: ProgressError) -> Result<bool, ProgressError> {
+        if matches!(error, ProgressError::Forked | ProgressError::InHandler) {
+            return Err(error);
+        }
+        self.complaints.keep(error);
+        Ok(true)
+    }
+
     /// Makes progress on all devices. Returns the first error; further ones are kept.
+    #[inline]
     pub(crate) fn progress_everything(&self) -> Result<bool, ProgressError> {
         let first = self.progress(&self.default_device().0);
-        self.progress_others(first)
+        if self.has_further_devices() { self.progress_others(first) } else { first }
     }
 
     /// Makes progress on all devices, as [`progress_keeping`](Self::progress_keeping).
+    #[inline]
     pub(crate) fn progress_everything_keeping(&self) -> Result<bool, ProgressError> {
         let first = self.progress_keeping(&self.default_device().0);
-        self.progress_others(first)
+        if self.has_further_devices() { self.progress_others(first) } else { first }
     }
 
-    #[inline]
+    #[inline(never)]
     fn progress_others(&self, mut progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
-        let devices = self.devices();
-        if devices.len() > 1 && !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler)) {
-            let others = devices[1..].to_vec();
-            drop(devices);
+        if !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler)) {
+            let others = self.devices()[1..].to_vec();
             for device in &others {
                 let moved = self.progress_keeping(&device.0)?;
                 progress = progress.map(|before| before | moved);

@@ -8,23 +8,22 @@
 //! it, senders are told to hold (`peer::hold`): their messages then come as offers, which wait here
 //! without their bytes and are fetched one at a time when their turn has come.
 
+use super::InLine;
 use super::line::Lined;
 use super::signal::{SignalError, signal};
 use super::{Pass, arrival};
 use crate::bulk::wire::{Offer, Verdict};
-use crate::comp::{Completion, Status, Statuses};
+use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
-use crate::peer::hold::Kept;
+use crate::peer::hold::{Kept, Unexpected};
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Payload};
-use carrack_transports::mem::{AllocError, Buffer, PacketSource};
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{AllocError, Buffer, MemMut, MemRef, PacketSource};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Entries of a queue that are looked at for one that can be tried.
-const LOOKS: usize = 256;
 
 /// What a device could not deliver so far.
 #[derive(Default)]
@@ -34,11 +33,16 @@ pub(crate) struct Undelivered {
     broken: Vec<(Rank, DownCause)>,
 }
 
-/// What waits for one completion object, oldest first.
+/// What waits for one completion object of the user's.
 struct Queue {
-    comp: Arc<dyn Completion>,
+    object: Arc<dyn Completion>,
+    /// Oldest first.
     entries: VecDeque<Entry>,
-    /// A thread is delivering what was the first entry, without the lock: others leave the queue alone.
+    /// Messages that are fetched, one of a sender. Those that came from it later wait for that.
+    fetches: Vec<Entry>,
+    /// Entries at the front that wait for fetches.
+    held_up: usize,
+    /// A thread is delivering an entry, without the lock: others leave the queue alone.
     is_out: bool,
     /// Reasons that the user was told of. They are told once for as long as the queue is not empty.
     told: Told,
@@ -51,7 +55,13 @@ struct Told {
 }
 
 /// A delivery that waits.
-enum Entry {
+struct Entry {
+    /// Whom to tell: the queue's object, or one that passes statuses on to it.
+    comp: Arc<dyn Completion>,
+    what: What,
+}
+
+enum What {
     /// The end of an operation, or what a peer has sent; and what it is charged with.
     Status(Status, Option<Kept>),
     /// An active message that still needs a packet.
@@ -83,14 +93,15 @@ impl Completion for Fetch {
     }
 }
 
-/// The place that a delivery takes in its queue.
+/// What a status is about.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// The last.
-    Back,
-    /// In front of messages that still need a packet: it has one, which they may be waiting for. In the line
-    /// it was in front of them, too.
-    BeforeUnplaced,
+pub(super) enum About {
+    /// An operation of this rank's.
+    Operation,
+    /// A message or a notification of a peer's, whose bytes are in the buffer that they were fetched or written to.
+    Arrival,
+    /// An active message that came whole.
+    Whole,
 }
 
 /// Why a delivery has to wait.
@@ -106,42 +117,134 @@ enum Refusal {
 impl Entry {
     /// Returns `true` if it can be tried.
     fn is_ready(&self) -> bool {
-        match self {
+        match &self.what {
             // Nobody but this entry has it any more: it has its status, or the sender has gone.
-            Self::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
-            Self::Status(..) | Self::Message { .. } | Self::Offer { .. } => true,
+            What::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
+            What::Status(..) | What::Message { .. } | What::Offer { .. } => true,
         }
     }
 
     /// What it is charged with.
     fn kept(&self) -> Option<Kept> {
-        match self {
-            Self::Status(_, kept) => *kept,
-            Self::Message { kept, .. } => Some(*kept),
-            Self::Offer { .. } | Self::Fetch(..) => None,
+        match self.what {
+            What::Status(_, kept) => kept,
+            What::Message { kept, .. } => Some(kept),
+            What::Offer { .. } | What::Fetch(..) => None,
         }
     }
 
     /// The rank that has sent it, or that the operation was with.
     fn rank(&self) -> Rank {
-        match self {
-            Self::Status(status, _) => status.rank,
-            Self::Message { from, .. } | Self::Offer { from, .. } | Self::Fetch(_, from) => *from,
+        match &self.what {
+            What::Status(status, _) => status.rank,
+            What::Message { from, .. } | What::Offer { from, .. } | What::Fetch(_, from) => *from,
         }
+    }
+
+    /// Moves the bytes of a message that came whole out of its packet, which is free then. Returns what it was charged
+    /// with, and what it is to be charged with; `None` if it has no packet.
+    fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
+        let before = self.kept().filter(|kept| kept.is_packet())?;
+        let (from, tag, bytes) = match &self.what {
+            What::Message { from, tag, payload, .. } => (*from, *tag, host_copy(payload.view())?),
+            What::Status(status, _) => (status.rank, status.tag, host_copy(status.buffer.view())?),
+            What::Offer { .. } | What::Fetch(..) => return None,
+        };
+        let payload = Payload::Aside(bytes);
+        let kept = unexpected.kept(&payload);
+        self.what = What::Message { from, tag, payload, kept };
+        Some((before, kept))
     }
 }
 
+fn host_copy(bytes: MemRef<'_>) -> Option<Vec<u8>> {
+    let mut copy = vec![0; bytes.len()];
+    copy_now(MemMut::host(&mut copy), bytes).is_ok().then_some(copy)
+}
+
+/// The object of the user's that a completion object passes statuses on to: itself, most of the time.
+fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
+    let mut object = comp;
+    while let Some(next) = object.passes_on_to() {
+        object = next;
+    }
+    object
+}
+
 impl Queue {
+    fn of(object: Arc<dyn Completion>) -> Self {
+        let (entries, fetches, told) = (VecDeque::new(), Vec::new(), Told::default());
+        Self { object, entries, fetches, held_up: 0, is_out: false, told }
+    }
+
     /// Returns `true` if nobody can make room any more.
     fn is_orphaned(&self) -> bool {
-        !self.is_out && self.comp.as_queue().is_some_and(Statuses::is_abandoned)
+        !self.is_out && self.object.is_abandoned()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.fetches.is_empty()
+    }
+
+    /// Takes out the first entry that can be tried. A message that is fetched holds up those of its sender only.
+    fn take(&mut self) -> Option<Entry> {
+        if let Some(at) = self.fetches.iter().position(Entry::is_ready) {
+            self.held_up = 0;
+            return Some(self.fetches.swap_remove(at));
+        }
+        let is_held_up = |entry: &Entry| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
+        let next = self.entries.range(self.held_up..).position(|entry| !is_held_up(entry));
+        self.held_up = next.map_or(self.entries.len(), |next| self.held_up + next);
+        self.entries.remove(self.held_up)
+    }
+
+    /// Puts back what was taken out.
+    fn put_back(&mut self, entry: Entry) {
+        match &entry.what {
+            What::Fetch(..) => self.fetches.push(entry),
+            // What has got a packet meanwhile goes first: it may have the one that this message waits for.
+            What::Message { .. } => self.insert_placed(entry),
+            What::Status(..) | What::Offer { .. } => {
+                self.held_up = 0;
+                self.entries.push_front(entry);
+            }
+        }
+    }
+
+    /// Inserts an entry behind those at the front that have a packet, or need none.
+    fn insert_placed(&mut self, entry: Entry) {
+        let unplaced = self.entries.iter().position(|entry| !matches!(entry.what, What::Status(..)));
+        self.held_up = 0;
+        self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
+    }
+
+    /// The reason to complain of, with the number of deliveries that wait: the first time for as long as the
+    /// queue is not empty, and not if nobody can do anything about it.
+    fn complaint(&mut self, why: Refusal) -> Option<(Refusal, usize)> {
+        let told = match why {
+            Refusal::Full if self.object.is_abandoned() => return None,
+            Refusal::Full => &mut self.told.full,
+            Refusal::Packet(_) => &mut self.told.no_packet,
+            Refusal::UnderWay => return None,
+        };
+        let waiting = self.entries.len() + self.fetches.len();
+        (!std::mem::replace(told, true)).then_some((why, waiting))
     }
 }
 
 impl Undelivered {
     /// Deliveries that wait.
     pub(crate) fn len(&self) -> usize {
-        self.queues.iter().map(|queue| queue.entries.len() + usize::from(queue.is_out)).sum()
+        let waiting = |queue: &Queue| queue.entries.len() + queue.fetches.len() + usize::from(queue.is_out);
+        self.queues.iter().map(waiting).sum()
+    }
+
+    /// Returns `true` if something of a rank's waits, sent by it or begun with it.
+    pub(crate) fn has_from(&self, rank: Rank) -> bool {
+        let concerns = |entry: &Entry| entry.rank() == rank;
+        self.queues
+            .iter()
+            .any(|queue| queue.is_out || queue.entries.iter().chain(&queue.fetches).any(concerns))
     }
 
     /// Notes a peer that has broken the protocol, if it is news.
@@ -157,14 +260,15 @@ impl Undelivered {
     }
 
     fn queue(&mut self, comp: &Arc<dyn Completion>) -> Option<&mut Queue> {
-        self.queues.iter_mut().find(|queue| Arc::ptr_eq(&queue.comp, comp))
+        let object = object_of(comp);
+        self.queues.iter_mut().find(|queue| Arc::ptr_eq(&queue.object, object))
     }
 
     fn queue_or_new(&mut self, comp: &Arc<dyn Completion>) -> &mut Queue {
-        let at = self.queues.iter().position(|queue| Arc::ptr_eq(&queue.comp, comp));
+        let object = object_of(comp);
+        let at = self.queues.iter().position(|queue| Arc::ptr_eq(&queue.object, object));
         let at = at.unwrap_or_else(|| {
-            let (comp, entries) = (comp.clone(), VecDeque::new());
-            self.queues.push(Queue { comp, entries, is_out: false, told: Told::default() });
+            self.queues.push(Queue::of(object.clone()));
             self.queues.len() - 1
         });
         &mut self.queues[at]
@@ -173,12 +277,12 @@ impl Undelivered {
     /// Ends of operations that are still to be told, for a runtime that ends. What peers have sent goes
     /// with it.
     pub(crate) fn into_statuses(self) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
-        self.queues.into_iter().flat_map(|Queue { comp, entries, .. }| {
-            entries.into_iter().filter_map(move |entry| match entry {
-                Entry::Status(status, _) => Some((Some(comp.clone()), status)),
-                Entry::Message { .. } | Entry::Offer { .. } | Entry::Fetch(..) => None,
-            })
-        })
+        self.queues.into_iter().flat_map(|queue| queue.entries).filter_map(
+            |Entry { comp, what }| match what {
+                What::Status(status, _) => Some((Some(comp), status)),
+                What::Message { .. } | What::Offer { .. } | What::Fetch(..) => None,
+            },
+        )
     }
 }
 
@@ -192,7 +296,8 @@ impl DeviceInner {
         }
         let mut undelivered = self.undelivered.lock();
         for (comp, status) in told {
-            undelivered.queue_or_new(&comp).entries.push_back(Entry::Status(status, None));
+            let what = What::Status(status, None);
+            undelivered.queue_or_new(&comp).entries.push_back(Entry { comp, what });
         }
         self.undelivered.set_count(undelivered.count());
     }
@@ -209,8 +314,8 @@ impl DeviceInner {
     }
 
     /// Puts a delivery behind those that wait for the same object, if there are any; else gives it back.
-    fn wait_behind(&self, comp: &Arc<dyn Completion>, entry: Entry) -> Result<(), Entry> {
-        match self.undelivered.lock().queue(comp) {
+    fn wait_behind(&self, entry: Entry) -> Result<(), Entry> {
+        match self.undelivered.lock().queue(&entry.comp) {
             Some(queue) => {
                 queue.entries.push_back(entry);
                 Ok(())
@@ -225,90 +330,70 @@ impl DeviceInner {
     }
 
     /// Takes out the next entry that can be tried, from the queue `at` on.
-    fn take_undelivered(&self, at: &mut usize) -> Option<(Arc<dyn Completion>, Entry)> {
+    fn take_undelivered(&self, at: &mut usize) -> Option<Entry> {
         let mut undelivered = self.undelivered.lock();
         loop {
             let queue = undelivered.queues.get_mut(*at)?;
             if !queue.is_out
-                && let Some(entry) = queue.next().and_then(|at| queue.entries.remove(at))
+                && let Some(entry) = queue.take()
             {
                 queue.is_out = true;
-                return Some((queue.comp.clone(), entry));
+                return Some(entry);
             }
             *at += 1;
         }
     }
 
-    /// Ends a try. Returns the reason to complain of, with the number of deliveries that wait: the first
-    /// time for as long as the queue is not empty.
+    /// Ends a try for one of an object's entries. Returns the reason to complain of, with the number of deliveries
+    /// that wait.
     fn put_back(
         &self,
         comp: &Arc<dyn Completion>,
         back: Option<(Entry, Refusal)>,
     ) -> Option<(Refusal, usize)> {
         let mut undelivered = self.undelivered.lock();
-        let at = undelivered.queues.iter().position(|queue| Arc::ptr_eq(&queue.comp, comp))?;
+        let object = object_of(comp);
+        let at = undelivered.queues.iter().position(|queue| Arc::ptr_eq(&queue.object, object))?;
         let queue = &mut undelivered.queues[at];
         queue.is_out = false;
         let mut complaint = None;
         if let Some((entry, why)) = back {
-            // What has got a packet meanwhile goes first: it may have the one that this message waits for.
-            let at = if matches!(entry, Entry::Message { .. }) { queue.placed() } else { 0 };
-            queue.entries.insert(at, entry);
+            queue.put_back(entry);
             complaint = queue.complaint(why);
-        } else if queue.entries.is_empty() {
+        } else if queue.is_empty() {
             undelivered.queues.remove(at);
         }
         self.undelivered.set_count(undelivered.count());
         complaint
     }
-}
 
-impl Queue {
-    /// The first entry that can be tried. A message that is fetched holds up those of its sender only.
-    fn next(&self) -> Option<usize> {
-        let mut held_up = Vec::new();
-        for (at, entry) in self.entries.iter().take(LOOKS).enumerate() {
-            if held_up.contains(&entry.rank()) {
-                continue;
-            }
-            if entry.is_ready() {
-                return Some(at);
-            }
-            held_up.push(entry.rank());
-        }
-        None
-    }
-
-    /// How many at the front need no packet, or have one.
-    fn placed(&self) -> usize {
-        let unplaced = self.entries.iter().position(|entry| !matches!(entry, Entry::Status(..)));
-        unplaced.unwrap_or(self.entries.len())
-    }
-
-    fn complaint(&mut self, why: Refusal) -> Option<(Refusal, usize)> {
-        let told = match why {
-            Refusal::Full => &mut self.told.full,
-            Refusal::Packet(_) => &mut self.told.no_packet,
-            Refusal::UnderWay => return None,
-        };
-        (!std::mem::replace(told, true)).then_some((why, self.entries.len()))
+    /// Returns `true` if messages for this object stand in the line.
+    fn has_in_line(&self, comp: &Arc<dyn Completion>) -> bool {
+        let object = object_of(comp);
+        let is_for = |one: &InLine| one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object));
+        !self.line.is_empty() && self.line.lock().iter().any(is_for)
     }
 }
 
 impl Pass<'_> {
     /// Tells a completion object of the end of an operation of this rank's.
     pub(crate) fn signal(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
-        self.tell_or_keep(comp, status, false);
+        self.tell_or_keep(comp, status, About::Operation);
     }
 
-    /// Tells a completion object of what a peer has sent.
+    /// Tells a completion object of what a peer has sent, other than an active message that came whole.
     pub(crate) fn signal_arrival(&mut self, comp: &Arc<dyn Completion>, status: Status) {
-        self.tell_or_keep(Some(comp), status, true);
+        self.tell_or_keep(Some(comp), status, About::Arrival);
+    }
+
+    /// Tells a completion object of an active message that came whole.
+    #[inline]
+    pub(super) fn signal_am(&mut self, comp: &Arc<dyn Completion>, status: Status) {
+        self.tell_or_keep(Some(comp), status, About::Whole);
     }
 
     #[inline]
-    fn tell_or_keep(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status, is_arrival: bool) {
+    fn tell_or_keep(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status, about: About) {
         if let Some(OpError::PeerDown { rank, cause }) = status.error.as_deref()
             && let Some(route) = self.device.route(*rank)
         {
@@ -317,18 +402,18 @@ impl Pass<'_> {
         if let Some(comp) = comp
             && self.device.is_waited_for(comp)
         {
-            return self.keep_status(comp, status, is_arrival, None);
+            let what = self.charged(status, about);
+            return self.add_undelivered(Entry { comp: comp.clone(), what }, None);
         }
         match signal(comp, status) {
             Ok(()) => {}
-            Err(SignalError::Full(comp, status)) => {
-                self.keep_status(&comp, *status, is_arrival, Some(Refusal::Full));
-            }
+            Err(SignalError::Full(comp, status)) => self.keep_refused(&comp, *status, about),
             Err(SignalError::Panicked(error)) => self.complain(error),
         }
     }
 
-    /// Tells a completion object of a message that has left the line.
+    /// Tells a completion object of a message that has left the line, where it was in front of those that still
+    /// need a packet.
     pub(super) fn signal_in_line(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
         let (comp, status, why) = match comp {
             Some(comp) if self.device.is_waited_for(comp) => (comp.clone(), status, None),
@@ -338,80 +423,63 @@ impl Pass<'_> {
                 Err(SignalError::Panicked(error)) => return self.complain(error),
             },
         };
-        let entry = self.charged(status);
-        self.add_undelivered(&comp, entry, why, Place::BeforeUnplaced);
+        let what = self.charged(status, About::Arrival);
+        self.add_with(Entry { comp, what }, why, Queue::insert_placed);
     }
 
     /// Keeps a status that its completion object has refused.
     #[cold]
-    pub(super) fn keep_refused(&mut self, comp: &Arc<dyn Completion>, status: Status, is_arrival: bool) {
-        self.keep_status(comp, status, is_arrival, Some(Refusal::Full));
+    pub(super) fn keep_refused(&mut self, comp: &Arc<dyn Completion>, status: Status, about: About) {
+        let what = self.charged(status, about);
+        self.add_undelivered(Entry { comp: comp.clone(), what }, Some(Refusal::Full));
     }
 
-    /// Keeps a status that was refused for the first time, or has to wait behind others.
     #[cold]
-    fn keep_status(
-        &mut self,
-        comp: &Arc<dyn Completion>,
-        status: Status,
-        is_arrival: bool,
-        why: Option<Refusal>,
-    ) {
-        let entry = if is_arrival {
-            self.charged(status)
-        } else {
-            // The buffer is the user's. A peer may have caused it all the same, by a put that notifies.
-            let kept = self.charge(status.rank, Kept::STATUS);
-            Entry::Status(status, Some(kept))
-        };
-        let has_packet =
-            matches!(&entry, Entry::Status(status, _) if matches!(status.buffer, Buffer::Packet(_)));
-        let place = if has_packet { Place::BeforeUnplaced } else { Place::Back };
-        self.add_undelivered(comp, entry, why, place);
+    fn add_undelivered(&mut self, entry: Entry, why: Option<Refusal>) {
+        self.add_with(entry, why, |queue, entry| queue.entries.push_back(entry));
     }
 
-    fn add_undelivered(
-        &mut self,
-        comp: &Arc<dyn Completion>,
-        entry: Entry,
-        why: Option<Refusal>,
-        place: Place,
-    ) {
+    fn add_with(&mut self, entry: Entry, why: Option<Refusal>, add: impl FnOnce(&mut Queue, Entry)) {
+        let comp = entry.comp.clone();
         let mut undelivered = self.device.undelivered.lock();
-        let queue = undelivered.queue_or_new(comp);
-        let at = if place == Place::Back { queue.entries.len() } else { queue.placed() };
-        queue.entries.insert(at, entry);
+        let queue = undelivered.queue_or_new(&comp);
+        add(queue, entry);
         let complaint = why.and_then(|why| queue.complaint(why));
         self.device.undelivered.set_count(undelivered.count());
         drop(undelivered);
-        self.complain_of(comp, complaint);
+        self.complain_of(&comp, complaint);
     }
 
-    /// Charges what a peer has sent to the budget. Packets are few: where many wait in them, the bytes
-    /// wait in memory of their own.
-    fn charged(&self, status: Status) -> Entry {
+    /// Charges a status to the budget of unexpected messages. Packets are few: where many messages wait in them,
+    /// the bytes of one that came whole wait in memory of their own.
+    fn charged(&self, status: Status, about: About) -> What {
         let Status { rank: from, tag, buffer, .. } = status;
-        let payload = match buffer {
-            Buffer::Packet(packet) if packet.kind().is_host() => Payload::Packet(packet),
-            Buffer::Loan(loan) => Payload::Loan(loan),
-            buffer => {
+        let payload = match (about, buffer) {
+            (About::Whole, Buffer::Packet(packet)) => Payload::Packet(packet),
+            (About::Whole, Buffer::Loan(loan)) => Payload::Loan(loan),
+            (About::Whole | About::Arrival, buffer) => {
                 let kept = self.charge(from, Kept::buffer(&buffer));
-                return Entry::Status(Status { buffer, ..status }, Some(kept));
+                return What::Status(Status { buffer, ..status }, Some(kept));
+            }
+            (About::Operation, buffer) => {
+                // The buffer is the user's. A peer may have caused it all the same, by a put that notifies.
+                let kept = self.charge(from, Kept::STATUS);
+                return What::Status(Status { buffer, ..status }, Some(kept));
             }
         };
         match self.settle(payload) {
             Payload::Packet(packet) => {
                 let kept = self.charge(from, Kept::packet(self.device.host_pool.packet_size()));
                 let buffer = Buffer::Packet(packet);
-                Entry::Status(Status { buffer, ..status }, Some(kept))
+                What::Status(Status { buffer, ..status }, Some(kept))
             }
             payload => self.charged_message(from, tag, payload),
         }
     }
 
-    fn charged_message(&self, from: Rank, tag: Tag, payload: Payload) -> Entry {
+    fn charged_message(&self, from: Rank, tag: Tag, payload: Payload) -> What {
         let kept = self.charge(from, self.inner.unexpected.kept(&payload));
-        Entry::Message { from, tag, payload, kept }
+        What::Message { from, tag, payload, kept }
     }
 
     fn charge(&self, from: Rank, kept: Kept) -> Kept {
@@ -433,9 +501,9 @@ impl Pass<'_> {
         if !self.device.is_waited_for(comp) {
             return Err(payload);
         }
-        let entry = self.charged_message(from, tag, self.settle(payload));
-        match self.device.wait_behind(comp, entry) {
-            Err(Entry::Message { payload, kept, .. }) => {
+        let what = self.charged_message(from, tag, self.settle(payload));
+        match self.device.wait_behind(Entry { comp: comp.clone(), what }) {
+            Err(Entry { what: What::Message { payload, kept, .. }, .. }) => {
                 self.inner.unexpected.release_delivery(kept);
                 Err(payload)
             }
@@ -457,7 +525,8 @@ impl Pass<'_> {
         }
         if self.takes_offer(from) {
             self.inner.waiting_offers.add(from);
-            self.add_undelivered(comp, Entry::Offer { from, tag, offer }, None, Place::Back);
+            let what = What::Offer { from, tag, offer };
+            self.add_undelivered(Entry { comp: comp.clone(), what }, None);
         }
         true
     }
@@ -472,8 +541,8 @@ impl Pass<'_> {
         why: Option<AllocError>,
     ) {
         let why = self.no_packet(why);
-        let entry = self.charged_message(from, tag, self.settle(payload));
-        self.add_undelivered(comp, entry, Some(why), Place::Back);
+        let what = self.charged_message(from, tag, self.settle(payload));
+        self.add_undelivered(Entry { comp: comp.clone(), what }, Some(why));
     }
 
     /// Tries again what could not be delivered, until each object refuses.
@@ -481,9 +550,9 @@ impl Pass<'_> {
     pub(super) fn retry_undelivered(&mut self) {
         self.end_broken();
         let mut at = 0;
-        while let Some((comp, entry)) = self.device.take_undelivered(&mut at) {
-            let kept = entry.kept();
-            let back = self.deliver_again(&comp, entry);
+        while let Some(entry) = self.device.take_undelivered(&mut at) {
+            let (comp, kept) = (entry.comp.clone(), entry.kept());
+            let back = self.deliver_again(entry);
             match &back {
                 None => {
                     self.moved = true;
@@ -491,8 +560,8 @@ impl Pass<'_> {
                         self.inner.unexpected.release_delivery(kept);
                     }
                 }
-                // One that was fetched at once, or whose sender has gone.
-                Some((fetched @ Entry::Fetch(..), _)) if fetched.is_ready() => {}
+                // Other senders' go on.
+                Some((Entry { what: What::Fetch(..), .. }, _)) => {}
                 Some(_) => at += 1,
             }
             let complaint = self.device.put_back(&comp, back);
@@ -518,11 +587,11 @@ impl Pass<'_> {
         let orphans: Vec<Queue> = undelivered.queues.extract_if(.., |queue| queue.is_orphaned()).collect();
         self.device.undelivered.set_count(undelivered.count());
         drop(undelivered);
-        for entry in orphans.iter().flat_map(|queue| &queue.entries) {
+        for entry in orphans.iter().flat_map(|queue| queue.entries.iter().chain(&queue.fetches)) {
             if let Some(kept) = entry.kept() {
                 self.inner.unexpected.release_delivery(kept);
             }
-            if let Entry::Offer { from, offer, .. } = entry {
+            if let What::Offer { from, offer, .. } = &entry.what {
                 self.inner.waiting_offers.sub(*from);
                 // As with one that was sent whole: the sender has done its part.
                 self.finish(*from, offer.token, Verdict::Done);
@@ -531,29 +600,36 @@ impl Pass<'_> {
     }
 
     /// Tries a delivery once more. Gives it back with the reason if it still has to wait.
-    fn deliver_again(&mut self, comp: &Arc<dyn Completion>, entry: Entry) -> Option<(Entry, Refusal)> {
-        let (status, kept) = match entry {
-            Entry::Status(status, kept) => (status, kept),
-            Entry::Message { from, tag, payload, kept } => match self.place_am(comp, (from, tag), payload) {
+    fn deliver_again(&mut self, entry: Entry) -> Option<(Entry, Refusal)> {
+        let Entry { comp, what } = entry;
+        let (status, kept) = match what {
+            What::Status(status, kept) => (status, kept),
+            What::Message { from, tag, payload, kept } => match self.place_am(&comp, (from, tag), payload) {
                 Ok(Some(status)) => (status, Some(kept)),
                 Ok(None) => return None,
                 Err((payload, why)) => {
                     let why = self.no_packet(why);
-                    return Some((Entry::Message { from, tag, payload, kept }, why));
+                    return Some((Entry { comp, what: What::Message { from, tag, payload, kept } }, why));
                 }
             },
-            Entry::Offer { from, tag, offer } => {
+            // What stands in the line came before it.
+            What::Offer { .. } if self.device.has_in_line(&comp) => {
+                return Some((Entry { comp, what }, Refusal::UnderWay));
+            }
+            What::Offer { from, tag, offer } => {
                 self.inner.waiting_offers.sub(from);
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
-                self.fetch_am(comp, target, (from, tag), offer);
-                return Some((Entry::Fetch(fetch, from), Refusal::UnderWay));
+                self.fetch_am(&comp, target, (from, tag), offer);
+                return Some((Entry { comp, what: What::Fetch(fetch, from) }, Refusal::UnderWay));
             }
-            Entry::Fetch(fetch, _) => (fetch.take()?, None),
+            What::Fetch(fetch, _) => (fetch.take()?, None),
         };
-        match signal(Some(comp), status) {
+        match signal(Some(&comp), status) {
             Ok(()) => None,
-            Err(SignalError::Full(_, status)) => Some((Entry::Status(*status, kept), Refusal::Full)),
+            Err(SignalError::Full(_, status)) => {
+                Some((Entry { comp, what: What::Status(*status, kept) }, Refusal::Full))
+            }
             Err(SignalError::Panicked(error)) => {
                 self.complain(error);
                 None
@@ -577,8 +653,25 @@ impl Pass<'_> {
             };
         }
         let size = payload.len();
-        let buffer = self.buffer_for(comp, payload).map_err(|payload| (payload, None))?;
-        Ok(Some(arrival(from, tag, size, buffer)))
+        let buffer = self.buffer_for(comp, payload).or_else(|payload| match self.spare_a_packet() {
+            true => self.buffer_for(comp, payload),
+            false => Err(payload),
+        });
+        Ok(Some(arrival(from, tag, size, buffer.map_err(|payload| (payload, None))?)))
+    }
+
+    /// Frees a packet in which a message waits, the last of its queue: its bytes wait in memory of their own.
+    /// Returns `false` if there is none.
+    fn spare_a_packet(&self) -> bool {
+        let mut undelivered = self.device.undelivered.lock();
+        let mut entries = undelivered.queues.iter_mut().flat_map(|queue| queue.entries.iter_mut().rev());
+        let Some((before, now)) = entries.find_map(|entry| entry.leave_packet(&self.inner.unexpected)) else {
+            return false;
+        };
+        self.inner.unexpected.release_delivery(before);
+        // Its sender was told to hold when it came, if it had to be.
+        self.inner.unexpected.charge_delivery(now);
+        true
     }
 
     fn complain_of(&mut self, comp: &Arc<dyn Completion>, complaint: Option<(Refusal, usize)>) {

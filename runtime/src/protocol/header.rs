@@ -11,7 +11,7 @@
 //! Tags and completions travel at full width on every path (LCI has 16 and 15 bits for them on its fast
 //! one). Whatever a peer sends is checked here, once.
 
-use crate::matching::Matching;
+use crate::matching::{Engines, Matching};
 use crate::names::{RemoteComp, Tag};
 use carrack_transports::contract::Header;
 
@@ -153,6 +153,15 @@ impl Message {
     /// Whether it is about a message that is under way already, or about memory: no message of the user's.
     pub(crate) fn is_bulk(self) -> bool {
         !matches!(self, Self::Am { .. } | Self::Send { .. } | Self::OfferAm { .. } | Self::OfferSend { .. })
+    }
+
+    /// Returns `true` if it is what a collective sends, whole or offered.
+    pub(crate) fn is_collective(self) -> bool {
+        matches!(
+            self,
+            Self::Send { engine: Engines::COLLECTIVE, .. }
+                | Self::OfferSend { engine: Engines::COLLECTIVE, .. }
+        )
     }
 
     /// The group and the number of a note.
