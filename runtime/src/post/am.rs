@@ -46,16 +46,10 @@ impl Post<'_, Am<'_>> {
     #[inline]
     fn call_am(&mut self) -> Result<Outcome, PostError> {
         let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
-        let deaf = &self.device_inner().deaf;
-        if !deaf.has_to_listen()
-            && let Some(outcome) = transmit_short(self, self.kind.sending.borrowed(), header)
-        {
-            if let Outcome::Done(status) = &outcome {
-                deaf.sent(status.size);
-            }
-            return Ok(outcome);
+        match transmit_short(self, self.kind.sending.borrowed(), header) {
+            Some(outcome) => Ok(outcome),
+            None => self.call_in_full(header),
         }
-        self.call_in_full(header)
     }
 
     #[inline(never)]

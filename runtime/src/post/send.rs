@@ -48,16 +48,10 @@ impl Post<'_, Send<'_>> {
         }
         let engine = engine.map_or(Engines::DEFAULT, MatchingEngine::index);
         let header = Message::Send { engine, policy, tag: self.tag }.encode();
-        let deaf = &self.device_inner().deaf;
-        if !deaf.has_to_listen()
-            && let Some(outcome) = transmit_short(self, self.kind.sending.borrowed(), header)
-        {
-            if let Outcome::Done(status) = &outcome {
-                deaf.sent(status.size);
-            }
-            return Ok(outcome);
+        match transmit_short(self, self.kind.sending.borrowed(), header) {
+            Some(outcome) => Ok(outcome),
+            None => self.call_in_full(header),
         }
-        self.call_in_full(header)
     }
 
     #[inline(never)]

@@ -102,6 +102,9 @@ pub(super) fn transmit_short<K>(
     if bytes.len() > linked.caps.am_inline || !route.is_clear() || device.is_closed() {
         return None;
     }
+    if device.deaf.has_to_listen() {
+        return None;
+    }
     let [first, second] = header.0;
     let answer = match post.allow.has_more() {
         false => linked.link.am_short((first, second), bytes),
@@ -110,6 +113,7 @@ pub(super) fn transmit_short<K>(
     match answer {
         Short::Done => {
             post.allow.spend();
+            post.device_inner().deaf.sent(bytes.len());
             let (rank, tag, user_context) = (post.rank, post.tag, post.user_context);
             let buffer = Buffer::Empty;
             Some(Outcome::Done(Status { rank, tag, size: bytes.len(), user_context, buffer, error: None }))
