@@ -23,7 +23,7 @@ use crate::progress::Pass;
 use crate::protocol::header::{Message, Room};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{Buffer, SmallBytes};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a message takes in the matching table, beside its payload.
 const ENTRY: usize = 128;
@@ -177,6 +177,8 @@ impl Holds {
 /// How much a device has sent to be matched since it last listened.
 pub(crate) struct Deaf {
     bytes: AtomicU32,
+    /// A peer has said that it takes no notifications; it may take some again.
+    was_refused: AtomicBool,
     /// Its share of half of the budget, which the ranks of a job have in common.
     limit: u32,
 }
@@ -185,7 +187,7 @@ impl Deaf {
     pub(crate) fn new(budget: usize, ranks: u32) -> Self {
         let share = budget / 2 / ranks.saturating_sub(1).max(1) as usize;
         let limit = share.clamp(LEAST, MOST) as u32;
-        Self { bytes: AtomicU32::new(0), limit }
+        Self { bytes: AtomicU32::new(0), was_refused: AtomicBool::new(false), limit }
     }
 
     #[inline(always)]
@@ -199,6 +201,12 @@ impl Deaf {
     #[inline(always)]
     pub(crate) fn has_to_listen(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > self.limit
+    }
+
+    /// Returns `true` if a peer takes no notifications, or has taken none for a while.
+    #[inline(always)]
+    pub(crate) fn was_refused(&self) -> bool {
+        self.was_refused.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
@@ -236,6 +244,9 @@ impl Pass<'_> {
     pub(crate) fn hold(&self, from: Rank, room: Room, turn: u64) {
         if let Some(route) = self.device.route(from) {
             route.hold(room, turn);
+            if room == Room::OffersOnly {
+                self.device.deaf.was_refused.store(true, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -192,9 +192,16 @@ impl<K> Post<'_, K> {
 
     /// Returns `true` if an operation that notifies the owner is to be tried later: the owner keeps too many
     /// notifications, or this rank has not listened for long.
+    #[inline(always)]
     pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
+        let deaf = &self.device_inner().deaf;
+        signal.is_some() && (deaf.has_to_listen() || deaf.was_refused()) && self.has_to_wait_to_notify()
+    }
+
+    #[cold]
+    fn has_to_wait_to_notify(&self) -> bool {
         // What may not be tried again goes, and waits at the owner.
-        if signal.is_none() || (!self.allow.retry() && self.allow.posted()) {
+        if !self.allow.retry() && self.allow.posted() {
             return false;
         }
         let device = self.device_inner();

@@ -325,8 +325,14 @@ impl DeviceInner {
     }
 
     /// Returns `true` if deliveries wait for this object.
+    #[inline(always)]
     fn is_waited_for(&self, comp: &Arc<dyn Completion>) -> bool {
-        !self.undelivered.is_empty() && self.undelivered.lock().queue(comp).is_some()
+        !self.undelivered.is_empty() && self.has_queue_of(comp)
+    }
+
+    #[cold]
+    fn has_queue_of(&self, comp: &Arc<dyn Completion>) -> bool {
+        self.undelivered.lock().queue(comp).is_some()
     }
 
     /// Takes out the next entry that can be tried, from the queue `at` on.
@@ -392,24 +398,37 @@ impl Pass<'_> {
         self.tell_or_keep(Some(comp), status, About::Whole);
     }
 
-    #[inline]
+    #[inline(always)]
     fn tell_or_keep(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status, about: About) {
-        if let Some(OpError::PeerDown { rank, cause }) = status.error.as_deref()
-            && let Some(route) = self.device.route(*rank)
-        {
-            route.tell_down(cause);
+        if let Some(error) = &status.error {
+            self.note_end_of_peer(error);
         }
         if let Some(comp) = comp
             && self.device.is_waited_for(comp)
         {
-            let what = self.charged(status, about);
-            return self.add_undelivered(Entry { comp: comp.clone(), what }, None);
+            return self.keep_behind(comp, status, about);
         }
         match signal(comp, status) {
             Ok(()) => {}
             Err(SignalError::Full(comp, status)) => self.keep_refused(&comp, *status, about),
             Err(SignalError::Panicked(error)) => self.complain(error),
         }
+    }
+
+    #[cold]
+    fn note_end_of_peer(&self, error: &OpError) {
+        if let OpError::PeerDown { rank, cause } = error
+            && let Some(route) = self.device.route(*rank)
+        {
+            route.tell_down(cause);
+        }
+    }
+
+    /// Keeps a status behind those that wait for the same object.
+    #[cold]
+    fn keep_behind(&mut self, comp: &Arc<dyn Completion>, status: Status, about: About) {
+        let what = self.charged(status, about);
+        self.add_undelivered(Entry { comp: comp.clone(), what }, None);
     }
 
     /// Tells a completion object of a message that has left the line, where it was in front of those that still
