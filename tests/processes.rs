@@ -6,8 +6,8 @@ use carrack::bootstrap::Bootstrap;
 use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status,
-    Synchronizer, Tag,
+    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank, Rmr, Runtime,
+    Status, Synchronizer, Tag,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -299,15 +299,17 @@ fn gather_killed(me: &Me) {
         let waits = SENT as usize + 1 - inbox.capacity();
         until_with_errors(&me.ranks, || me.runtime.pending().deferred == waits);
         me.says("all are here");
-        until_with_errors(&me.ranks, || me.runtime.peer_down(VICTIM).is_some());
+        until_with_errors(&me.ranks, || matches!(me.runtime.peer_state(VICTIM), PeerState::Down(_)));
         let mut next = 0;
         until_with_errors(&me.ranks, || {
+            let is_gone = me.runtime.peer_down(VICTIM).is_some();
             for status in std::iter::from_fn(|| inbox.pop()) {
                 assert_eq!((status.tag, status.bytes().unwrap()), (Tag(next), &pattern(next, 100)[..]));
                 next += 1;
             }
-            next == SENT && me.runtime.pending().deferred == 0
+            is_gone
         });
+        assert_eq!((next, me.runtime.pending().deferred), (SENT, 0), "its end is told behind its messages");
     }
     me.others_go_on();
 }

@@ -192,11 +192,8 @@ impl DeviceInner {
         let mut lanes = Vec::new();
         let mut refused = Vec::new();
         for (transport, domain) in runtime.domains.iter().filter(|(_, domain)| domain.carries_messages()) {
-            // A transport that cannot receive into the pool's memory gets host packets; progress then
-            // lands what came in.
-            let direct = pool.kind().is_host() || domain.caps().am_to_device;
-            let packets = if direct { pool.clone() } else { host_pool.clone() };
-            match domain.device(Arc::new(packets)) {
+            // Transports receive into host packets. Progress copies messages for packets on a GPU there.
+            match domain.device(Arc::new(host_pool.clone())) {
                 Ok(device) => lanes.push(Lane { transport, caps: domain.caps().clone(), device }),
                 Err(why) => {
                     tracing::warn!(%why, "the job goes on without it");

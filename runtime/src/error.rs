@@ -43,16 +43,6 @@ pub enum PostError {
         /// The highest there is.
         last: u32,
     },
-    /// The message is longer than an eager message can be.
-    #[error(
-        "a message of {len} bytes is longer than the {max} that fit into a packet: send it in pieces, or raise CARRACK_PACKET_SIZE (at most 64KiB) on all ranks; longer messages come with rendezvous"
-    )]
-    TooLong {
-        /// Bytes of the message.
-        len: usize,
-        /// Bytes that fit.
-        max: usize,
-    },
     /// Tag or rank cannot be a wildcard here.
     #[error(
         "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from any, and its value is reserved"

@@ -198,10 +198,10 @@ impl Bulk {
     }
 
     /// Returns `true` if a message may be offered. Messages that are offered only because their receiver keeps too
-    /// many (`is_held`) may take half of the places: large ones, and other peers, need some, too. What a collective
-    /// sends takes none: members wait for it before they take anything else.
+    /// many (`is_held`) leave an eighth of the places to large ones and to other peers. What a collective sends needs
+    /// no place: members wait for it before they take anything else.
     pub(crate) fn may_offer(&self, header: Header, is_held: bool) -> bool {
-        let limit = if is_held { self.limit.div_ceil(2) } else { self.limit };
+        let limit = if is_held { self.limit - self.limit / 8 } else { self.limit };
         self.under_way() < limit || Message::decode(header).is_ok_and(Message::is_collective)
     }
 

@@ -328,7 +328,7 @@ pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostErr
 fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
     let rank = out.rank;
     match error {
-        SubmitError::TooLong { len, max } => PostError::TooLong { len, max },
+        SubmitError::TooLong { len, max } => PostError::Memory(CopyError::TooLong { len, room: max }),
         SubmitError::Kind(kind) => {
             PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
         }

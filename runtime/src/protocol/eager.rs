@@ -43,15 +43,8 @@ mod tests {
     use super::*;
     use carrack_transports::mem::GpuUuid;
 
-    const CAPS: Caps = Caps {
-        am_inline: 40,
-        am_copied: 1000,
-        am_owned: 1000,
-        am_from_device: true,
-        am_to_device: false,
-        remote_memory: false,
-        orders_on_events: false,
-    };
+    const CAPS: Caps =
+        Caps { am_inline: 40, am_copied: 1000, am_owned: 1000, am_from_device: true, remote_memory: false };
 
     #[test]
     fn host_memory_is_copied_and_device_memory_never_is() {

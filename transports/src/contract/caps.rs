@@ -13,12 +13,8 @@ pub struct Caps {
     pub am_owned: usize,
     /// Whether `AmOwned` takes buffers on a GPU. Others are staged through a host packet by the runtime.
     pub am_from_device: bool,
-    /// Whether arrivals can be put into packets on a GPU. Where not, the runtime lands them there.
-    pub am_to_device: bool,
     /// Whether links write to and read from peers' memory by themselves ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
-    /// Whether a link can itself hold back an operation until a GPU's event has fired.
-    pub orders_on_events: bool,
 }
 
 impl Caps {

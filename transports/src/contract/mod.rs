@@ -32,8 +32,7 @@
 //! answered, operations are [`Busy::Connecting`]; polling moves it on. Links are one-way: each side makes
 //! its own on first use, so there is no crossing of connects to be resolved.
 //!
-//! **Ordering on events.** An operation that must wait for a GPU's event is given to a link only if
-//! [`Caps::orders_on_events`] says that it can wait; for others the runtime parks it until the event fires.
+//! **Ordering on events.** A link never waits for a GPU: the runtime parks an operation until its event has fired.
 //!
 //! **Hostile peers.** Whatever a peer wrote is checked before it is used. What cannot be right ends the
 //! link with [`Event::PeerDown`] and [`DownCause::Protocol`]; other links go on.

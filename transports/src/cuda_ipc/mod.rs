@@ -49,15 +49,8 @@ pub struct CudaIpc {
 impl CudaIpc {
     /// For the devices of these drivers. Asks none of them for anything before there is memory of theirs.
     pub fn new(drivers: Vec<Arc<dyn Driver>>) -> Self {
-        let caps = Caps {
-            am_inline: 0,
-            am_copied: 0,
-            am_owned: 0,
-            am_from_device: false,
-            am_to_device: false,
-            remote_memory: false,
-            orders_on_events: false,
-        };
+        let caps =
+            Caps { am_inline: 0, am_copied: 0, am_owned: 0, am_from_device: false, remote_memory: false };
         Self { exports: Exports::default(), imports: Imports::of(drivers), caps }
     }
 }

@@ -65,9 +65,7 @@ impl Loopback {
             am_copied: self.max_message,
             am_owned: self.max_message,
             am_from_device: true,
-            am_to_device: false,
             remote_memory: false,
-            orders_on_events: false,
         };
         LoopbackDomain { caps, identity }
     }

@@ -88,9 +88,7 @@ impl Transport for Shm {
             am_copied: chunk.max(MAX_PAYLOAD),
             am_owned: 0,
             am_from_device: false,
-            am_to_device: false,
             remote_memory: false,
-            orders_on_events: false,
         };
         Ok(Arc::new(ShmDomain { geometry: self.geometry, identity, caps }))
     }

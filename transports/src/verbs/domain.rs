@@ -162,9 +162,7 @@ impl RdmaDomain {
             am_copied: options.packet_size,
             am_owned: 0,
             am_from_device: false,
-            am_to_device: false,
             remote_memory: true,
-            orders_on_events: false,
         };
         Ok(Self { shared: Arc::new(shared), rails, caps })
     }
