@@ -8,6 +8,13 @@
 //! it, senders are told to hold (`peer::hold`): their messages then come as offers, which wait here
 //! without their bytes and are fetched one at a time when their turn has come.
 
+mod entry;
+mod queue;
+
+pub(super) use entry::About;
+use entry::{Entry, Fetch, Refusal, What};
+use queue::{Queue, object_of};
+
 use super::InLine;
 use super::line::Lined;
 use super::signal::{SignalError, signal};
@@ -17,13 +24,11 @@ use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
-use crate::peer::hold::{Kept, Unexpected};
+use crate::peer::hold::Kept;
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Payload};
-use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{AllocError, Buffer, MemMut, MemRef, PacketSource};
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use carrack_transports::mem::{AllocError, Buffer, PacketSource};
+use std::sync::Arc;
 
 /// What a device could not deliver so far.
 #[derive(Default)]
@@ -31,205 +36,6 @@ pub(crate) struct Undelivered {
     queues: Vec<Queue>,
     /// Peers that have broken the protocol, and whose operations progress has to end.
     broken: Vec<(Rank, DownCause)>,
-}
-
-/// What waits for one completion object of the user's.
-struct Queue {
-    object: Arc<dyn Completion>,
-    /// Oldest first.
-    entries: VecDeque<Entry>,
-    /// Messages that are fetched, one of a sender. Those that came from it later wait for that.
-    fetches: Vec<Entry>,
-    /// Entries at the front that wait for fetches.
-    held_up: usize,
-    /// A thread is delivering an entry, without the lock: others leave the queue alone.
-    is_out: bool,
-    /// Reasons that the user was told of. They are told once for as long as the queue is not empty.
-    told: Told,
-}
-
-#[derive(Default)]
-struct Told {
-    full: bool,
-    no_packet: bool,
-}
-
-/// A delivery that waits.
-struct Entry {
-    /// Whom to tell: the queue's object, or one that passes statuses on to it.
-    comp: Arc<dyn Completion>,
-    what: What,
-}
-
-enum What {
-    /// The end of an operation, or what a peer has sent; and what it is charged with.
-    Status(Status, Option<Kept>),
-    /// An active message that still needs a packet.
-    Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },
-    /// The offer of an active message. Its bytes are with the sender.
-    Offer { from: Rank, tag: Tag, offer: Offer },
-    /// An offered message that is being fetched.
-    Fetch(Arc<Fetch>, Rank),
-}
-
-/// Stands for a completion object while an offered message is fetched for it, and keeps its status.
-#[derive(Default)]
-struct Fetch(Mutex<Option<Status>>);
-
-impl Fetch {
-    fn take(&self) -> Option<Status> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-impl Completion for Fetch {
-    fn signal(&self, status: Status) -> Result<(), Status> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
-        Ok(())
-    }
-
-    fn describe(&self) -> String {
-        "a message that is fetched".into()
-    }
-}
-
-/// What a status is about.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum About {
-    /// An operation of this rank's.
-    Operation,
-    /// A message or a notification of a peer's, whose bytes are in the buffer that they were fetched or written to.
-    Arrival,
-    /// An active message that came whole.
-    Whole,
-}
-
-/// Why a delivery has to wait.
-enum Refusal {
-    /// The completion object has no room.
-    Full,
-    /// No packet is left, or there is no memory for one.
-    Packet(Option<AllocError>),
-    /// It is under way, on an engine or on a link.
-    UnderWay,
-}
-
-impl Entry {
-    /// Returns `true` if it can be tried.
-    fn is_ready(&self) -> bool {
-        match &self.what {
-            // Nobody but this entry has it any more: it has its status, or the sender has gone.
-            What::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
-            What::Status(..) | What::Message { .. } | What::Offer { .. } => true,
-        }
-    }
-
-    /// What it is charged with.
-    fn kept(&self) -> Option<Kept> {
-        match self.what {
-            What::Status(_, kept) => kept,
-            What::Message { kept, .. } => Some(kept),
-            What::Offer { .. } | What::Fetch(..) => None,
-        }
-    }
-
-    /// The rank that has sent it, or that the operation was with.
-    fn rank(&self) -> Rank {
-        match &self.what {
-            What::Status(status, _) => status.rank,
-            What::Message { from, .. } | What::Offer { from, .. } | What::Fetch(_, from) => *from,
-        }
-    }
-
-    /// Moves the bytes of a message that came whole out of its packet, which is free then. Returns what it was charged
-    /// with, and what it is to be charged with; `None` if it has no packet.
-    fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
-        let before = self.kept().filter(|kept| kept.is_packet())?;
-        let (from, tag, bytes) = match &self.what {
-            What::Message { from, tag, payload, .. } => (*from, *tag, host_copy(payload.view())?),
-            What::Status(status, _) => (status.rank, status.tag, host_copy(status.buffer.view())?),
-            What::Offer { .. } | What::Fetch(..) => return None,
-        };
-        let payload = Payload::Aside(bytes);
-        let kept = unexpected.kept(&payload);
-        self.what = What::Message { from, tag, payload, kept };
-        Some((before, kept))
-    }
-}
-
-fn host_copy(bytes: MemRef<'_>) -> Option<Vec<u8>> {
-    let mut copy = vec![0; bytes.len()];
-    copy_now(MemMut::host(&mut copy), bytes).is_ok().then_some(copy)
-}
-
-/// The object of the user's that a completion object passes statuses on to: itself, most of the time.
-fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
-    let mut object = comp;
-    while let Some(next) = object.passes_on_to() {
-        object = next;
-    }
-    object
-}
-
-impl Queue {
-    fn of(object: Arc<dyn Completion>) -> Self {
-        let (entries, fetches, told) = (VecDeque::new(), Vec::new(), Told::default());
-        Self { object, entries, fetches, held_up: 0, is_out: false, told }
-    }
-
-    /// Returns `true` if nobody can make room any more.
-    fn is_orphaned(&self) -> bool {
-        !self.is_out && self.object.is_abandoned()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.fetches.is_empty()
-    }
-
-    /// Takes out the first entry that can be tried. A message that is fetched holds up those of its sender only.
-    fn take(&mut self) -> Option<Entry> {
-        if let Some(at) = self.fetches.iter().position(Entry::is_ready) {
-            self.held_up = 0;
-            return Some(self.fetches.swap_remove(at));
-        }
-        let is_held_up = |entry: &Entry| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
-        let next = self.entries.range(self.held_up..).position(|entry| !is_held_up(entry));
-        self.held_up = next.map_or(self.entries.len(), |next| self.held_up + next);
-        self.entries.remove(self.held_up)
-    }
-
-    /// Puts back what was taken out.
-    fn put_back(&mut self, entry: Entry) {
-        match &entry.what {
-            What::Fetch(..) => self.fetches.push(entry),
-            // What has got a packet meanwhile goes first: it may have the one that this message waits for.
-            What::Message { .. } => self.insert_placed(entry),
-            What::Status(..) | What::Offer { .. } => {
-                self.held_up = 0;
-                self.entries.push_front(entry);
-            }
-        }
-    }
-
-    /// Inserts an entry behind those at the front that have a packet, or need none.
-    fn insert_placed(&mut self, entry: Entry) {
-        let unplaced = self.entries.iter().position(|entry| !matches!(entry.what, What::Status(..)));
-        self.held_up = 0;
-        self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
-    }
-
-    /// The reason to complain of, with the number of deliveries that wait: the first time for as long as the
-    /// queue is not empty, and not if nobody can do anything about it.
-    fn complaint(&mut self, why: Refusal) -> Option<(Refusal, usize)> {
-        let told = match why {
-            Refusal::Full if self.object.is_abandoned() => return None,
-            Refusal::Full => &mut self.told.full,
-            Refusal::Packet(_) => &mut self.told.no_packet,
-            Refusal::UnderWay => return None,
-        };
-        let waiting = self.entries.len() + self.fetches.len();
-        (!std::mem::replace(told, true)).then_some((why, waiting))
-    }
 }
 
 impl Undelivered {

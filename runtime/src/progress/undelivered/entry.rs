@@ -1,0 +1,118 @@
+//! Deliveries that wait, one by one.
+
+use crate::bulk::wire::Offer;
+use crate::comp::{Completion, Status};
+use crate::names::{Rank, Tag};
+use crate::peer::hold::{Kept, Unexpected};
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::copy::copy_now;
+use carrack_transports::mem::{AllocError, MemMut, MemRef};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A delivery that waits.
+pub(super) struct Entry {
+    /// Whom to tell: the queue's object, or one that passes statuses on to it.
+    pub(super) comp: Arc<dyn Completion>,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// The end of an operation, or what a peer has sent; and what it is charged with.
+    Status(Status, Option<Kept>),
+    /// An active message that still needs a packet.
+    Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },
+    /// The offer of an active message. Its bytes are with the sender.
+    Offer { from: Rank, tag: Tag, offer: Offer },
+    /// An offered message that is being fetched.
+    Fetch(Arc<Fetch>, Rank),
+}
+
+/// Stands for a completion object while an offered message is fetched for it, and keeps its status.
+#[derive(Default)]
+pub(super) struct Fetch(Mutex<Option<Status>>);
+
+impl Fetch {
+    pub(super) fn take(&self) -> Option<Status> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Completion for Fetch {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "a message that is fetched".into()
+    }
+}
+
+/// What a status is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::progress) enum About {
+    /// An operation of this rank's.
+    Operation,
+    /// A message or a notification of a peer's, whose bytes are in the buffer that they were fetched or written to.
+    Arrival,
+    /// An active message that came whole.
+    Whole,
+}
+
+/// Why a delivery has to wait.
+pub(super) enum Refusal {
+    /// The completion object has no room.
+    Full,
+    /// No packet is left, or there is no memory for one.
+    Packet(Option<AllocError>),
+    /// It is under way, on an engine or on a link.
+    UnderWay,
+}
+
+impl Entry {
+    /// Returns `true` if it can be tried.
+    pub(super) fn is_ready(&self) -> bool {
+        match &self.what {
+            // Nobody but this entry has it any more: it has its status, or the sender has gone.
+            What::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
+            What::Status(..) | What::Message { .. } | What::Offer { .. } => true,
+        }
+    }
+
+    /// What it is charged with.
+    pub(super) fn kept(&self) -> Option<Kept> {
+        match self.what {
+            What::Status(_, kept) => kept,
+            What::Message { kept, .. } => Some(kept),
+            What::Offer { .. } | What::Fetch(..) => None,
+        }
+    }
+
+    /// The rank that has sent it, or that the operation was with.
+    pub(super) fn rank(&self) -> Rank {
+        match &self.what {
+            What::Status(status, _) => status.rank,
+            What::Message { from, .. } | What::Offer { from, .. } | What::Fetch(_, from) => *from,
+        }
+    }
+
+    /// Moves the bytes of a message that came whole out of its packet, which is free then. Returns what it was charged
+    /// with, and what it is to be charged with; `None` if it has no packet.
+    pub(super) fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
+        let before = self.kept().filter(|kept| kept.is_packet())?;
+        let (from, tag, bytes) = match &self.what {
+            What::Message { from, tag, payload, .. } => (*from, *tag, host_copy(payload.view())?),
+            What::Status(status, _) => (status.rank, status.tag, host_copy(status.buffer.view())?),
+            What::Offer { .. } | What::Fetch(..) => return None,
+        };
+        let payload = Payload::Aside(bytes);
+        let kept = unexpected.kept(&payload);
+        self.what = What::Message { from, tag, payload, kept };
+        Some((before, kept))
+    }
+}
+
+fn host_copy(bytes: MemRef<'_>) -> Option<Vec<u8>> {
+    let mut copy = vec![0; bytes.len()];
+    copy_now(MemMut::host(&mut copy), bytes).is_ok().then_some(copy)
+}

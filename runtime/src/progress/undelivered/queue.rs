@@ -1,0 +1,97 @@
+//! What waits for one completion object.
+
+use super::entry::{Entry, Refusal, What};
+use crate::comp::Completion;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What waits for one completion object of the user's.
+pub(super) struct Queue {
+    pub(super) object: Arc<dyn Completion>,
+    /// Oldest first.
+    pub(super) entries: VecDeque<Entry>,
+    /// Messages that are fetched, one of a sender. Those that came from it later wait for that.
+    pub(super) fetches: Vec<Entry>,
+    /// Entries at the front that wait for fetches.
+    held_up: usize,
+    /// A thread is delivering an entry, without the lock: others leave the queue alone.
+    pub(super) is_out: bool,
+    /// Reasons that the user was told of. They are told once for as long as the queue is not empty.
+    told: Told,
+}
+
+#[derive(Default)]
+struct Told {
+    full: bool,
+    no_packet: bool,
+}
+
+/// The object of the user's that a completion object passes statuses on to: itself, most of the time.
+pub(super) fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
+    let mut object = comp;
+    while let Some(next) = object.passes_on_to() {
+        object = next;
+    }
+    object
+}
+
+impl Queue {
+    pub(super) fn of(object: Arc<dyn Completion>) -> Self {
+        let (entries, fetches, told) = (VecDeque::new(), Vec::new(), Told::default());
+        Self { object, entries, fetches, held_up: 0, is_out: false, told }
+    }
+
+    /// Returns `true` if nobody can make room any more.
+    pub(super) fn is_orphaned(&self) -> bool {
+        !self.is_out && self.object.is_abandoned()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.fetches.is_empty()
+    }
+
+    /// Takes out the first entry that can be tried. A message that is fetched holds up those of its sender only.
+    pub(super) fn take(&mut self) -> Option<Entry> {
+        if let Some(at) = self.fetches.iter().position(Entry::is_ready) {
+            self.held_up = 0;
+            return Some(self.fetches.swap_remove(at));
+        }
+        let is_held_up = |entry: &Entry| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
+        let next = self.entries.range(self.held_up..).position(|entry| !is_held_up(entry));
+        self.held_up = next.map_or(self.entries.len(), |next| self.held_up + next);
+        self.entries.remove(self.held_up)
+    }
+
+    /// Puts back what was taken out.
+    pub(super) fn put_back(&mut self, entry: Entry) {
+        match &entry.what {
+            What::Fetch(..) => self.fetches.push(entry),
+            // What has got a packet meanwhile goes first: it may have the one that this message waits for.
+            What::Message { .. } => self.insert_placed(entry),
+            What::Status(..) | What::Offer { .. } => {
+                self.held_up = 0;
+                self.entries.push_front(entry);
+            }
+        }
+    }
+
+    /// Inserts an entry behind those at the front that have a packet, or need none.
+    pub(super) fn insert_placed(&mut self, entry: Entry) {
+        let unplaced = self.entries.iter().position(|entry| !matches!(entry.what, What::Status(..)));
+        self.held_up = 0;
+        self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
+    }
+
+    /// The reason to complain of, with the number of deliveries that wait: the first time for as long as the
+    /// queue is not empty, and not if nobody can do anything about it.
+    pub(super) fn complaint(&mut self, why: Refusal) -> Option<(Refusal, usize)> {
+        let told = match why {
+            Refusal::Full if self.object.is_abandoned() => return None,
+            Refusal::Full => &mut self.told.full,
+            Refusal::Packet(_) => &mut self.told.no_packet,
+            Refusal::UnderWay => return None,
+        };
+        let waiting = self.entries.len() + self.fetches.len();
+        (!std::mem::replace(told, true)).then_some((why, waiting))
+    }
+}
