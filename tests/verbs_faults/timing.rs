@@ -73,21 +73,6 @@ fn what_is_written_to_gpus_late_is_nothing_to_messages_of_the_host() {
 }
 
 #[test]
-fn lost_and_doubled_datagrams_are_nothing_to_a_transport_that_sends_none() {
-    let _watchdog = Watchdog::over("datagrams");
-    use carrack::transports::verbs::simulated::Which;
-    let mut ground = Ground::new();
-    for side in &ground.sides {
-        side.faults().drop_datagrams(Which::All);
-        side.faults().duplicate_datagrams(Which::All);
-    }
-    ground.all_go_on(50);
-    ground.let_go(0, 1);
-    ground.connect_again(0, 1);
-    ground.all_go_on(50);
-}
-
-#[test]
 fn a_port_that_goes_down_ends_its_connections_and_is_named_and_they_can_be_made_again() {
     let _watchdog = Watchdog::over("a port goes down");
     let mut ground = Ground::new();

@@ -11,8 +11,8 @@ use carrack::transports::verbs::sys::bindings::{
     self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
 };
 use carrack::transports::verbs::sys::{
-    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairKind,
-    QueuePairSpec, SharedReceiveQueue,
+    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairSpec,
+    SharedReceiveQueue,
 };
 use carrack::transports::verbs::wire::{End, Message, Nonce, proof};
 use std::sync::Arc;
@@ -76,7 +76,6 @@ impl Attacker {
         let queue = CompletionQueue::create(&context, 1024, None).unwrap();
         let receives = SharedReceiveQueue::create(&domain, 16, 1).unwrap();
         let spec = QueuePairSpec {
-            kind: QueuePairKind::Reliable,
             send_cq: &queue,
             recv_cq: &queue,
             srq: Some(&receives),

@@ -10,8 +10,7 @@ use super::sys::bindings::{
     ibv_gid, ibv_global_route, ibv_qp_attr,
 };
 use super::sys::{
-    CompletionQueue, ProtectionDomain, QueuePair, QueuePairKind, QueuePairSpec, SharedReceiveQueue,
-    VerbsError,
+    CompletionQueue, ProtectionDomain, QueuePair, QueuePairSpec, SharedReceiveQueue, VerbsError,
 };
 use super::wire::End;
 use std::sync::Arc;
@@ -57,7 +56,6 @@ pub(super) fn create(
     let mut inline = INLINE;
     let made = loop {
         let spec = QueuePairSpec {
-            kind: QueuePairKind::Reliable,
             send_cq: queue,
             recv_cq: queue,
             srq: Some(receives),

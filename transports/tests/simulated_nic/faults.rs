@@ -4,8 +4,7 @@ use crate::verbs::*;
 use carrack_transports::verbs::simulated::{Call, Config, Faults, Visibility, Which};
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{
-    AddressHandle, CompletionChannel, CompletionQueue, Context, ProtectionDomain, QueuePairKind,
-    SharedReceiveQueue,
+    CompletionChannel, CompletionQueue, Context, ProtectionDomain, SharedReceiveQueue,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +15,6 @@ fn bench() -> Bench {
 
 fn faults(bench: &Bench) -> &Arc<Faults> {
     bench.nic().faults()
-}
-
-fn datagrams() -> Options {
-    Options { kind: QueuePairKind::Datagram, ..Options::default() }
 }
 
 /// The number of the error that a call fails with.
@@ -57,9 +52,6 @@ fn each_call_fails_with_the_errno_that_was_ordered_and_works_again() {
     asked(Call::CreateSrq, libc::EPERM, &|| errno(SharedReceiveQueue::create(&node.domain, 1, 1)));
     asked(Call::CreateQp, libc::EAGAIN, &|| errno(node.queue_pair_with(&Options::default(), None, &node.cq)));
     asked(Call::QueryQp, libc::EIO, &|| errno(qp.state()));
-    asked(Call::CreateAh, libc::ETIMEDOUT, &|| {
-        errno(AddressHandle::create(&node.domain, &mut node.route_to(&bench.b)))
-    });
     asked(Call::ModifyQp, libc::ETIMEDOUT, &|| {
         let mut attr = ibv::ibv_qp_attr { min_rnr_timer: 3, ..ibv::ibv_qp_attr::default() };
         errno(qp.modify(&mut attr, ibv::IBV_QP_MIN_RNR_TIMER))
@@ -288,27 +280,6 @@ fn a_late_write_to_memory_that_is_gone_goes_nowhere() {
     drop(gone);
     Request::read(&[a.whole()], b.remote(0)).post(&qa);
     bench.a.success();
-}
-
-#[test]
-fn datagrams_are_dropped_and_doubled_to_order() {
-    let bench = bench();
-    let (qa, qb) = bench.connect(&datagrams());
-    let (a, b) = (bench.a.buffer(1), bench.b.buffer(64));
-    let address = bench.a.address_of(&bench.b);
-    (0..4).for_each(|id| post_receive(&qb, id, &[b.whole()]));
-    faults(&bench).drop_datagrams(Which::Nth(2));
-    let send = |value: u32| {
-        Request::send(&[a.whole()]).immediate(value).datagram(&address, qb.number(), DATAGRAM_KEY).post(&qa);
-        bench.a.success();
-    };
-    (1..=3).for_each(send);
-    let arrived: Vec<u32> = (0..2).map(|_| immediate(&bench.b.success())).collect();
-    assert_eq!(arrived, [1, 3]);
-    faults(&bench).duplicate_datagrams(Which::Nth(1));
-    send(4);
-    let arrived: Vec<u32> = (0..2).map(|_| immediate(&bench.b.success())).collect();
-    assert_eq!(arrived, [4, 4]);
 }
 
 #[test]

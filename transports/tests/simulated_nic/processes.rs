@@ -2,7 +2,6 @@
 
 use crate::verbs::*;
 use carrack_transports::verbs::simulated::{Config, FABRIC_VARIABLE, SimulatedNic};
-use carrack_transports::verbs::sys::QueuePairKind;
 use carrack_transports::verbs::sys::bindings as ibv;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -80,9 +79,8 @@ fn route(node: &Node, gid: &[u64]) -> ibv::ibv_ah_attr {
     route
 }
 
-fn options(kind: &str) -> Options {
-    let kind = if kind == "datagram" { QueuePairKind::Datagram } else { QueuePairKind::Reliable };
-    Options { kind, timeout: 10, retries: 3, ..Options::default() }
+fn options() -> Options {
+    Options { timeout: 10, retries: 3, ..Options::default() }
 }
 
 /// Does nothing when the tests are run; does as it is told when another process has started it.
@@ -94,7 +92,7 @@ fn the_other_process() {
     }
     let nic = SimulatedNic::from_env().unwrap();
     let node = Node::open(&nic.verbs(), "sim0");
-    let options = options(&kind);
+    let options = options();
     let (qp, buffer) = (node.queue_pair(&options, None), node.buffer(LEN));
     let (addr, key) = buffer.remote(0);
     let [high, low] = gid_words(node.gid.gid);
@@ -128,20 +126,18 @@ struct Connected {
     peer: Peer,
     qp: std::sync::Arc<carrack_transports::verbs::sys::QueuePair>,
     node: Node,
-    /// The other process's memory, and the number of its queue pair.
+    /// The other process's memory.
     remote: (u64, u32),
-    number: u32,
-    gid: [u64; 2],
     nic: SimulatedNic,
 }
 
-fn connected(test: &str, kind: &str) -> Connected {
+fn connected(test: &str) -> Connected {
     let fabric = fabric(test);
     let nic = SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..Config::default() }).unwrap();
     let node = Node::open(&nic.verbs(), "sim0");
-    let mut peer = Peer::start(&fabric, kind);
+    let mut peer = Peer::start(&fabric, "reliable");
     let told = peer.hear();
-    let options = options(kind);
+    let options = options();
     let qp = node.queue_pair(&options, None);
     let [high, low] = gid_words(node.gid.gid);
     assert_ne!([high, low], told[..2], "two processes have two addresses");
@@ -149,12 +145,12 @@ fn connected(test: &str, kind: &str) -> Connected {
     bring_up(&qp, &route(&node, &told), told[2] as u32, 5, &options);
     assert_eq!(peer.hear(), [1]);
     let remote = (told[3], told[4] as u32);
-    Connected { peer, qp, node, remote, number: told[2] as u32, gid: [told[0], told[1]], nic }
+    Connected { peer, qp, node, remote, nic }
 }
 
 #[test]
 fn two_processes_exchange_everything_while_one_does_nothing() {
-    let Connected { mut peer, qp, node, remote: (addr, key), nic, .. } = connected("exchange", "reliable");
+    let Connected { mut peer, qp, node, remote: (addr, key), nic, .. } = connected("exchange");
     let mine = node.buffer(LEN);
     let sent = mine.fill(7);
     Request::write(&[mine.whole()], (addr, key)).post(&qp);
@@ -182,23 +178,9 @@ fn two_processes_exchange_everything_while_one_does_nothing() {
 }
 
 #[test]
-fn datagrams_go_between_processes() {
-    let Connected { mut peer, qp, node, gid, number, nic, .. } = connected("datagrams", "datagram");
-    let mine = node.buffer(1000);
-    mine.fill(1);
-    let address =
-        carrack_transports::verbs::sys::AddressHandle::create(&node.domain, &mut route(&node, &gid));
-    Request::send(&[mine.whole()]).datagram(&address.unwrap(), number, DATAGRAM_KEY).post(&qp);
-    node.success();
-    peer.tell(&[1]);
-    assert_eq!(peer.hear(), [1, 1040]);
-    drop((qp, node, nic));
-}
-
-#[test]
 fn a_process_that_is_killed_is_silence_until_the_retries_have_failed() {
     for posted_before in [true, false] {
-        let Connected { mut peer, qp, node, remote, nic, .. } = connected("killed", "reliable");
+        let Connected { mut peer, qp, node, remote, nic, .. } = connected("killed");
         let mine = node.buffer(LEN);
         Request::write(&[mine.whole()], remote).post(&qp);
         node.success();
@@ -226,7 +208,7 @@ fn a_process_that_is_killed_is_silence_until_the_retries_have_failed() {
 
 #[test]
 fn a_process_that_is_stopped_fails_nobody() {
-    let Connected { peer, qp, node, remote, nic, .. } = connected("stopped", "reliable");
+    let Connected { peer, qp, node, remote, nic, .. } = connected("stopped");
     let mine = node.buffer(1000);
     let pid = rustix::process::Pid::from_raw(peer.child.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
@@ -243,7 +225,7 @@ fn a_process_that_is_stopped_fails_nobody() {
 #[test]
 fn what_comes_over_a_socket_and_is_no_packet_ends_that_connection_only() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, send, socket};
-    let Connected { qp, node, remote, nic, peer, .. } = connected("rubbish", "reliable");
+    let Connected { qp, node, remote, nic, peer, .. } = connected("rubbish");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     let names = sockets.lines().filter_map(|line| line.split_once('@')).map(|(_, name)| name.to_owned());
     let names: Vec<String> = names.filter(|name| name.starts_with("carrack-simulated-nic-")).collect();

@@ -2,12 +2,11 @@
 
 use super::{Node, all_access};
 use carrack_transports::verbs::sys::bindings::*;
-use carrack_transports::verbs::sys::{Access, QueuePair, QueuePairKind};
+use carrack_transports::verbs::sys::{Access, QueuePair};
 
 /// How a connection is to be.
 #[derive(Clone, Copy)]
 pub struct Options {
-    pub kind: QueuePairKind,
     pub depth: u32,
     pub inline: u32,
     pub timeout: u8,
@@ -19,20 +18,9 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            kind: QueuePairKind::Reliable,
-            depth: 64,
-            inline: 0,
-            timeout: 14,
-            retries: 6,
-            rnr_retries: 7,
-            access: all_access(),
-        }
+        Self { depth: 64, inline: 0, timeout: 14, retries: 6, rnr_retries: 7, access: all_access() }
     }
 }
-
-/// The key of datagrams.
-pub const DATAGRAM_KEY: u32 = 0x1234;
 
 /// Connects both sides to each other.
 pub fn connect(a: &Node, qa: &QueuePair, b: &Node, qb: &QueuePair, options: &Options) {
@@ -43,7 +31,6 @@ pub fn connect(a: &Node, qa: &QueuePair, b: &Node, qb: &QueuePair, options: &Opt
 /// Takes a queue pair through all states up to RTS.
 pub fn bring_up(qp: &QueuePair, route: &ibv_ah_attr, peer: u32, mtu: ibv_mtu, options: &Options) {
     initialize(qp, options);
-    let reliable = options.kind == QueuePairKind::Reliable;
     let mut attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
         path_mtu: mtu,
@@ -60,7 +47,7 @@ pub fn bring_up(qp: &QueuePair, route: &ibv_ah_attr, peer: u32, mtu: ibv_mtu, op
         | IBV_QP_RQ_PSN
         | IBV_QP_MAX_DEST_RD_ATOMIC
         | IBV_QP_MIN_RNR_TIMER;
-    let mask = IBV_QP_STATE | if reliable { connect } else { 0 };
+    let mask = IBV_QP_STATE | connect;
     qp.modify(&mut attr, mask).expect("RTR");
     let mut attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
@@ -72,7 +59,7 @@ pub fn bring_up(qp: &QueuePair, route: &ibv_ah_attr, peer: u32, mtu: ibv_mtu, op
         ..ibv_qp_attr::default()
     };
     let start = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-    let mask = IBV_QP_STATE | IBV_QP_SQ_PSN | if reliable { start } else { 0 };
+    let mask = IBV_QP_STATE | IBV_QP_SQ_PSN | start;
     qp.modify(&mut attr, mask).expect("RTS");
 }
 
@@ -81,12 +68,10 @@ pub fn initialize(qp: &QueuePair, options: &Options) {
     let mut attr = ibv_qp_attr {
         qp_state: IBV_QPS_INIT,
         port_num: 1,
-        qkey: DATAGRAM_KEY,
         qp_access_flags: options.access.bits(),
         ..ibv_qp_attr::default()
     };
-    let own = if options.kind == QueuePairKind::Reliable { IBV_QP_ACCESS_FLAGS } else { IBV_QP_QKEY };
-    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own;
+    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     qp.modify(&mut attr, mask).expect("INIT");
 }
 

@@ -17,8 +17,8 @@ pub use request::*;
 use carrack_transports::verbs::simulated::{Config, SimulatedNic};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{
-    Access, AddressHandle, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain,
-    QueuePair, QueuePairSpec, SharedReceiveQueue, Verbs, VerbsError,
+    Access, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain, QueuePair,
+    QueuePairSpec, SharedReceiveQueue, Verbs, VerbsError,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
@@ -114,7 +114,6 @@ impl Node {
         cq: &Arc<CompletionQueue>,
     ) -> Result<Arc<QueuePair>, VerbsError> {
         let spec = QueuePairSpec {
-            kind: options.kind,
             send_cq: cq,
             recv_cq: cq,
             srq,
@@ -159,11 +158,6 @@ impl Node {
             },
             ..ibv_ah_attr::default()
         }
-    }
-
-    /// How datagrams find another node.
-    pub fn address_of(&self, other: &Self) -> AddressHandle {
-        AddressHandle::create(&self.domain, &mut self.route_to(other)).expect("an address handle")
     }
 
     /// The next asynchronous event's kind; `None` when none comes in the time.

@@ -1,7 +1,7 @@
 //! Work requests.
 
 use carrack_transports::verbs::sys::bindings::*;
-use carrack_transports::verbs::sys::{AddressHandle, PostFailure, QueuePair, SharedReceiveQueue};
+use carrack_transports::verbs::sys::{PostFailure, QueuePair, SharedReceiveQueue};
 
 /// A send work request that is being made.
 #[derive(Clone, Copy)]
@@ -52,14 +52,6 @@ impl Request {
 
     fn atomic(mut self, (remote_addr, rkey): (u64, u32), compare_add: u64, swap: u64) -> Self {
         self.wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
-        self
-    }
-
-    /// As a datagram.
-    pub fn datagram(mut self, to: &AddressHandle, queue: u32, key: u32) -> Self {
-        let ud =
-            ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: to.as_raw(), remote_qpn: queue, remote_qkey: key };
-        self.wr.wr.ud = ud;
         self
     }
 

@@ -1,7 +1,6 @@
 //! What is sent, written, read and changed arrives, whole and in order.
 
 use crate::verbs::*;
-use carrack_transports::verbs::sys::QueuePairKind;
 use carrack_transports::verbs::sys::bindings as ibv;
 
 fn one_send(len: usize, options: &Options, request: impl Fn(Request) -> Request) -> ibv::ibv_wc {
@@ -179,53 +178,4 @@ fn a_fenced_write_comes_after_the_read_before_it() {
     }
     bench.b.success();
     assert_eq!((a.read(0..1), b.read(0..1), b.read(4096..4097)), (vec![55], vec![66], vec![55]));
-}
-
-fn datagrams() -> Options {
-    Options { kind: QueuePairKind::Datagram, ..Options::default() }
-}
-
-#[test]
-fn a_datagram_arrives_behind_the_route_it_came_by() {
-    let bench = Bench::chosen();
-    let (qa, qb) = bench.connect(&datagrams());
-    let (a, b) = (bench.a.buffer(512), bench.b.buffer(1024));
-    let sent = a.fill(2);
-    post_receive(&qb, 1, &[b.whole()]);
-    let address = bench.a.address_of(&bench.b);
-    Request::send(&[a.whole()]).immediate(6).datagram(&address, qb.number(), DATAGRAM_KEY).post(&qa);
-    assert_eq!(bench.a.success().opcode, ibv::IBV_WC_SEND);
-    let found = bench.b.success();
-    assert_eq!((found.byte_len, found.src_qp, immediate(&found)), (552, qa.number(), 6));
-    assert_ne!(found.wc_flags & ibv::IBV_WC_GRH, 0);
-    assert_eq!(b.read(40..552), sent);
-    if bench.a.gid.gid.starts_with(&[0; 10]) {
-        assert_eq!(b.read(32..36), bench.a.gid.gid[12..], "the sender's IPv4 address");
-    }
-}
-
-#[test]
-fn a_datagram_with_a_wrong_key_or_without_a_receive_is_lost_without_a_word() {
-    let bench = Bench::chosen();
-    let (qa, qb) = bench.connect(&datagrams());
-    let (a, b) = (bench.a.buffer(8), bench.b.buffer(64));
-    let address = bench.a.address_of(&bench.b);
-    let send = |id, key| {
-        a.write(0, &[id]);
-        Request::send(&[a.whole()]).datagram(&address, qb.number(), key).post(&qa);
-        bench.a.success();
-    };
-    send(1, DATAGRAM_KEY);
-    // The first one may be so late that it finds a receive. The second one may never.
-    loop {
-        post_receive(&qb, 1, &[b.whole()]);
-        send(2, DATAGRAM_KEY + 1);
-        send(3, DATAGRAM_KEY);
-        assert_eq!(bench.b.success().byte_len, 48);
-        match b.read(40..41)[..] {
-            [3] => return,
-            [arrived] => assert_eq!(arrived, 1, "a datagram with the wrong key arrived"),
-            _ => unreachable!(),
-        }
-    }
 }

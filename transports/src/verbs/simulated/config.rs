@@ -94,8 +94,7 @@ pub struct Config {
     /// The network that the ports are plugged into, by name: devices of all processes of one user and machine meet there.
     /// `None` is a network of its own, to which these devices alone are plugged, and which needs no socket.
     pub fabric: Option<String>,
-    /// Bytes of a message that travel in one packet, 1 to 60 KiB. Not what the port says of its MTU, which counts for
-    /// datagrams alone.
+    /// Bytes of a message that travel in one packet, 1 to 60 KiB; not what the port says of its MTU.
     pub packet: usize,
     /// Whether contexts offer libibverbs' extended calls (`verbs_context`), or are those of an old library.
     pub extended: bool,

@@ -253,15 +253,8 @@ impl Device {
     /// A packet has come for one of the ports.
     pub(super) fn deliver(&self, mut packet: Packet, out: &mut Outbox) {
         let is_up = self.port_at(packet.target.0).is_some_and(Port::is_up);
-        let is_connected = !matches!(packet.body, Body::Lost | Body::Datagram { .. });
-        let is_lost = !is_up || is_connected && self.faults.loses_packet();
-        if is_lost && packet.body != Body::Lost {
+        if packet.body != Body::Lost && (!is_up || self.faults.loses_packet()) {
             return out.lost(packet);
-        }
-        match packet.body {
-            Body::Datagram { .. } if self.faults.drops() => return,
-            Body::Datagram { .. } if self.faults.duplicates() => self.hand_over(&mut packet.clone(), out),
-            _ => {}
         }
         self.hand_over(&mut packet, out);
     }

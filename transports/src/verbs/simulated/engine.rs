@@ -307,7 +307,7 @@ impl Outbox {
             Body::Acknowledge | Body::Answer | Body::Original(_) | Body::Refused(_) => {
                 self.send(Packet { body: Body::Lost, payload: Vec::new(), ..packet });
             }
-            Body::Datagram { .. } | Body::Lost => {}
+            Body::Lost => {}
         }
     }
 

@@ -53,7 +53,6 @@ pub enum Call {
     /// `ibv_query_qp`
     QueryQp,
     /// `ibv_create_ah`
-    CreateAh,
     /// `ibv_post_send`: the count is that of work requests, so that a list is taken up to the one that fails.
     PostSend,
     /// `ibv_post_recv`, counted likewise.
@@ -116,8 +115,6 @@ pub struct Faults {
     sends: Order<ibv_wc_status>,
     receives: Order<ibv_wc_status>,
     overruns: Order<()>,
-    drops: Order<()>,
-    duplicates: Order<()>,
     held_completions: AtomicU64,
     completion_delay: AtomicU64,
     held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
@@ -138,8 +135,6 @@ impl Faults {
             sends: Mutex::default(),
             receives: Mutex::default(),
             overruns: Mutex::default(),
-            drops: Mutex::default(),
-            duplicates: Mutex::default(),
             held_completions: AtomicU64::new(0),
             completion_delay: AtomicU64::new(0),
             held_queues: Mutex::default(),
@@ -181,29 +176,17 @@ impl Faults {
         order(&self.overruns, which, ());
     }
 
-    /// Unreliable datagrams go nowhere.
-    pub fn drop_datagrams(&self, which: Which) {
-        order(&self.drops, which, ());
-    }
-
-    /// Unreliable datagrams arrive twice.
-    pub fn duplicate_datagrams(&self, which: Which) {
-        order(&self.duplicates, which, ());
-    }
-
     /// One in so many packets of connections is lost on its way in, as the dice fall, answers included. 0 ends it.
     pub fn lose_packets(&self, one_in: u32) {
         self.losses.store(u64::from(one_in), Ordering::SeqCst);
     }
 
-    /// Neither work requests nor datagrams fail any more.
+    /// Work requests fail no more.
     pub fn heal_work(&self) {
         for slot in [&self.sends, &self.receives] {
             *lock(slot) = None;
         }
-        for slot in [&self.overruns, &self.drops, &self.duplicates] {
-            *lock(slot) = None;
-        }
+        *lock(&self.overruns) = None;
     }
 
     /// No completion shows before the guard is dropped. The work itself is done.
@@ -280,14 +263,6 @@ impl Faults {
 
     pub(super) fn overruns(&self) -> bool {
         Ordered::next(&mut lock(&self.overruns)).is_some()
-    }
-
-    pub(super) fn drops(&self) -> bool {
-        Ordered::next(&mut lock(&self.drops)).is_some()
-    }
-
-    pub(super) fn duplicates(&self) -> bool {
-        Ordered::next(&mut lock(&self.duplicates)).is_some()
     }
 
     pub(super) fn holds_completions(&self) -> bool {

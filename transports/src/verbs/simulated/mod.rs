@@ -13,7 +13,7 @@
 //! | `config` | what a NIC is told to be: [`Config`], [`Limits`], [`LinkLayer`] |
 //! | `abi` | libibverbs' functions and structures: the only part that programs see |
 //! | `device` | ports, tables, limits |
-//! | `queue_pair` | queue pairs: states, requests, answers, datagrams |
+//! | `queue_pair` | queue pairs: states, requests, answers |
 //! | `receives` | receive queues, and lists of pieces |
 //! | `memory` | registered memory, of the host and of GPUs: the only part that touches a program's bytes |
 //! | `completion` | completion queues |

@@ -130,12 +130,6 @@ pub(super) enum Body {
     /// What an atomic operation found.
     Original(u64),
     Refused(Refusal),
-    /// An unreliable datagram, sent from the entry `gid` of its port's table.
-    Datagram {
-        key: u32,
-        notice: Notice,
-        gid: u8,
-    },
     /// The simulation's own word that a request has come to nothing: nobody would have answered. Without it, a timeout could
     /// not be told from a machine that has other things to do.
     Lost,
@@ -199,7 +193,6 @@ mod kind {
     pub(super) const INVALID_REQUEST: u8 = 11;
     pub(super) const ACCESS: u8 = 12;
     pub(super) const OPERATION: u8 = 13;
-    pub(super) const DATAGRAM: u8 = 14;
     pub(super) const LOST: u8 = 15;
 }
 
@@ -267,12 +260,6 @@ impl Header {
             Body::Refused(Refusal::InvalidRequest) => kind::INVALID_REQUEST,
             Body::Refused(Refusal::Access) => kind::ACCESS,
             Body::Refused(Refusal::Operation) => kind::OPERATION,
-            Body::Datagram { key, notice, gid } => {
-                self.key = key.into();
-                self.detail = gid;
-                self.set_notice(notice);
-                kind::DATAGRAM
-            }
             Body::Lost => kind::LOST,
         };
     }
@@ -305,9 +292,6 @@ impl Header {
             kind::INVALID_REQUEST => refused(Refusal::InvalidRequest),
             kind::ACCESS => refused(Refusal::Access),
             kind::OPERATION => refused(Refusal::Operation),
-            kind::DATAGRAM => {
-                Some(Body::Datagram { key: self.key.get(), notice: self.notice(), gid: self.detail })
-            }
             kind::LOST => bare.then_some(Body::Lost),
             _ => None,
         }
@@ -375,7 +359,6 @@ mod tests {
             Body::Request(Request::Send { part, notice }),
             Body::Request(Request::Write { to: remote, part, notice: Notice::default() }),
             Body::Answer,
-            Body::Datagram { key: 5, notice, gid: 3 },
         ];
         let bare = [
             Body::Request(Request::Read { from: remote, len: 1000 }),

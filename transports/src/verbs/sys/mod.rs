@@ -21,8 +21,8 @@ mod table;
 
 pub use error::VerbsError;
 pub use objects::{
-    Access, AddressHandle, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry,
-    GidIndex, GidKind, MemoryRegion, PollFailure, PostFailure, ProtectionDomain, QueuePair, QueuePairKind,
-    QueuePairSpec, SharedReceiveQueue, Subject,
+    Access, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry, GidIndex, GidKind,
+    MemoryRegion, PollFailure, PostFailure, ProtectionDomain, QueuePair, QueuePairSpec, SharedReceiveQueue,
+    Subject,
 };
 pub use table::{Answer, Functions, Verbs};

@@ -5,10 +5,10 @@
 //! [`verbs_context`](super::bindings::verbs_context).
 
 use super::bindings::{
-    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
-    ibv_event_type, ibv_fork_status, ibv_gid, ibv_gid_entry, ibv_mr, ibv_node_type, ibv_pd, ibv_port_attr,
-    ibv_port_state, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_attr,
-    ibv_srq_init_attr, ibv_wc_status,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_event_type,
+    ibv_fork_status, ibv_gid, ibv_gid_entry, ibv_mr, ibv_node_type, ibv_pd, ibv_port_attr, ibv_port_state,
+    ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
+    ibv_wc_status,
 };
 use super::error::VerbsError;
 use super::library;
@@ -116,8 +116,6 @@ functions! {
     query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int = "ibv_query_qp";
     destroy_qp(qp: *mut ibv_qp) -> c_int = "ibv_destroy_qp";
 
-    create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = "ibv_create_ah";
-    destroy_ah(ah: *mut ibv_ah) -> c_int = "ibv_destroy_ah";
 
     get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int = "ibv_get_async_event";
     ack_async_event(event: *mut ibv_async_event) -> () = "ibv_ack_async_event";

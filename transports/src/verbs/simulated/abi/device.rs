@@ -5,7 +5,6 @@ use super::super::address::GidKind;
 use super::super::device::{AsyncEvents, Device, Port};
 use super::super::faults::Call;
 use super::super::lock;
-use super::super::queue_pair::MTU;
 use super::{free, known, make, minus_one, number, pointer};
 use crate::verbs::sys::bindings::{
     self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status, ibv_gid,
@@ -315,7 +314,6 @@ pub(super) unsafe extern "C" fn query_port(
     let (gids, ethernet) = (port.address.gids(device.layer), device.layer == LinkLayer::Ethernet);
     let state = if port.is_up() { (ibv::IBV_PORT_ACTIVE, 5) } else { (ibv::IBV_PORT_DOWN, 3) };
     let layer = if ethernet { ibv::IBV_LINK_LAYER_ETHERNET } else { ibv::IBV_LINK_LAYER_INFINIBAND };
-    debug_assert_eq!(MTU, 4096, "what active_mtu stands for");
     // SAFETY: of the contract: a place for the answer, of which an old library's caller has only the part up to `flags`. So
     // there is no reference to the whole, and what is behind stays as it is.
     unsafe {

@@ -1,14 +1,13 @@
 //! Protection domains, memory regions, address handles.
 
-use super::super::LinkLayer;
 use super::super::device::Device;
 use super::super::faults::Call;
 use super::super::memory::{Access, Domain};
 use super::super::queue_pair::AddressVector;
 use super::device::{KnownContext, known_context};
-use super::{free, known, make, number, pointer};
+use super::{free, known, make, pointer};
 use crate::verbs::sys::bindings::{
-    ibv_ah, ibv_ah_attr, ibv_context, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
+    ibv_ah_attr, ibv_context, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
 };
 use rustix::io::Errno;
 use std::ffi::{c_int, c_uint, c_void};
@@ -206,11 +205,6 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     0
 }
 
-/// What is known of an address handle.
-pub(super) struct KnownHandle {
-    pub(super) vector: AddressVector,
-}
-
 /// What an `ibv_ah_attr` says.
 ///
 /// # Safety
@@ -221,27 +215,4 @@ pub(super) unsafe fn vector(attr: *const ibv_ah_attr) -> AddressVector {
         let global = ((*attr).is_global != 0).then(|| ((*attr).grh.dgid.raw, (*attr).grh.sgid_index));
         AddressVector { global, lid: (*attr).dlid, port: (*attr).port_num }
     }
-}
-
-pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: of the contract.
-    let (domain, vector) = unsafe { (known_domain(pd), vector(attr)) };
-    let device = &domain.device;
-    let result = device.check().and_then(|()| device.faults.check(Call::CreateAh));
-    pointer(result.and_then(|()| vector.route(device)).map(|_| {
-        domain.users.fetch_add(1, Ordering::SeqCst);
-        debug_assert!(vector.global.is_some() || device.layer == LinkLayer::InfiniBand);
-        // SAFETY: of the contract.
-        let context = unsafe { (*pd).context };
-        make(ibv_ah { context, pd, handle: 0 }, KnownHandle { vector })
-    }))
-}
-
-pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: of the contract; a domain outlives what was made in it.
-    unsafe {
-        known_domain((*ah).pd).users.fetch_sub(1, Ordering::SeqCst);
-        free::<ibv_ah, KnownHandle>(ah);
-    }
-    number(Ok(()))
 }

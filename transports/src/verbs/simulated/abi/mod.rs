@@ -128,8 +128,6 @@ fn functions(list: &DeviceList) -> Functions {
         modify_qp: Some(queue_pair::modify_qp),
         query_qp: Some(queue_pair::query_qp),
         destroy_qp: Some(queue_pair::destroy_qp),
-        create_ah: Some(memory::create_ah),
-        destroy_ah: Some(memory::destroy_ah),
         get_async_event: Some(events::get_async_event),
         ack_async_event: Some(events::ack_async_event),
         fork_init: Some(device::fork_init),

@@ -1,12 +1,10 @@
 //! Posting: lists of work requests, taken one by one up to the first that is refused.
 
 use super::super::faults::Call;
-use super::super::queue_pair::{Data, Destination, Operation, QueuePair, Work};
+use super::super::queue_pair::{Data, Operation, QueuePair, Work};
 use super::super::receives::{Piece, Receive};
-use super::super::wire::{Notice, QueueNumber, Remote};
+use super::super::wire::{Notice, Remote};
 use super::device::known_context;
-use super::known;
-use super::memory::KnownHandle;
 use super::queue_pair::{KnownPair, known_pair, known_srq};
 use crate::mem::copy::copy_now;
 use crate::mem::{MemMut, MemRef, Place};
@@ -52,8 +50,8 @@ unsafe fn inline(pieces: &[Piece], most: u32) -> Result<Vec<u8>, Errno> {
 /// What a work request asks for.
 ///
 /// # Safety
-/// `wr` is one, for a queue pair of this kind, and its address handle, if it has one, is there.
-unsafe fn operation(pair: &QueuePair, wr: &ibv_send_wr) -> Result<Operation, Errno> {
+/// `wr` is one.
+unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, Errno> {
     let solicited = wr.send_flags & ibv::IBV_SEND_SOLICITED != 0;
     // SAFETY: a number, whatever was written to the union.
     let immediate = unsafe { wr.anon_1.imm_data };
@@ -63,26 +61,9 @@ unsafe fn operation(pair: &QueuePair, wr: &ibv_send_wr) -> Result<Operation, Err
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let remote = Remote { addr: rdma.remote_addr, key: rdma.rkey };
     let word = Remote { addr: atomic.remote_addr, key: atomic.rkey };
-    let send = |notice| {
-        if pair.parts.kind == super::super::queue_pair::Kind::Connected {
-            return Ok(Operation::Send(notice));
-        }
-        // SAFETY: of the contract: datagrams have an address handle.
-        let ud = unsafe { wr.wr.ud };
-        if ud.ah.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: of the contract.
-        let KnownHandle { vector } = unsafe { known(ud.ah) };
-        let (_, port) = vector.route(&pair.device)?;
-        let queue = QueueNumber(ud.remote_qpn & 0xff_ffff);
-        // A key with the highest bit set means the queue pair's own.
-        let key = if ud.remote_qkey >> 31 == 0 { ud.remote_qkey } else { pair.attributes().1.key };
-        Ok(Operation::Datagram(Destination { port, vector: *vector, queue, key }, notice))
-    };
     match wr.opcode {
-        ibv::IBV_WR_SEND => send(bare),
-        ibv::IBV_WR_SEND_WITH_IMM => send(with_immediate),
+        ibv::IBV_WR_SEND => Ok(Operation::Send(bare)),
+        ibv::IBV_WR_SEND_WITH_IMM => Ok(Operation::Send(with_immediate)),
         ibv::IBV_WR_RDMA_WRITE => Ok(Operation::Write(remote, Notice::default())),
         ibv::IBV_WR_RDMA_WRITE_WITH_IMM => Ok(Operation::Write(remote, with_immediate)),
         ibv::IBV_WR_RDMA_READ => Ok(Operation::Read(remote)),
@@ -98,7 +79,7 @@ unsafe fn operation(pair: &QueuePair, wr: &ibv_send_wr) -> Result<Operation, Err
 /// As [`operation`].
 unsafe fn work(pair: &QueuePair, wr: &ibv_send_wr) -> Result<Work, Errno> {
     // SAFETY: of the contract.
-    let (operation, pieces) = unsafe { (operation(pair, wr)?, pieces(wr.sg_list, wr.num_sge)?) };
+    let (operation, pieces) = unsafe { (operation(wr)?, pieces(wr.sg_list, wr.num_sge)?) };
     let has = |flag| wr.send_flags & flag != 0;
     let data = if has(ibv::IBV_SEND_INLINE) {
         if pieces.len() > pair.parts.max_send_pieces as usize {

@@ -2,7 +2,7 @@
 
 use super::super::device::{AsyncEvent, Source};
 use super::super::faults::Call;
-use super::super::queue_pair::{Kind, Parts, QueuePair};
+use super::super::queue_pair::{Parts, QueuePair};
 use super::super::receives::ReceiveQueue;
 use super::completion::known_cq;
 use super::device::known_context;
@@ -113,11 +113,9 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
     let mut create = || {
         device.check()?;
         device.faults.check(Call::CreateQp)?;
-        let kind = match wanted.qp_type {
-            ibv::IBV_QPT_RC => Kind::Connected,
-            ibv::IBV_QPT_UD => Kind::Datagram,
-            _ => return Err(Errno::OPNOTSUPP),
-        };
+        if wanted.qp_type != ibv::IBV_QPT_RC {
+            return Err(Errno::OPNOTSUPP);
+        }
         let cap = &mut wanted.cap;
         let fits = cap.max_send_wr <= limits.work_requests
             && cap.max_recv_wr <= limits.work_requests
@@ -140,7 +138,6 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         let (send_cq, recv_cq) =
             unsafe { (Arc::clone(known_cq(wanted.send_cq)), Arc::clone(known_cq(wanted.recv_cq))) };
         let parts = Parts {
-            kind,
             domain: domain.number,
             send_cq,
             recv_cq,

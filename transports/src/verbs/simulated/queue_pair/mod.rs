@@ -6,20 +6,17 @@
 //! | `attributes` | what a queue pair is told: routes, keys, numbers, retries |
 //! | `requester` | sending requests, in order, again when they are lost |
 //! | `responder` | carrying out what a peer requests |
-//! | `datagram` | unreliable datagrams, both ways |
 //!
 //! A queue pair has one lock. Programs hold it to post and to modify, the engine's thread to work; nobody holds two.
 
 mod attributes;
-mod datagram;
 mod requester;
 mod responder;
 mod transitions;
 
 pub(super) use attributes::{AddressVector, Attributes};
-pub(super) use datagram::{Destination, MTU};
 pub(super) use requester::{Data, Operation, Work};
-pub(super) use transitions::{Kind, State};
+pub(super) use transitions::State;
 
 use super::completion::{CompletionQueue, Entry, Frees};
 use super::device::{AsyncEvent, AsyncEvents, Device, Source};
@@ -41,7 +38,6 @@ use std::time::Instant;
 /// What a queue pair is made of.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub(super) kind: Kind,
     pub(super) domain: Domain,
     pub(super) send_cq: Arc<CompletionQueue>,
     pub(super) recv_cq: Arc<CompletionQueue>,
@@ -142,7 +138,7 @@ impl QueuePair {
         if mask & ibv::IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != inner.state.number() {
             return Err(Errno::INVAL);
         }
-        transitions::check(self.parts.kind, inner.state, to, mask)?;
+        transitions::check(inner.state, to, mask)?;
         let attributes = inner.attributes.with(attr, mask, vector, &self.device)?;
         inner.attributes = attributes;
         match to {
@@ -289,7 +285,6 @@ impl QueuePair {
     pub(super) fn deliver(self: &Arc<Self>, packet: &mut Packet, out: &mut Outbox) {
         let mut inner = lock(&self.inner);
         match packet.body {
-            Body::Datagram { key, notice, gid } => self.take_datagram(&inner, packet, (key, notice, gid)),
             Body::Request(request) => self.respond(&mut inner, request, packet, out),
             _ => {
                 self.hear_answer(&mut inner, packet, out);

@@ -12,8 +12,6 @@ use super::super::memory::Unreachable;
 use super::super::receives::{Piece, gather, length};
 use super::super::wire::{Body, Notice, Packet, Part, Refusal, Remote, Request, Sequence};
 use super::attributes::{Attributes, rnr_delay};
-use super::datagram::Destination;
-use super::transitions::Kind;
 use super::{Inner, Parts, QueuePair, State};
 use crate::verbs::sys::bindings::{self as ibv, ibv_wc_opcode, ibv_wc_status};
 use rustix::io::Errno;
@@ -35,13 +33,12 @@ pub(in super::super) enum Operation {
     Read(Remote),
     FetchAdd { word: Remote, add: u64 },
     CompareSwap { word: Remote, compare: u64, swap: u64 },
-    Datagram(Destination, Notice),
 }
 
 impl Operation {
     pub(super) fn completes_as(self) -> ibv_wc_opcode {
         match self {
-            Self::Send(_) | Self::Datagram(..) => ibv::IBV_WC_SEND,
+            Self::Send(_) => ibv::IBV_WC_SEND,
             Self::Write(..) => ibv::IBV_WC_RDMA_WRITE,
             Self::Read(_) => ibv::IBV_WC_RDMA_READ,
             Self::FetchAdd { .. } => ibv::IBV_WC_FETCH_ADD,
@@ -106,14 +103,12 @@ impl Work {
     /// # Errors
     /// EINVAL: no such request of such a queue pair.
     pub(super) fn check(&self, parts: &Parts) -> Result<(), Errno> {
-        let datagram = matches!(self.operation, Operation::Datagram(..));
         let fits = match &self.data {
             Data::Pieces(pieces) => pieces.len() <= parts.max_send_pieces as usize,
             Data::Inline(bytes) => bytes.len() <= parts.max_inline as usize && !self.operation.fetches(),
         };
         let word = !self.operation.is_atomic() || self.len() == 8;
-        let right = datagram == (parts.kind == Kind::Datagram) && fits && word;
-        if right { Ok(()) } else { Err(Errno::INVAL) }
+        if fits && word { Ok(()) } else { Err(Errno::INVAL) }
     }
 
     fn packets(&self, of: usize) -> u32 {
@@ -235,9 +230,6 @@ impl Requester {
 impl QueuePair {
     /// Sends what may be sent, and ends what has failed.
     pub(super) fn transmit(self: &Arc<Self>, inner: &mut Inner, out: &mut Outbox) {
-        if self.parts.kind == Kind::Datagram {
-            return self.send_datagrams(inner, out);
-        }
         self.settle(inner);
         if inner.is_ending {
             if self.device.faults.holds_last_receives() {
@@ -336,7 +328,6 @@ impl QueuePair {
             Operation::CompareSwap { word, compare, swap } => {
                 (Request::CompareSwap { word, compare, swap }, Vec::new())
             }
-            Operation::Datagram(..) => return Err(Unreachable::Key),
         })
     }
 

@@ -4,15 +4,6 @@
 use crate::verbs::sys::bindings as ibv;
 use rustix::io::Errno;
 
-/// What kind of queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) enum Kind {
-    /// Reliable and connected: `IBV_QPT_RC`.
-    Connected,
-    /// Unreliable datagrams: `IBV_QPT_UD`.
-    Datagram,
-}
-
 /// The state of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum State {
@@ -49,15 +40,15 @@ impl State {
 
 /// # Errors
 /// EINVAL: there is no such transition, or something is missing for it, or was given that does not belong to it.
-pub(super) fn check(kind: Kind, from: State, to: State, mask: u32) -> Result<(), Errno> {
-    let (required, optional) = masks(kind, from, to).ok_or(Errno::INVAL)?;
+pub(super) fn check(from: State, to: State, mask: u32) -> Result<(), Errno> {
+    let (required, optional) = masks(from, to).ok_or(Errno::INVAL)?;
     let given = mask & !ibv::IBV_QP_STATE;
     let complete = given & required == required;
     if complete && given & !(required | optional) == 0 { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 /// What has to be given, and what may be.
-fn masks(kind: Kind, from: State, to: State) -> Option<(u32, u32)> {
+fn masks(from: State, to: State) -> Option<(u32, u32)> {
     const CONNECT: u32 = ibv::IBV_QP_AV
         | ibv::IBV_QP_PATH_MTU
         | ibv::IBV_QP_DEST_QPN
@@ -74,24 +65,15 @@ fn masks(kind: Kind, from: State, to: State) -> Option<(u32, u32)> {
         | ibv::IBV_QP_PATH_MIG_STATE
         | ibv::IBV_QP_ACCESS_FLAGS
         | ibv::IBV_QP_MIN_RNR_TIMER;
-    let own = match kind {
-        Kind::Connected => ibv::IBV_QP_ACCESS_FLAGS,
-        Kind::Datagram => ibv::IBV_QP_QKEY,
-    };
-    let first = ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | own;
-    let connected = kind == Kind::Connected;
+    const FIRST: u32 = ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | ibv::IBV_QP_ACCESS_FLAGS;
+    const TO_RECEIVE: u32 = ibv::IBV_QP_ALT_PATH | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_ACCESS_FLAGS;
     Some(match (from, to) {
         (_, State::Reset | State::Error) => (0, 0),
-        (State::Reset, State::Init) => (first, 0),
-        (State::Init, State::Init) => (0, first),
-        (State::Init, State::ReadyToReceive) if connected => {
-            (CONNECT, ibv::IBV_QP_ALT_PATH | ibv::IBV_QP_PKEY_INDEX | own)
-        }
-        (State::Init, State::ReadyToReceive) => (0, ibv::IBV_QP_PKEY_INDEX | own),
-        (State::ReadyToReceive, State::ReadyToSend) if connected => (START, PATHS),
-        (State::ReadyToReceive, State::ReadyToSend) => (ibv::IBV_QP_SQ_PSN, ibv::IBV_QP_CUR_STATE | own),
-        (State::ReadyToSend, State::ReadyToSend) if connected => (0, PATHS),
-        (State::ReadyToSend, State::ReadyToSend) => (0, ibv::IBV_QP_CUR_STATE | own),
+        (State::Reset, State::Init) => (FIRST, 0),
+        (State::Init, State::Init) => (0, FIRST),
+        (State::Init, State::ReadyToReceive) => (CONNECT, TO_RECEIVE),
+        (State::ReadyToReceive, State::ReadyToSend) => (START, PATHS),
+        (State::ReadyToSend, State::ReadyToSend) => (0, PATHS),
         _ => return None,
     })
 }
@@ -104,7 +86,7 @@ mod tests {
 
     #[test]
     fn states_follow_each_other_in_order_only() {
-        let rc = |from, to, mask| check(Kind::Connected, from, to, mask).is_ok();
+        let rc = |from, to, mask| check(from, to, mask).is_ok();
         assert!(rc(State::Reset, State::Init, FIRST | ibv::IBV_QP_STATE));
         assert!(!rc(State::Reset, State::ReadyToReceive, FIRST));
         assert!(!rc(State::Init, State::ReadyToSend, FIRST));
@@ -115,10 +97,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_too_much_is_refused() {
-        let rc = |mask| check(Kind::Connected, State::Reset, State::Init, mask).is_ok();
+        let rc = |mask| check(State::Reset, State::Init, mask).is_ok();
         assert!(!rc(FIRST & !ibv::IBV_QP_PORT));
         assert!(!rc(FIRST | ibv::IBV_QP_DEST_QPN));
-        let ud = |mask| check(Kind::Datagram, State::Reset, State::Init, mask).is_ok();
-        assert!(!ud(FIRST) && ud(ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | ibv::IBV_QP_QKEY));
     }
 }

@@ -12,7 +12,6 @@
 //! | `completion` | completion queues, and the channels that wake sleepers |
 //! | `receive` | receives that many queue pairs share |
 //! | `queue_pair` | queue pairs |
-//! | `address` | where a datagram goes |
 //!
 //! # Ends
 //!
@@ -22,7 +21,6 @@
 //! logged and the object left to the process's end. In a forked child nothing is destroyed: the device's file is shared
 //! with the parent, and so is all that was made through it.
 
-mod address;
 mod completion;
 mod context;
 mod domain;
@@ -34,14 +32,13 @@ mod memory;
 mod queue_pair;
 mod receive;
 
-pub use address::AddressHandle;
 pub use completion::{CompletionChannel, CompletionQueue, PollFailure};
 pub use context::{Context, DeviceName};
 pub use domain::ProtectionDomain;
 pub use events::{AsyncEvent, Subject};
 pub use gids::{GidEntry, GidIndex, GidKind};
 pub use memory::{Access, MemoryRegion};
-pub use queue_pair::{QueuePair, QueuePairKind, QueuePairSpec};
+pub use queue_pair::{QueuePair, QueuePairSpec};
 pub use receive::{PostFailure, SharedReceiveQueue};
 
 #[cfg(test)]

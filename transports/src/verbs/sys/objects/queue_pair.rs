@@ -1,8 +1,8 @@
 //! Queue pairs.
 
 use super::super::bindings::{
-    IBV_QP_PORT, IBV_QP_STATE, IBV_QPT_RC, IBV_QPT_UD, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_type, ibv_recv_wr, ibv_send_wr,
+    IBV_QP_PORT, IBV_QP_STATE, IBV_QPT_RC, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
+    ibv_send_wr,
 };
 use super::super::error::VerbsError;
 use super::completion::CompletionQueue;
@@ -13,30 +13,9 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-/// What a queue pair promises.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum QueuePairKind {
-    /// To one peer, everything arrives, once, in order (RC).
-    Reliable,
-    /// To anybody, and what is lost is lost (UD).
-    Datagram,
-}
-
-impl QueuePairKind {
-    /// C's number of it.
-    pub fn as_raw(self) -> ibv_qp_type {
-        match self {
-            Self::Reliable => IBV_QPT_RC,
-            Self::Datagram => IBV_QPT_UD,
-        }
-    }
-}
-
-/// What a queue pair is asked to be.
+/// What a queue pair is asked to be. It is reliable and connected (`IBV_QPT_RC`): everything arrives at one peer, once and in order.
 #[derive(Clone, Debug)]
 pub struct QueuePairSpec<'a> {
-    /// What it promises.
-    pub kind: QueuePairKind,
     /// Where the ends of sends, writes, reads and atomics are found.
     pub send_cq: &'a Arc<CompletionQueue>,
     /// Where the ends of receives are found.
@@ -60,7 +39,6 @@ pub struct QueuePair {
     raw: Handle<ibv_qp>,
     number: u32,
     granted: ibv_qp_cap,
-    kind: QueuePairKind,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
     srq: Option<Arc<SharedReceiveQueue>>,
@@ -92,7 +70,7 @@ impl QueuePair {
                 max_recv_sge: spec.recv_sge,
                 max_inline_data: spec.inline,
             },
-            qp_type: spec.kind.as_raw(),
+            qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
         // SAFETY: the domain and its queues are there, and of one context.
@@ -104,7 +82,6 @@ impl QueuePair {
             raw,
             number,
             granted: init.cap,
-            kind: spec.kind,
             send_cq: Arc::clone(spec.send_cq),
             recv_cq: Arc::clone(spec.recv_cq),
             srq: spec.srq.map(Arc::clone),
@@ -116,11 +93,6 @@ impl QueuePair {
     #[inline]
     pub fn number(&self) -> u32 {
         self.number
-    }
-
-    /// What it promises.
-    pub fn kind(&self) -> QueuePairKind {
-        self.kind
     }
 
     /// How many bytes the device lets be sent from within the work.
@@ -193,8 +165,7 @@ impl QueuePair {
     /// # Safety
     /// The list is one. Each piece, but for what is sent inline, lies in registered memory of the same domain, with its key,
     /// and stays there until the work has completed, or the queue pair is gone: with work that asks for no completion, until
-    /// later work of the same queue has completed. No Rust reference exists meanwhile to what is written to. A datagram's
-    /// address stays until then, too. Of a domain [for one thread](ProtectionDomain::for_one_thread), no other thread posts
+    /// later work of the same queue has completed. No Rust reference exists meanwhile to what is written to. Of a domain [for one thread](ProtectionDomain::for_one_thread), no other thread posts
     /// to this queue pair meanwhile; and of any domain, none takes it to the state `RESET`.
     #[inline]
     pub unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), PostFailure<ibv_send_wr>> {
@@ -266,6 +237,6 @@ impl Drop for QueuePair {
 
 impl fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QueuePair({:?} {:#x} of {})", self.kind, self.number, self.domain.context().name())
+        write!(f, "QueuePair({:#x} of {})", self.number, self.domain.context().name())
     }
 }

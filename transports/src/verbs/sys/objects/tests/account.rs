@@ -120,8 +120,6 @@ pub(super) fn functions() -> Functions {
         modify_qp: Some(modify_qp),
         query_qp: Some(query_qp),
         destroy_qp: Some(destroy),
-        create_ah: Some(create_ah),
-        destroy_ah: Some(destroy),
         get_async_event: Some(get_async_event),
         ack_async_event: Some(ack_async_event),
         fork_init: Some(fork_init),
@@ -539,10 +537,6 @@ unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: passed on.
     unsafe { receive(first, bad) }
-}
-
-unsafe extern "C" fn create_ah(pd: *mut ibv_pd, _: *mut ibv_ah_attr) -> *mut ibv_ah {
-    made(ibv_ah { pd, ..Default::default() }, &[pd.addr()])
 }
 
 unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
