@@ -1,5 +1,5 @@
 //! What operations on memory of a GPU cost in calls of the driver, counted by the mock library: with each they take longer by as
-//! much as a small message takes (gpu.md, measured), so a call more is a test that fails.
+//! much as a small message takes (gpu.md, "Measured"), so a call more is a test that fails.
 
 #[path = "../transports/tests/mock/mod.rs"]
 mod mock;

@@ -1,4 +1,4 @@
-//! The path of a small message, after warm-up: no allocation, and no system call (design.md §3).
+//! The path of a small message, after warm-up: no allocation, and no system call.
 //!
 //! Allocations are counted by the global allocator of this program. System calls are forbidden to a child,
 //! by a filter under which the kernel kills it for any but `exit_group` and `write`: it ends with its own

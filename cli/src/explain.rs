@@ -1,4 +1,4 @@
-//! `carrack explain`: the path to each peer, and why each other was refused (design.md §6.5).
+//! `carrack explain`: the path to each peer, and why each other was refused.
 //!
 //! | module | one idea |
 //! |---|---|

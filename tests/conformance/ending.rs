@@ -357,7 +357,7 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
     assert!(!after.test());
 }
 
-/// Over shared memory only: a loopback link to a device that has closed fails at once (docs/STATUS.md).
+/// Over shared memory only: a loopback link to a device that has closed fails at once (docs/roadmap.md).
 fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>() {
     for choice in [KernelCopyChoice::Auto, KernelCopyChoice::Off] {
         let [zero, one] = J::pair_with(J::settings().kernel_copy(choice));

@@ -305,8 +305,8 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     assert_eq!(word(&library, "mock_depth"), 0, "every way out restores the caller's context");
 }
 
-/// Streams rule b of docs/architecture.md: freeing memory blocks in the driver while a stream of the context waits, and whoever
-/// frees it may be who has to release the stream.
+/// Deadlock rule b of docs/gpu.md: freeing memory blocks in the driver while a stream of the context
+/// waits, and the thread that frees may be the one that has to release the stream.
 #[test]
 fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
     // With pinned memory the stream tells by a word that it is past its wait, without it by an event.

@@ -45,7 +45,7 @@ enum Task {
     Bundle(bundle::Options),
     /// Make the bindings of libibverbs from rdma-core's headers, or compare them
     Bindings(bindings::Options),
-    /// Run a command in a small virtual machine with simulated RDMA devices (docs/rdma-guest.md)
+    /// Run a command in a small virtual machine with simulated RDMA devices (docs/testing.md)
     RdmaGuest(guest::Options),
 }
 

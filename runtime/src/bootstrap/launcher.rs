@@ -115,8 +115,8 @@ impl FromLauncher {
     /// The connection, after what has come has been taken in and what waits has been sent as far
     /// as there is room.
     fn connection(&self) -> Result<MutexGuard<'_, Connection>, BootstrapError> {
-        // design.md §3: calls in a forked child are an error. Parent and child would otherwise
-        // take each other's answers off the one socket.
+        // Calls in a forked child are an error: parent and child would take each other's answers off
+        // the one socket.
         let used_in = getpid();
         if used_in != self.made_in {
             return Err(BootstrapError::Forked {

@@ -8,7 +8,7 @@
 //!
 //! A frame is a kind (one byte), then its fields, integers little-endian, strings and values with
 //! their length before them. Decoding checks every length against the frame and against its bound,
-//! and accepts no trailing bytes; it never panics (design.md §6.2).
+//! and accepts no trailing bytes; it never panics, since the bytes come from another process.
 
 #![forbid(unsafe_code)]
 

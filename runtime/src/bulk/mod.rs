@@ -50,8 +50,8 @@
 //!
 //! Pieces of a batch whose memory only its owner reaches go many together: see `packed`.
 //!
-//! An offer travels in the place of its message: it is matched, delivered and held back in the same order
-//! (design.md §4.1). The bytes take whatever way there is. Names of transfers are numbers that are never used
+//! An offer travels in the place of its message: it is matched, delivered and held back in the same order.
+//! The bytes take whatever way there is. Names of transfers are numbers that are never used
 //! again, and are looked up together with the rank that they were given to: one that is late, repeated or
 //! forged finds nothing.
 

@@ -26,8 +26,9 @@ use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, Togethe
 use std::any::Any;
 use std::sync::Arc;
 
-/// Bytes of the longest piece of host memory that goes together with others. What is longer is worth a message of its own, whose bytes
-/// are copied once instead of three times: as quick from 4 KiB on (docs/measurements.md, fifteenth session).
+/// Bytes of the longest piece of host memory that goes together with others. A longer piece gets a
+/// message of its own, whose bytes are copied once instead of three times: as fast from 4 KiB on
+/// (docs/adr/0011-thresholds.md).
 pub(crate) const PIECE: usize = 4 << 10;
 
 /// The same of memory of a GPU, whose engine is told of each message.

@@ -18,11 +18,11 @@ use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// From so many bytes on it is worth while to ask for help: for a message that is waited for, and for one of many, where two
-/// that copy at the same time get into each other's way (docs/measurements.md).
+/// Bytes from which the receiver asks for help: for a message that is waited for, and for one of many,
+/// where two cores that copy at the same time slow each other down (docs/adr/0011-thresholds.md).
 const WORTH_IT: (usize, usize) = (48 << 10, 192 << 10);
-/// Bytes that are taken at least: each piece is a system call, which costs as much as copying some 20 KiB
-/// (docs/measurements.md).
+/// Bytes that are taken at least: each piece is a system call, which costs as much as copying some
+/// 20 KiB (docs/adr/0011-thresholds.md).
 const UNIT: usize = 32 << 10;
 /// Bytes that are taken at most: 50 to 100 µs, before others have their turn.
 pub(super) const MOST: usize = 1 << 20;

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a block. An engine needs some 10 µs for so many at 55 GB/s, as long as it takes to start a copy and to hear of its end
-/// (6 to 8 µs, gpu.md): larger ones would win little, and the first parts of a message wait for the first block.
+/// (6 to 8 µs; gpu.md, "Measured"): larger ones would win little, and the first parts of a message wait for the first block.
 pub(crate) const BLOCK: usize = 512 << 10;
 
 /// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and two for a second message.

@@ -1,6 +1,6 @@
 //! Atomic operations on words in memory of GPUs.
 //!
-//! A word has one agent (design.md §4.4): its owner's progress, by the GPU's copy engine. The engine brings the word into pinned
+//! A word has one agent: its owner's progress, by the GPU's copy engine. The engine brings the word into pinned
 //! host memory, there it is changed, and the engine takes it back; whoever asks meanwhile has its turn with the next round. One
 //! round does all that waits, in the order in which it was asked for: so many who ask for one word do not wait for a round
 //! each. Nobody else may do atomic operations on such a word, the program's own kernels included.

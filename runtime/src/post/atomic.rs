@@ -1,9 +1,10 @@
 //! Atomic operations on words of other ranks' memory, and the wait for all that was done there.
 //!
-//! A word has one agent (design.md §4.4). That of host memory is the CPUs of the machine that its owner runs on: a rank that has
-//! the memory mapped does the operation itself, any other asks the owner, whose CPU then does it. That of memory of a GPU is the
-//! owner's copy engine: everybody asks, mapped or not, the owner itself included. A registration may make its owner's NIC the agent: then
-//! everybody goes by that, in the same way (`words`).
+//! A word has one agent, since operations of two agents are not atomic with each other. The CPUs of the
+//! owner's machine change host memory: a rank that has the memory mapped does the operation itself, any
+//! other asks the owner. The owner's copy engine serves memory of a GPU: every rank asks the owner, mapped
+//! or not, the owner itself included. A registration may make its owner's NIC the agent: then every rank
+//! uses that NIC (`words`).
 
 use super::options::{Kind, Outcome, Path, Post};
 use super::rma::{Begun, Place};

@@ -20,8 +20,7 @@
 //! | `imports` | allocations of others: opened once, kept for the next region |
 //!
 //! Memory pools are not mapped: when the process that made the pool dies, a copy that touches its memory ends the
-//! importer's context (error 226, measured on two H200s, docs/measurements.md), which plain and VMM memory
-//! survive.
+//! importer's context (error 226, docs/gpu.md, "Measured"), which plain and VMM memory survive.
 
 mod desk;
 mod exports;

@@ -2,8 +2,8 @@
 //!
 //! It takes the kind of memory on both sides and decides who may move the bytes: the CPU when both
 //! sides are host memory, else the engine of a GPU that owns a side. Nothing else in the project
-//! copies a user's bytes; `cargo xtask test` looks for a `memcpy` anywhere else (design.md §6.4: the
-//! fault that LCI has, and that a fake GPU's memory turns into a crash of our own tests).
+//! copies a user's bytes, and `cargo xtask test` fails on a `memcpy` anywhere else: a CPU's copy of
+//! device memory is a crash, which the simulated GPU's memory shows in our own tests.
 
 use super::{MemKind, MemMut, MemRef};
 use crate::gpu::{Event, GpuError, Stream};

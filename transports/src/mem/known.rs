@@ -1,7 +1,7 @@
 //! Memory of the program's that was asked about before: what raw addresses are, for the whole process.
 //!
 //! A driver's full answer about an address takes up to a microsecond, and its short one, the allocation's number, a tenth of
-//! that (gpu.md, measured). So what was found out once is kept by extent, and believed as long as the short answer is the
+//! that (gpu.md, "Measured"). So what was found out once is kept by extent, and believed as long as the short answer is the
 //! same: an address that was freed and allocated again has another number (gpu.md, legacy IPC rule 6).
 //!
 //! With each extent stands the root of all regions in it. Whatever others are told of an allocation (that it is exported, and

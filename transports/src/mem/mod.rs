@@ -23,7 +23,7 @@
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
 //!
-//! The rule behind all of it (design.md §6.4): memory that is not known to be host memory is never
+//! The rule behind all of it: memory that is not known to be host memory is never
 //! touched by a load, a store or a `memcpy` of the CPU.
 
 pub mod allocator;

@@ -1,7 +1,7 @@
 //! Fixed-size chunks of any kind of memory.
 //!
 //! Headers never lie in a chunk: a packet's bookkeeping is on the host, so that its payload may be
-//! memory that the CPU cannot touch (the fault in LCI's pool, reference/anchors.md §1e).
+//! memory that the CPU cannot touch.
 
 use super::{MemKind, MemMut, MemRef, Place};
 use crate::gpu::Gpu;

@@ -1,7 +1,7 @@
 //! An elastic, bounded, lock-free pool of packets.
 //!
 //! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit, so that a rank which
-//! never sends a middle-sized message never pays for packets (design.md §6.6; LCI pins 512 MiB).
+//! never sends a middle-sized message never pays for packets.
 //! A GPU's driver gives memory in blocks of 2 MiB, and stops for every one that it gives, pinned ones included: there
 //! whole blocks are asked for, and slabs are cut from them.
 

@@ -276,7 +276,7 @@ mod contention {
 
     /// Spins of the first step aside, and how often they are doubled at most: from below a microsecond to some ten. Eight
     /// threads that send through one link: 2.8 M/s without, 5.5 with 64 spins each time, 16.6 with 1024
-    /// (docs/measurements.md).
+    /// (docs/adr/0011-thresholds.md).
     const SPINS: u32 = 16;
     const DOUBLINGS: u32 = 6;
 

@@ -7,8 +7,7 @@ use super::{FreeList, TryLock};
 use std::fmt;
 
 /// A bounded table of values in flight. A token names a slot and the slot's generation, so that a token
-/// that is late, repeated or forged finds nothing (design.md §6.2: what is on the wire is an index
-/// with a generation).
+/// that is late, repeated or forged finds nothing.
 pub struct Slab<T> {
     entries: Box<[Entry<T>]>,
     free: FreeList,

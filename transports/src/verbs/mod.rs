@@ -33,7 +33,8 @@
 //! | `device` | the completion queue, and whatever has to be looked after |
 //! | `link` | what the runtime holds |
 //!
-//! `docs/verbs.md` says why it is so.
+//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md gives the
+//! reason for the TCP connections.
 
 pub mod address;
 mod bounces;

@@ -41,7 +41,7 @@ fn bytes_arrive_whole_between_all_kinds_and_leave_the_guards_alone() {
     }
 }
 
-/// Design page, 6.4: managed memory is refused by name.
+/// Managed memory is refused by name.
 #[test]
 fn managed_memory_is_refused_by_name() {
     let Some((_, gpus)) = need(1) else { return };
@@ -100,7 +100,7 @@ pub fn of_freed_memory() {
     assert_eq!(plain.whole().to_vec().unwrap(), payload(100, 5), "the device goes on");
 }
 
-/// gpu.md, measured: VMM memory without access for the engine's device takes a peer copy.
+/// gpu.md, "Measured": VMM memory without access for the engine's device takes a peer copy.
 #[test]
 fn vmm_memory_without_access_is_copied_between_two_contexts() {
     let Some((driver, gpus)) = need(2) else { return };

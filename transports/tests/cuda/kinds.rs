@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Design page, section 8; gpu.md, VMM rule 1 and legacy IPC rule 8.
+/// gpu.md, VMM rule 1 and legacy IPC rule 8.
 #[test]
 fn every_kind_of_memory_is_told_apart_with_owner_context_and_forms() {
     let Some((driver, gpus)) = need(1) else { return };

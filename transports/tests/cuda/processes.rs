@@ -114,7 +114,7 @@ fn masks_that_show_each_process_another_device_do_not_matter() {
             println!("device {mine} {kind}, opened under CUDA_VISIBLE_DEVICES={mask}");
             other.wire.say(&21_u64.to_le_bytes());
             other.wire.say_handle(&gpus[mine].export(&region, form).unwrap());
-            // Legacy IPC is known to work under masks (gpu.md, measured); what the others do is told.
+            // Legacy IPC is known to work under masks (gpu.md, "Measured"); what the others do is told.
             let answer = String::from_utf8(other.wire.hear()).unwrap();
             if answer == "closed" {
                 assert!(region.whole().to_vec().unwrap() == payload(LEN, 22), "{kind}");
@@ -177,7 +177,7 @@ fn a_device_exports_its_own_memory_only() {
     assert!(why.hint.contains("owns"), "{why}");
 }
 
-/// Design page, 6.2: what comes from another process is checked.
+/// What comes from another process is checked.
 #[test]
 fn handles_that_lie_or_are_none_are_errors() {
     let Some((_, gpus)) = need(1) else { return };
@@ -214,7 +214,7 @@ fn handles_that_lie_or_are_none_are_errors() {
     assert_eq!(why.name, "INVALID_HANDLE", "{why}");
 }
 
-/// gpu.md, measured: a survivor goes on, and what it had mapped stays until it closes it. Pool memory does not: it goes with
+/// gpu.md, "Measured": a survivor goes on, and what it had mapped stays until it closes it. Pool memory does not: it goes with
 /// its owner, and an access to it costs the survivor its context (226), so nobody may be let go on (life and death rule 1).
 #[test]
 fn an_importer_survives_the_death_of_the_exporter() {

@@ -163,7 +163,7 @@ fn answers_in_its_own_process() {
     }
 }
 
-/// gpu.md's table: that the driver takes the flags says nothing of what it does.
+/// gpu.md, "Measured": that the driver takes the flags says nothing of what it does.
 #[test]
 fn a_device_that_may_only_read_is_kept_from_writing_and_the_owner_writes_for_it() {
     let Some((_, gpus)) = need(2) else { return };

@@ -2,7 +2,7 @@
 
 use super::tree::Source;
 
-/// design.md asks at about 500; we ask again here.
+/// Lines from which a file is named in a warning.
 const LONG: usize = 700;
 
 /// Nobody reads it from top to bottom: `cargo xtask bindings` writes it.

@@ -128,7 +128,7 @@ const CHECKS: &[Check] = &[
         is_long: false,
         has_dmabufs: false,
     },
-    // By hand also the others: docs/rdma-guest.md.
+    // The other modules run by hand (docs/testing.md).
     Check::tests("conformance", Wiring::OneGuest, "conformance", CONFORMANCE),
     Check::tests(
         "conformance between two nodes",

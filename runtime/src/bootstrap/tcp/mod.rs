@@ -42,8 +42,9 @@
 //! # Threads
 //!
 //! A rank of such a job has a thread that sleeps, `carrack-tree`: the ranks below it ask through it, whatever the program is
-//! doing. This is an exception to "no hidden threads" (design.md, 3), as the desk of GPU memory is; a rank that made progress with this only in the
-//! program's own calls would hold up all that are below it. It ends with the bootstrap.
+//! doing. It is one of two threads that a rank has without having asked (docs/architecture.md, "Threads"):
+//! a rank that answered only in the program's own calls would hold up all ranks below it. It ends with the
+//! bootstrap.
 //!
 //! # Ends
 //!

@@ -2,8 +2,9 @@
 //!
 //! It lies in host memory that a GPU reads and writes. `cuda/copier.ptx` has the same offsets.
 //!
-//! Commands stand on several sheets that are all alike, one for each of those who watch: two looks at one line come one behind the
-//! other, each as long as the way to the host and back; of two lines, both at once (docs/measurements.md).
+//! Commands stand on several sheets that are all alike, one for each warp that watches. Looks of two
+//! warps at one line are serialised, each as long as the way to the host and back; looks at two lines
+//! overlap (docs/gpu.md, "Measured").
 
 use crate::sync::primitives::{AtomicU64, Ordering, fence};
 use std::ops::RangeTo;

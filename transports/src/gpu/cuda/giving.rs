@@ -107,7 +107,7 @@ impl CudaGpu {
     }
 
     /// A copy between two contexts, told both: for VMM and pool memory that this device was given no access to, where
-    /// the plain copy is refused (gpu.md: measured).
+    /// the plain copy is refused (gpu.md, "Measured").
     fn copy_between_contexts(
         &self,
         home: &Home,

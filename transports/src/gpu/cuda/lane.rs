@@ -3,7 +3,7 @@
 //! A copy is a number, counted up in the order in which its stream was given them. While it is the last one, the stream
 //! itself is asked whether it has nothing to do; else an event is recorded behind what there is, one for all copies in
 //! front of it, and the next one only when that has fired. A record and a question each take about as long as an 8-byte
-//! copy: with both for each copy, a stream of small ones ran at half the driver's rate (docs/measurements.md).
+//! copy: with both for each copy, small copies back to back took a third longer (docs/adr/0011-thresholds.md).
 
 use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Which way a copy goes. Each has a stream of its own, so that none waits for another's engine; more streams for one
-/// way are slower (gpu.md: one copy split over four was, at every size).
+/// way are slower (docs/gpu.md, "Measured": one copy split over four was, at every size).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     FromHost,

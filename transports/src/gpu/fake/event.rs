@@ -45,8 +45,8 @@ impl EventState for FakeEvent {
     }
 }
 
-/// The side of an event that fires it. Dropped without having fired, it fails the event, so that
-/// nobody waits for work that nobody does (design.md §6.1).
+/// The side of an event that fires it. Dropped without having fired, it fails the event, so that an
+/// operation ends also when its work is never done.
 pub(super) struct Promise(Option<Arc<FakeEvent>>);
 
 impl Promise {

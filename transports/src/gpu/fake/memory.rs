@@ -19,7 +19,7 @@ pub(super) const GRANULE: usize = 2 << 20;
 pub(super) const MEMFD_NAME: &str = "carrack-fake-gpu";
 
 /// Makes `span` zeroed bytes that can neither shrink nor grow, so that no process that maps them can be
-/// killed by another that truncates them (design.md §6.2).
+/// killed by another that truncates them.
 pub(super) fn create(call: &'static str, span: usize) -> Result<OwnedFd, GpuError> {
     let make = || {
         let fd = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;

@@ -23,7 +23,7 @@
 //! | `error` | the CUDA driver's codes |
 //!
 //! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the CPU ends
-//! the process with SIGSEGV (design.md §6.4), so that a test which passes here has gone through an engine.
+//! the process with SIGSEGV, so that a test which passes here has gone through an engine.
 //! The rules of the real driver hold: what memory can be exported how, who can open it, what an address
 //! means after it was freed (gpu.md). Timing is not simulated beyond the delays that are asked for.
 //!
