@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct Entry {
     /// Whom to tell: the queue's object, or one that passes statuses on to it.
     pub(super) comp: Arc<dyn Completion>,
-    pub(super) what: What,
+    pub(super) what: Delivery,
 }
 
-pub(super) enum What {
+pub(super) enum Delivery {
     /// The end of an operation, or what a peer has sent; and what it is charged with.
     Status(Status, Option<Kept>),
     /// An active message that still needs a packet.
@@ -60,7 +60,7 @@ pub(in crate::progress) enum About {
 }
 
 /// Why a delivery has to wait.
-pub(super) enum Refusal {
+pub(super) enum Obstacle {
     /// The completion object has no room.
     Full,
     /// No packet is left, or there is no memory for one.
@@ -74,25 +74,25 @@ impl Entry {
     pub(super) fn is_ready(&self) -> bool {
         match &self.what {
             // Nobody but this entry has it any more: it has its status, or the sender has gone.
-            What::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
-            What::Status(..) | What::Message { .. } | What::Offer { .. } => true,
+            Delivery::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
+            Delivery::Status(..) | Delivery::Message { .. } | Delivery::Offer { .. } => true,
         }
     }
 
     /// What it is charged with.
     pub(super) fn kept(&self) -> Option<Kept> {
         match self.what {
-            What::Status(_, kept) => kept,
-            What::Message { kept, .. } => Some(kept),
-            What::Offer { .. } | What::Fetch(..) => None,
+            Delivery::Status(_, kept) => kept,
+            Delivery::Message { kept, .. } => Some(kept),
+            Delivery::Offer { .. } | Delivery::Fetch(..) => None,
         }
     }
 
     /// The rank that has sent it, or that the operation was with.
     pub(super) fn rank(&self) -> Rank {
         match &self.what {
-            What::Status(status, _) => status.rank,
-            What::Message { from, .. } | What::Offer { from, .. } | What::Fetch(_, from) => *from,
+            Delivery::Status(status, _) => status.rank,
+            Delivery::Message { from, .. } | Delivery::Offer { from, .. } | Delivery::Fetch(_, from) => *from,
         }
     }
 
@@ -101,13 +101,13 @@ impl Entry {
     pub(super) fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
         let before = self.kept().filter(|kept| kept.is_packet())?;
         let (from, tag, bytes) = match &self.what {
-            What::Message { from, tag, payload, .. } => (*from, *tag, host_copy(payload.view())?),
-            What::Status(status, _) => (status.rank, status.tag, host_copy(status.buffer.view())?),
-            What::Offer { .. } | What::Fetch(..) => return None,
+            Delivery::Message { from, tag, payload, .. } => (*from, *tag, host_copy(payload.view())?),
+            Delivery::Status(status, _) => (status.rank, status.tag, host_copy(status.buffer.view())?),
+            Delivery::Offer { .. } | Delivery::Fetch(..) => return None,
         };
         let payload = Payload::Aside(bytes);
         let kept = unexpected.kept(&payload);
-        self.what = What::Message { from, tag, payload, kept };
+        self.what = Delivery::Message { from, tag, payload, kept };
         Some((before, kept))
     }
 }

@@ -12,7 +12,7 @@ mod entry;
 mod queue;
 
 pub(super) use entry::About;
-use entry::{Entry, Fetch, Refusal, What};
+use entry::{Delivery, Entry, Fetch, Obstacle};
 use queue::{Queue, object_of};
 
 use super::InLine;
@@ -85,8 +85,8 @@ impl Undelivered {
     pub(crate) fn into_statuses(self) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
         self.queues.into_iter().flat_map(|queue| queue.entries).filter_map(
             |Entry { comp, what }| match what {
-                What::Status(status, _) => Some((Some(comp), status)),
-                What::Message { .. } | What::Offer { .. } | What::Fetch(..) => None,
+                Delivery::Status(status, _) => Some((Some(comp), status)),
+                Delivery::Message { .. } | Delivery::Offer { .. } | Delivery::Fetch(..) => None,
             },
         )
     }
@@ -102,7 +102,7 @@ impl DeviceInner {
         }
         let mut undelivered = self.undelivered.lock();
         for (comp, status) in told {
-            let what = What::Status(status, None);
+            let what = Delivery::Status(status, None);
             undelivered.queue_or_new(&comp).entries.push_back(Entry { comp, what });
         }
         self.undelivered.set_count(undelivered.count());
@@ -161,8 +161,8 @@ impl DeviceInner {
     fn put_back(
         &self,
         comp: &Arc<dyn Completion>,
-        back: Option<(Entry, Refusal)>,
-    ) -> Option<(Refusal, usize)> {
+        back: Option<(Entry, Obstacle)>,
+    ) -> Option<(Obstacle, usize)> {
         let mut undelivered = self.undelivered.lock();
         let object = object_of(comp);
         let at = undelivered.queues.iter().position(|queue| Arc::ptr_eq(&queue.object, object))?;
@@ -244,7 +244,7 @@ impl Pass<'_> {
             Some(comp) if self.device.is_waited_for(comp) => (comp.clone(), status, None),
             _ => match signal(comp, status) {
                 Ok(()) => return,
-                Err(SignalError::Full(comp, status)) => (comp, *status, Some(Refusal::Full)),
+                Err(SignalError::Full(comp, status)) => (comp, *status, Some(Obstacle::Full)),
                 Err(SignalError::Panicked(error)) => return self.complain(error),
             },
         };
@@ -256,15 +256,15 @@ impl Pass<'_> {
     #[cold]
     pub(super) fn keep_refused(&mut self, comp: &Arc<dyn Completion>, status: Status, about: About) {
         let what = self.charged(status, about);
-        self.add_undelivered(Entry { comp: comp.clone(), what }, Some(Refusal::Full));
+        self.add_undelivered(Entry { comp: comp.clone(), what }, Some(Obstacle::Full));
     }
 
     #[cold]
-    fn add_undelivered(&mut self, entry: Entry, why: Option<Refusal>) {
+    fn add_undelivered(&mut self, entry: Entry, why: Option<Obstacle>) {
         self.add_with(entry, why, |queue, entry| queue.entries.push_back(entry));
     }
 
-    fn add_with(&mut self, entry: Entry, why: Option<Refusal>, add: impl FnOnce(&mut Queue, Entry)) {
+    fn add_with(&mut self, entry: Entry, why: Option<Obstacle>, add: impl FnOnce(&mut Queue, Entry)) {
         let comp = entry.comp.clone();
         let mut undelivered = self.device.undelivered.lock();
         let queue = undelivered.queue_or_new(&comp);
@@ -277,34 +277,34 @@ impl Pass<'_> {
 
     /// Charges a status to the budget of unexpected messages. Packets are few: where many messages wait in them,
     /// the bytes of one that came whole wait in memory of their own.
-    fn charged(&self, status: Status, about: About) -> What {
+    fn charged(&self, status: Status, about: About) -> Delivery {
         let Status { rank: from, tag, buffer, .. } = status;
         let payload = match (about, buffer) {
             (About::Whole, Buffer::Packet(packet)) => Payload::Packet(packet),
             (About::Whole, Buffer::Loan(loan)) => Payload::Loan(loan),
             (About::Whole | About::Arrival, buffer) => {
                 let kept = self.charge(from, Kept::buffer(&buffer));
-                return What::Status(Status { buffer, ..status }, Some(kept));
+                return Delivery::Status(Status { buffer, ..status }, Some(kept));
             }
             (About::Operation, buffer) => {
                 // The buffer is the user's. A peer may have caused it all the same, by a put that notifies.
                 let kept = self.charge(from, Kept::STATUS);
-                return What::Status(Status { buffer, ..status }, Some(kept));
+                return Delivery::Status(Status { buffer, ..status }, Some(kept));
             }
         };
         match self.settle(payload) {
             Payload::Packet(packet) => {
                 let kept = self.charge(from, Kept::packet(self.device.host_pool.packet_size()));
                 let buffer = Buffer::Packet(packet);
-                What::Status(Status { buffer, ..status }, Some(kept))
+                Delivery::Status(Status { buffer, ..status }, Some(kept))
             }
             payload => self.charged_message(from, tag, payload),
         }
     }
 
-    fn charged_message(&self, from: Rank, tag: Tag, payload: Payload) -> What {
+    fn charged_message(&self, from: Rank, tag: Tag, payload: Payload) -> Delivery {
         let kept = self.charge(from, self.inner.unexpected.kept(&payload));
-        What::Message { from, tag, payload, kept }
+        Delivery::Message { from, tag, payload, kept }
     }
 
     fn charge(&self, from: Rank, kept: Kept) -> Kept {
@@ -328,7 +328,7 @@ impl Pass<'_> {
         }
         let what = self.charged_message(from, tag, self.settle(payload));
         match self.device.wait_behind(Entry { comp: comp.clone(), what }) {
-            Err(Entry { what: What::Message { payload, kept, .. }, .. }) => {
+            Err(Entry { what: Delivery::Message { payload, kept, .. }, .. }) => {
                 self.inner.unexpected.release_delivery(kept);
                 Err(payload)
             }
@@ -350,7 +350,7 @@ impl Pass<'_> {
         }
         if self.takes_offer(from) {
             self.inner.waiting_offers.add(from);
-            let what = What::Offer { from, tag, offer };
+            let what = Delivery::Offer { from, tag, offer };
             self.add_undelivered(Entry { comp: comp.clone(), what }, None);
         }
         true
@@ -386,7 +386,7 @@ impl Pass<'_> {
                     }
                 }
                 // Other senders' go on.
-                Some((Entry { what: What::Fetch(..), .. }, _)) => {}
+                Some((Entry { what: Delivery::Fetch(..), .. }, _)) => {}
                 Some(_) => at += 1,
             }
             let complaint = self.device.put_back(&comp, back);
@@ -416,7 +416,7 @@ impl Pass<'_> {
             if let Some(kept) = entry.kept() {
                 self.inner.unexpected.release_delivery(kept);
             }
-            if let What::Offer { from, offer, .. } = &entry.what {
+            if let Delivery::Offer { from, offer, .. } = &entry.what {
                 self.inner.waiting_offers.sub(*from);
                 // As with one that was sent whole: the sender has done its part.
                 self.finish(*from, offer.token, Verdict::Done);
@@ -425,35 +425,40 @@ impl Pass<'_> {
     }
 
     /// Tries a delivery once more. Gives it back with the reason if it still has to wait.
-    fn deliver_again(&mut self, entry: Entry) -> Option<(Entry, Refusal)> {
+    fn deliver_again(&mut self, entry: Entry) -> Option<(Entry, Obstacle)> {
         let Entry { comp, what } = entry;
         let (status, kept) = match what {
-            What::Status(status, kept) => (status, kept),
-            What::Message { from, tag, payload, kept } => match self.place_am(&comp, (from, tag), payload) {
-                Ok(Some(status)) => (status, Some(kept)),
-                Ok(None) => return None,
-                Err((payload, why)) => {
-                    let why = self.no_packet(why);
-                    return Some((Entry { comp, what: What::Message { from, tag, payload, kept } }, why));
+            Delivery::Status(status, kept) => (status, kept),
+            Delivery::Message { from, tag, payload, kept } => {
+                match self.place_am(&comp, (from, tag), payload) {
+                    Ok(Some(status)) => (status, Some(kept)),
+                    Ok(None) => return None,
+                    Err((payload, why)) => {
+                        let why = self.no_packet(why);
+                        return Some((
+                            Entry { comp, what: Delivery::Message { from, tag, payload, kept } },
+                            why,
+                        ));
+                    }
                 }
-            },
-            // What stands in the line came before it.
-            What::Offer { .. } if self.device.has_in_line(&comp) => {
-                return Some((Entry { comp, what }, Refusal::UnderWay));
             }
-            What::Offer { from, tag, offer } => {
+            // What stands in the line came before it.
+            Delivery::Offer { .. } if self.device.has_in_line(&comp) => {
+                return Some((Entry { comp, what }, Obstacle::UnderWay));
+            }
+            Delivery::Offer { from, tag, offer } => {
                 self.inner.waiting_offers.sub(from);
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
                 self.fetch_am(&comp, target, (from, tag), offer);
-                return Some((Entry { comp, what: What::Fetch(fetch, from) }, Refusal::UnderWay));
+                return Some((Entry { comp, what: Delivery::Fetch(fetch, from) }, Obstacle::UnderWay));
             }
-            What::Fetch(fetch, _) => (fetch.take()?, None),
+            Delivery::Fetch(fetch, _) => (fetch.take()?, None),
         };
         match signal(Some(&comp), status) {
             Ok(()) => None,
             Err(SignalError::Full(_, status)) => {
-                Some((Entry { comp, what: What::Status(*status, kept) }, Refusal::Full))
+                Some((Entry { comp, what: Delivery::Status(*status, kept) }, Obstacle::Full))
             }
             Err(SignalError::Panicked(error)) => {
                 self.complain(error);
@@ -499,23 +504,23 @@ impl Pass<'_> {
         true
     }
 
-    fn complain_of(&mut self, comp: &Arc<dyn Completion>, complaint: Option<(Refusal, usize)>) {
+    fn complain_of(&mut self, comp: &Arc<dyn Completion>, complaint: Option<(Obstacle, usize)>) {
         let Some((why, waiting)) = complaint else { return };
         self.complain(match why {
-            Refusal::Full => ProgressError::CompletionFull(comp.describe(), waiting),
-            Refusal::Packet(Some(why)) => ProgressError::NoPacketMemory(Box::new(why), waiting),
-            Refusal::Packet(None) => ProgressError::NoPacket(waiting),
-            Refusal::UnderWay => return,
+            Obstacle::Full => ProgressError::CompletionFull(comp.describe(), waiting),
+            Obstacle::Packet(Some(why)) => ProgressError::NoPacketMemory(Box::new(why), waiting),
+            Obstacle::Packet(None) => ProgressError::NoPacket(waiting),
+            Obstacle::UnderWay => return,
         });
     }
 
     /// Why an active message waits for a packet: engines may be at those that there are.
-    fn no_packet(&self, why: Option<AllocError>) -> Refusal {
+    fn no_packet(&self, why: Option<AllocError>) -> Obstacle {
         if why.is_none() && !self.device.line.is_empty() {
-            return Refusal::UnderWay;
+            return Obstacle::UnderWay;
         }
         let pools = [&self.device.pool, &self.device.host_pool];
-        Refusal::Packet(why.or_else(|| pools.into_iter().find_map(|pool| pool.last_failure())))
+        Obstacle::Packet(why.or_else(|| pools.into_iter().find_map(|pool| pool.last_failure())))
     }
 }
 

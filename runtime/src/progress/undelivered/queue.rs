@@ -1,6 +1,6 @@
 //! What waits for one completion object.
 
-use super::entry::{Entry, Refusal, What};
+use super::entry::{Delivery, Entry, Obstacle};
 use crate::comp::Completion;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -65,10 +65,10 @@ impl Queue {
     /// Puts back what was taken out.
     pub(super) fn put_back(&mut self, entry: Entry) {
         match &entry.what {
-            What::Fetch(..) => self.fetches.push(entry),
+            Delivery::Fetch(..) => self.fetches.push(entry),
             // What has got a packet meanwhile goes first: it may have the one that this message waits for.
-            What::Message { .. } => self.insert_placed(entry),
-            What::Status(..) | What::Offer { .. } => {
+            Delivery::Message { .. } => self.insert_placed(entry),
+            Delivery::Status(..) | Delivery::Offer { .. } => {
                 self.held_up = 0;
                 self.entries.push_front(entry);
             }
@@ -77,19 +77,19 @@ impl Queue {
 
     /// Inserts an entry behind those at the front that have a packet, or need none.
     pub(super) fn insert_placed(&mut self, entry: Entry) {
-        let unplaced = self.entries.iter().position(|entry| !matches!(entry.what, What::Status(..)));
+        let unplaced = self.entries.iter().position(|entry| !matches!(entry.what, Delivery::Status(..)));
         self.held_up = 0;
         self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
     }
 
     /// The reason to complain of, with the number of deliveries that wait: the first time for as long as the
     /// queue is not empty, and not if nobody can do anything about it.
-    pub(super) fn complaint(&mut self, why: Refusal) -> Option<(Refusal, usize)> {
+    pub(super) fn complaint(&mut self, why: Obstacle) -> Option<(Obstacle, usize)> {
         let told = match why {
-            Refusal::Full if self.object.is_abandoned() => return None,
-            Refusal::Full => &mut self.told.full,
-            Refusal::Packet(_) => &mut self.told.no_packet,
-            Refusal::UnderWay => return None,
+            Obstacle::Full if self.object.is_abandoned() => return None,
+            Obstacle::Full => &mut self.told.full,
+            Obstacle::Packet(_) => &mut self.told.no_packet,
+            Obstacle::UnderWay => return None,
         };
         let waiting = self.entries.len() + self.fetches.len();
         (!std::mem::replace(told, true)).then_some((why, waiting))
